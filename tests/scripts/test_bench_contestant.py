@@ -11,6 +11,7 @@ import pytest
 
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, PeerFailed
 from tokenloom.scripts.bench_processes import tree
+from tokenloom.tests.support.waiting import wait_until
 
 PROGRAM = """
 import sys

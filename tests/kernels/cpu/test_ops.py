@@ -220,20 +220,35 @@ def test_soft_caps_and_sinks_are_the_references(ops: CpuOps, seed: int) -> None:
         assert (answer - without).abs().amax() > 0.1 or (window == 1 and spec.sinks is None)  # one key's weight is 1
 
 
+SHAPES = [  # heads, KV heads, elements of a head, tokens of each row: computed, new
+    *((6, 2, head_dim, [(299, 1), (20, 40)]) for head_dim in (272, 500, 512)),
+    (4, 2, 64, [(4999, 1), (2000, 600)]),
+    # a block of a prompt has up to 512 query rows; its last block is one token with a context of several splits
+    *((num_heads, 1, 64, [(700, count)]) for num_heads, count in [(20, 26), (20, 51), (3, 2), (3, 5), (1, 513)]),
+]
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "sizes"), some(SHAPES, 4))
+def test_large_heads_long_contexts_and_blocks_of_one_token_are_the_references(
+    ops: CpuOps, num_heads: int, num_kv_heads: int, head_dim: int, sizes: list[tuple[int, int]]
+) -> None:
+    torch.manual_seed(head_dim)
+    free, rows = 1, []
+    for computed, count in sizes:
+        num_blocks = -(-(computed + count) // 16)
+        rows.append((computed, count, list(range(free, free + num_blocks))))
+        free += num_blocks
+    query = torch.randn(sum(count for _, count in sizes), num_heads, head_dim, dtype=ops.dtype)
+    kv_cache = torch.randn(free, 1, 2, num_kv_heads, 16, head_dim).to(ops.dtype)
+    spec = AttentionSpec(head_dim**-0.5, sinks=torch.randn(num_heads) if head_dim > 64 else None)
+    attend(ops, query, kv_cache, 0, make_metadata(rows, 16), spec)
+
+
 def test_a_sink_of_minus_infinity_changes_nothing(ops: CpuOps) -> None:
     query, kv_cache, metadata, _, _, _ = draw_attention(61, ops.dtype)
     sinks = torch.full((query.shape[1],), -torch.inf)
     plain = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1))
     assert torch.equal(ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, sinks=sinks)), plain)
-
-
-@pytest.mark.parametrize("head_dim", [272, 500, 512])
-def test_heads_may_have_512_elements(ops: CpuOps, head_dim: int) -> None:
-    torch.manual_seed(head_dim)
-    metadata = make_metadata([(299, 1, list(range(1, 20))), (20, 40, list(range(20, 24)))], 16)
-    query = torch.randn(41, 6, head_dim, dtype=ops.dtype)
-    kv_cache = torch.randn(24, 1, 2, 2, 16, head_dim).to(ops.dtype)
-    attend(ops, query, kv_cache, 0, metadata, AttentionSpec(head_dim**-0.5, sinks=torch.randn(6)))
 
 
 @pytest.mark.parametrize("seed", some(range(40, 46), 2))
@@ -280,15 +295,6 @@ def test_a_token_with_drafts_has_the_bits_that_it_has_alone(
             assert torch.equal(answer[0], together[token])
 
 
-def test_long_contexts_and_prompts(ops: CpuOps) -> None:
-    torch.manual_seed(0)
-    rows = [(4999, 1, list(range(1, 314))), (2000, 600, list(range(400, 563)))]
-    metadata = make_metadata(rows, 16)
-    query = torch.randn(601, 4, 64, dtype=ops.dtype)
-    kv_cache = torch.randn(650, 1, 2, 2, 16, 64).to(ops.dtype)
-    attend(ops, query, kv_cache, 0, metadata, AttentionSpec(0.125))
-
-
 def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
     metadata = make_metadata([(4, 1, [3]), (0, 5, [2]), (0, 0, [])], 8)
     query, kv_cache = torch.randn(9, 2, 16, dtype=ops.dtype), torch.randn(20, 1, 2, 1, 8, 16).to(ops.dtype)
@@ -314,15 +320,3 @@ def test_a_nan_query_does_not_affect_other_tokens(ops: CpuOps) -> None:
     answer = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, None))
     assert answer[0].isnan().all()
     assert torch.equal(answer[1:], calm[1:])
-
-
-@pytest.mark.parametrize(("num_heads", "count"), some([(20, 26), (20, 51), (3, 2), (3, 5), (1, 513)], 2))
-def test_last_token_of_a_prompt_alone_in_its_block(ops: CpuOps, num_heads: int, count: int) -> None:
-    """A block of a prompt has up to 512 query rows; its last block is one token with a context of several splits."""
-    torch.manual_seed(count)
-    computed, head_dim, block_size = 700, 64, 16
-    blocks = list(range(1, (computed + count) // block_size + 2))
-    metadata = make_metadata([(computed, count, blocks)], block_size)
-    kv_cache = torch.randn(len(blocks) + 1, 1, 2, 1, block_size, head_dim, dtype=ops.dtype)
-    query = torch.randn(count, num_heads, head_dim, dtype=ops.dtype)
-    attend(ops, query, kv_cache, 0, metadata, AttentionSpec(0.2))
