@@ -6,18 +6,16 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import AttentionSpec
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
-from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import decode_shape
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.gpu.sizes import SIZES
-from tokenloom.tests.kernels.gpu.test_sampling import Row, draw, random_logits, random_rows
+from tokenloom.tests.kernels.gpu.test_sampling import draw, random_logits, random_rows, sample_rows
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import message, new_row, sampled_by
@@ -33,24 +31,6 @@ pytestmark = pytest.mark.gpu
 BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 16, 512, SIZES.num_rows
 
 
-def sample_on(device: torch.device, logits: torch.Tensor, rows: list[Row]) -> list[int]:
-    seeds = np.array([row.seed for row in rows], np.uint32).view(np.int32)
-    tokens = sample(
-        logits.to(device),
-        torch.arange(len(rows), device=device),
-        (
-            torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
-            torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
-            torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device),
-            torch.tensor([row.min_p for row in rows], dtype=torch.float64, device=device),
-            torch.from_numpy(seeds).to(device),
-        ),
-        torch.tensor([row.position for row in rows], dtype=torch.int32, device=device),
-    )
-    ids: list[int] = tokens.tolist()
-    return ids
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("vocab_size", SIZES.vocab_sizes)
 def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device) -> None:
@@ -59,7 +39,7 @@ def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device
         rng = random.Random(seed)
         rows = random_rows(rng, 8)
         logits = random_logits(rng, len(rows), vocab_size)
-        for token, row, values in zip(sample_on(device, logits, rows), rows, logits.numpy(), strict=True):
+        for token, row, values in zip(sample_rows(logits.to(device), rows), rows, logits.numpy(), strict=True):
             wanted, is_close = draw(values, row)
             assert is_close or token == wanted, row
             num_close, num_rows = num_close + is_close, num_rows + 1

@@ -1,4 +1,4 @@
-"""Adapters' updates by the C kernels against float64, and the independence of a row from all others, at every
+"""Adapters' updates by the C kernels against the reference, and the independence of a row from all others, at every
 instruction level."""
 
 from __future__ import annotations
@@ -53,48 +53,65 @@ def draw_update(rank: int, num_inputs: int, outputs: tuple[int, ...], has_scale:
     return LowRankUpdate(parts, torch.rand(sum(outputs)) + 0.5 if has_scale else None)
 
 
-class Layer:
-    """A random layer with slots, and its outputs in float64."""
+def rounded(update: LowRankUpdate | None, dtype: torch.dtype) -> LowRankUpdate | None:
+    """Round the matrices as a model of this type does."""
+    if update is None:
+        return None
+    parts = [replace(part, a=part.a.to(dtype).float(), b=part.b.to(dtype).float()) for part in update.parts]
+    return LowRankUpdate(parts, update.scale)
+
+
+def as_slots(token_slots: list[int] | None) -> Tensor | None:
+    return None if token_slots is None else torch.tensor(token_slots, dtype=torch.int32)
+
+
+class Pair:
+    """The C kernels and the reference in float32, each with a space of slots."""
+
+    def __init__(self, ops: CpuOps) -> None:
+        self.ops, self.reference = ops, ReferenceOps()
+        self.space = ops.adapter_space(NUM_SLOTS, max(RANKS))
+        self.reference_space = self.reference.adapter_space(NUM_SLOTS, max(RANKS))
+
+    def fill(self, slots: tuple[LinearSlots, LinearSlots], slot: int, update: LowRankUpdate | None) -> None:
+        slots[0].fill(slot, update)
+        slots[1].fill(slot, rounded(update, self.ops.dtype))
+
+    def begin_step(self, token_slots: list[int] | None) -> None:
+        for space in (self.space, self.reference_space):
+            space.begin_step(as_slots(token_slots))
+
+
+class Layer(Pair):
+    """A random layer with slots."""
 
     def __init__(
         self, ops: CpuOps, num_inputs: int, outputs: tuple[int, ...], activation: Activation, bias: bool, scale: bool
     ) -> None:
-        self.ops, self.activation = ops, activation
+        super().__init__(ops)
+        self.activation = activation
         self.weight = (torch.randn(sum(outputs), num_inputs) / num_inputs**0.5).to(ops.dtype)
-        self.bias = torch.randn(sum(outputs)).to(ops.dtype) if bias else None
-        self.packed = ops.pack_linear(self.weight, self.bias, activation)
-        self.space = ops.adapter_space(NUM_SLOTS, max(RANKS))
+        drawn = torch.randn(sum(outputs)).to(ops.dtype) if bias else None
+        self.packed = ops.pack_linear(self.weight, drawn, activation)
+        wide = None if drawn is None else drawn.float()
+        self.reference_packed = self.reference.pack_linear(self.weight.float(), wide, activation)
         self.slots = self.space.attach(self.packed, len(outputs))
-        self.updates = [draw_update(rank, num_inputs, outputs, scale) for rank in RANKS]
-        for slot, update in enumerate(self.updates, start=1):
-            self.slots.fill(slot, update)
+        self.both = self.slots, self.reference_space.attach(self.reference_packed, len(outputs))
+        for slot, rank in enumerate(RANKS, start=1):
+            self.fill(self.both, slot, draw_update(rank, num_inputs, outputs, scale))
 
     def run(self, x: Tensor, token_slots: list[int] | None) -> Tensor:
-        self.space.begin_step(None if token_slots is None else torch.tensor(token_slots, dtype=torch.int32))
+        self.begin_step(token_slots)
         return self.ops.linear(x, self.packed)
 
     def expected(self, x: Tensor, token_slots: list[int]) -> Tensor:
-        """Compute [T, out] in float64, with matrices as the element type rounds them."""
-        sums = x.double() @ self.weight.double().T
-        for row, slot in enumerate(token_slots):
-            update = self.updates[slot - 1] if 1 <= slot <= len(self.updates) else LowRankUpdate(())
-            sums[row] = updated(sums[row], x[row], update, self.ops.dtype)
-        sums += 0 if self.bias is None else self.bias.double()
-        return ReferenceOps().activate(sums, self.activation)
-
-
-def updated(base: Tensor, x: Tensor, update: LowRankUpdate, dtype: torch.dtype) -> Tensor:
-    """Compute scale * (base + B A x) of one row in float64."""
-    sums = base.clone()
-    for part in update.parts:
-        a, b = part.a.to(dtype).double(), part.b.to(dtype).double()
-        sums[part.first_output : part.first_output + len(b)] += b @ (a @ x.double())
-    return sums if update.scale is None else sums * update.scale.double()
+        self.begin_step(token_slots)
+        return self.reference.linear(x.float(), self.reference_packed)
 
 
 def close(answer: Tensor, exact: Tensor) -> bool:
     """Whether the numbers, of about the deviation 1, agree; in bf16 A x is rounded too."""
-    error = (answer.double() - exact).abs()
+    error = (answer.float() - exact).abs()
     is_bf16 = answer.dtype == torch.bfloat16
     return bool((error <= exact.abs() * (BF16_EPS if is_bf16 else 1e-5) + (0.02 if is_bf16 else 2e-5)).all())
 
@@ -170,8 +187,7 @@ def test_a_slot_is_filled_again_between_steps(ops: CpuOps) -> None:
     x, slots = torch.randn(9, num_inputs).to(ops.dtype), [2, 0, 2, 1, 2, 3, 2, 5, 2]
     before = layer.run(x, slots)
     for rank in (3, 40, 16, 200):
-        layer.updates[1] = replace(draw_update(rank, num_inputs, outputs), scale=torch.rand(200) + 0.5)
-        layer.slots.fill(2, layer.updates[1])
+        layer.fill(layer.both, 2, replace(draw_update(rank, num_inputs, outputs), scale=torch.rand(200) + 0.5))
         answer = layer.run(x, slots)
         assert close(answer, layer.expected(x, slots))
         assert torch.equal(answer[1::2], before[1::2])
@@ -199,7 +215,7 @@ def test_a_part_of_any_type_has_the_bits_of_its_float32(ops: CpuOps, dtype: torc
 def test_other_slots_cannot_be_filled(ops: CpuOps, slot: int) -> None:
     layer = Layer(ops, *LAYERS[0])
     with pytest.raises(ValueError, match=f"no slot {slot}"):
-        layer.slots.fill(slot, layer.updates[0])
+        layer.slots.fill(slot, None)
 
 
 def test_slots_are_filled_while_steps_of_other_slots_run(ops: CpuOps) -> None:
@@ -257,106 +273,85 @@ def test_the_space_counts_the_largest_updates_of_all_slots(ops: CpuOps) -> None:
 # ── embeddings and heads ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Vocabulary:
-    """A tied table [50, 72] with slots for look-ups and for the head."""
+class Vocabulary(Pair):
+    """A table [50, 72] with slots for look-ups, tied or not, and a head with slots."""
 
     def __init__(self, ops: CpuOps, is_tied: bool) -> None:
-        self.ops = ops
-        self.weight = torch.randn(50, 72).to(ops.dtype)
-        self.head = ops.pack_linear(self.weight / 8, None)
-        self.table: Tensor | PackedLinear = ops.pack_linear(self.weight, None) if is_tied else self.weight
-        self.space = ops.adapter_space(NUM_SLOTS, max(RANKS))
-        lookups, heads = self.space.attach_embedding(self.table, 7), self.space.attach(self.head, 1)
-        self.lookups = [draw_update(rank, 50, (72,)) for rank in RANKS]
-        self.heads = [draw_update(rank, 72, (50,)) for rank in RANKS]
-        for slots, updates in ((lookups, self.lookups), (heads, self.heads)):
-            self.fill(slots, updates)
-
-    @staticmethod
-    def fill(slots: LinearSlots, updates: list[LowRankUpdate]) -> None:
-        for slot, update in enumerate(updates, start=1):
-            slots.fill(slot, update)
+        super().__init__(ops)
+        weight = torch.randn(50, 72).to(ops.dtype)
+        self.head, self.reference_head = (
+            each.pack_linear((weight / 8).to(dtype), None)
+            for each, dtype in ((ops, ops.dtype), (self.reference, torch.float32))
+        )
+        self.table: Tensor | PackedLinear = ops.pack_linear(weight, None) if is_tied else weight
+        self.reference_table = weight.float()
+        lookups = self.space.attach_embedding(self.table, 7), self.reference_space.attach_embedding(weight.float(), 7)
+        heads = self.space.attach(self.head, 1), self.reference_space.attach(self.reference_head, 1)
+        for slot, rank in enumerate(RANKS, start=1):
+            self.fill(lookups, slot, draw_update(rank, 50, (72,)))
+            self.fill(heads, slot, draw_update(rank, 72, (50,)))
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_looked_up_rows_have_the_updates_of_their_slots(ops: CpuOps, is_tied: bool) -> None:
     """The first id of this rank is 7; ids of other ranks get zeros from all slots."""
     torch.manual_seed(1)
-    vocabulary, ids = Vocabulary(ops, is_tied), torch.arange(77)
-    slots = mixed_slots(77)
-    vocabulary.space.begin_step(torch.tensor(slots, dtype=torch.int32))
+    vocabulary, ids, slots = Vocabulary(ops, is_tied), torch.arange(77), mixed_slots(77)
+    vocabulary.begin_step(None)
+    base = ops.embedding(ids, vocabulary.table, 7)
+    vocabulary.begin_step(slots)
     rows = ops.embedding(ids, vocabulary.table, 7)
-    for row, (token_id, slot) in enumerate(zip(range(-7, 70), slots, strict=True)):
-        if not 0 <= token_id < 50:
-            assert not rows[row].any()
-            continue
-        expected = vocabulary.weight[token_id].double()
-        if 1 <= slot <= len(RANKS):
-            base = expected
-            one = torch.zeros(50).index_fill(0, torch.tensor([token_id]), 1)
-            expected = updated(base, one, vocabulary.lookups[slot - 1], ops.dtype)
-            assert not torch.equal(rows[row].double(), base)
-        assert close(rows[row], expected)
+    assert close(rows, vocabulary.reference.embedding(ids, vocabulary.reference_table, 7))
+    for row, slot in enumerate(slots):
+        is_changed = 7 <= row < 57 and 1 <= slot <= len(RANKS)
+        assert torch.equal(rows[row], base[row]) != is_changed
+    assert not rows[:7].any() and not rows[57:].any()
     for row in (0, 20, 40, 56):
-        vocabulary.space.begin_step(torch.tensor(slots[row : row + 1], dtype=torch.int32))
+        vocabulary.begin_step(slots[row : row + 1])
         assert torch.equal(ops.embedding(ids[row : row + 1], vocabulary.table, 7)[0], rows[row])
 
 
 def test_chosen_tokens_keep_their_slots(ops: CpuOps) -> None:
     """choose_tokens counts from the step's tokens, not from those that were chosen before."""
-    vocabulary, x = Vocabulary(ops, False), torch.randn(40, 72).to(ops.dtype)
-    slots = torch.tensor(mixed_slots(40), dtype=torch.int32)
-    vocabulary.space.begin_step(slots)
+    vocabulary, x, slots = Vocabulary(ops, False), torch.randn(40, 72).to(ops.dtype), mixed_slots(40)
+    vocabulary.begin_step(slots)
     every = ops.logits(x, vocabulary.head)
+    error = every - vocabulary.reference.logits(x.float(), vocabulary.reference_head)
+    assert error.abs().max() < (0.02 if ops.dtype == torch.bfloat16 else 2e-5)
     for indices in ([39], [7, 30, 7, 0], [], list(range(40))):
         chosen = torch.tensor(indices, dtype=torch.int64)
         vocabulary.space.choose_tokens(chosen)
         assert torch.equal(ops.logits(x[chosen], vocabulary.head), every[chosen])
-    for row in range(40):
-        base = x[row].double() @ (vocabulary.weight / 8).double().T
-        slot = int(slots[row])
-        update = vocabulary.heads[slot - 1] if 1 <= slot <= len(RANKS) else LowRankUpdate(())
-        error = every[row].double() - updated(base, x[row], update, ops.dtype)
-        assert error.abs().max() < (0.02 if ops.dtype == torch.bfloat16 else 2e-5)
-    vocabulary.space.begin_step(None)
-    assert torch.equal(ops.logits(x[slots == 0], vocabulary.head), every[slots == 0])
+    vocabulary.begin_step(None)
+    is_plain = torch.tensor(slots) == 0
+    assert torch.equal(ops.logits(x[is_plain], vocabulary.head), every[is_plain])
 
 
 # ── experts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Experts:
+class Experts(Pair):
     """Random experts with slots: 5 of 96 inputs and 40 inner units, of which a token chooses 2."""
 
     def __init__(self, ops: CpuOps) -> None:
-        self.ops, numbers = ops, range(5)
-        self.ups = torch.randn(5, 80, 96).div(96**0.5).to(ops.dtype)
-        self.downs = torch.randn(5, 96, 40).div(40**0.5).to(ops.dtype)
-        self.packed = ops.pack_experts(list(self.ups), list(self.downs))
-        self.space = ops.adapter_space(NUM_SLOTS, max(RANKS))
+        super().__init__(ops)
+        ups = torch.randn(5, 80, 96).div(96**0.5).to(ops.dtype)
+        downs = torch.randn(5, 96, 40).div(40**0.5).to(ops.dtype)
+        self.packed = ops.pack_experts(list(ups), list(downs))
+        self.reference_packed = self.reference.pack_experts(list(ups.float()), list(downs.float()))
         slots = self.space.attach_experts(self.packed, 2)
-        self.of_ups = [[draw_update(rank, 96, (40, 40)) for _ in numbers] for rank in RANKS]
-        self.of_downs = [[draw_update(rank, 40, (96,)) for _ in numbers] for rank in RANKS]
-        for slot, updates in enumerate(zip(self.of_ups, self.of_downs, strict=True), start=1):
-            slots.fill(slot, *updates)
-        slots.fill(NUM_SLOTS, self.of_ups[0], [])
+        reference_slots = self.reference_space.attach_experts(self.reference_packed, 2)
+        for slot, rank in enumerate(RANKS, start=1):
+            of_ups = [draw_update(rank, 96, (40, 40)) for _ in range(5)]
+            of_downs = [draw_update(rank, 40, (96,)) for _ in range(5)]
+            slots.fill(slot, of_ups, of_downs)
+            reference_slots.fill(slot, *([rounded(each, ops.dtype) for each in all] for all in (of_ups, of_downs)))
+        slots.fill(NUM_SLOTS, of_ups, [])
         slots.fill(NUM_SLOTS, [], [])
 
     def run(self, x: Tensor, scores: Tensor, token_slots: list[int] | None) -> Tensor:
-        self.space.begin_step(None if token_slots is None else torch.tensor(token_slots, dtype=torch.int32))
+        self.begin_step(token_slots)
         return self.ops.fused_moe(x, scores, self.packed, Routing(2))
-
-    def expected(self, x: Tensor, scores: Tensor, slot: int) -> Tensor:
-        """Compute one token in float64."""
-        total, weights = torch.zeros(96, dtype=torch.float64), scores.double().softmax(-1)
-        for expert in scores.topk(2).indices.tolist():
-            none = LowRankUpdate(())
-            up = self.of_ups[slot - 1][expert] if 1 <= slot <= len(RANKS) else none
-            down = self.of_downs[slot - 1][expert] if 1 <= slot <= len(RANKS) else none
-            inner = updated(self.ups[expert].double() @ x.double(), x, up, self.ops.dtype)
-            inner = ReferenceOps().activate(inner, GATED_SILU)
-            total += weights[expert] * updated(self.downs[expert].double() @ inner, inner, down, self.ops.dtype)
-        return total
 
 
 @pytest.mark.parametrize("num_tokens", some([1, 2, 40, 130], 2))
@@ -366,12 +361,11 @@ def test_tokens_of_experts_have_the_updates_of_their_slots(ops: CpuOps, num_toke
     experts, slots = Experts(ops), mixed_slots(num_tokens, num_tokens)
     x, scores = torch.randn(num_tokens, 96).to(ops.dtype), torch.randn(num_tokens, 5)
     scores[:, 3] = 9
-    answer, base = experts.run(x, scores, slots), experts.run(x, scores, None)
+    base, answer = experts.run(x, scores, None), experts.run(x, scores, slots)
+    error = answer - experts.reference.fused_moe(x.float(), scores, experts.reference_packed, Routing(2))
+    assert error.abs().max() < (0.1 if ops.dtype == torch.bfloat16 else 1e-4)
     for token, slot in enumerate(slots):
-        error = answer[token].double() - experts.expected(x[token], scores[token], slot)
-        assert error.abs().max() < (0.1 if ops.dtype == torch.bfloat16 else 1e-4)
-        if slot in (0, NUM_SLOTS):
-            assert torch.equal(answer[token], base[token])
+        assert torch.equal(answer[token], base[token]) == (slot in (0, NUM_SLOTS))
         if token % 7 == 0:
             one = slice(token, token + 1)
             assert torch.equal(experts.run(x[one], scores[one], [slot])[0], answer[token])
