@@ -81,7 +81,7 @@ def test_tiles_hold_each_row_once_with_rows_of_its_slot(num_tokens: int, num_exp
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_tokens", "form"), some(list(product(range(20), [0, 1, 40], ["float", "int8"])), 6)
+    ("seed", "num_tokens", "form"), some(list(product(range(20), [0, 1, 40], ["float", "int8"])), 4)
 )
 def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, form: str) -> None:
     rng = random.Random(f"{seed} {num_tokens} {form}")
@@ -145,14 +145,14 @@ def adapted_layer(
 def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Activation) -> None:
     ops = BatchInvariantTritonOps(90)
     space, packed = adapted_layer(ops, "float", activation)
-    x, slots = torch.randn(30, TWO_SPLITS), mixed_slots(30)
+    x, slots = torch.randn(20, TWO_SPLITS), mixed_slots(20)
 
     def run(rows: Sequence[int]) -> Tensor:
         space.begin_step(slots[list(rows)])
         return ops.linear(x[list(rows)], packed)
 
-    together = run(range(30))
-    for rows in ([0], [7], [20, 3], list(range(29, 5, -1))):
+    together = run(range(20))
+    for rows in ([0], [17, 3], list(range(19, 5, -1))):
         assert torch.equal(run(rows), together[rows])
 
 
@@ -202,7 +202,7 @@ def test_outputs_of_our_kernels_are_rounded_after_the_update(form: str, num_toke
 
 
 @pytest.mark.usefixtures("in_order")
-@pytest.mark.parametrize(("num_tokens", "form"), [(1, "float"), (6, "int8")])
+@pytest.mark.parametrize(("num_tokens", "form"), [(1, "float"), (4, "int8")])
 def test_experts_with_adapters_are_the_references_and_tokens_are_independent(form: str, num_tokens: int) -> None:
     rng = random.Random(num_tokens)
     torch.manual_seed(num_tokens)
