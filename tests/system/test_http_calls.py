@@ -186,19 +186,3 @@ def test_functions_are_answered_in_their_older_form(http: httpx2.Client) -> None
     assert "".join(piece.get("name", "") for piece in pieces) == "f"
     assert "".join(piece.get("arguments", "") for piece in pieces) == message["function_call"]["arguments"]
     assert ask(http, **fields | {"function_call": "none"})["message"]["function_call"] is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"functions": [{"name": "f"}], "tools": [function("g", OTHER)]}, "functions is the older form of tools"),
-        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call names 'g', functions has f"),
-        ({"function_call": {"name": "g"}}, "function_call names 'g', functions has none"),
-        ({"functions": [{"name": ""}]}, "functions[0].name is empty"),
-        ({"functions": [{}]}, "functions[0]"),
-        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
-    ],
-)
-def test_functions_that_contradict_each_other_are_refused(http: httpx2.Client, fields: Any, words: str) -> None:
-    answer = http.post("/v1/chat/completions", json={"messages": QUESTION, **fields})
-    assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text

@@ -176,22 +176,3 @@ def test_several_chats_in_a_request_get_the_answers_of_separate_requests(http: h
     assert batch["choices"][0]["message"] != batch["choices"][1]["message"]
     for name in ("prompt_tokens", "completion_tokens"):
         assert batch["usage"][name] == sum(one["usage"][name] for one in alone)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"stream": True}, "stream"),
-        ({"n": 2}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"messages": []}, "messages"),
-        ({"messages": [[]]}, "messages"),
-        ({"messages": [[{"role": "user", "content": "x"}]] * 2049}, "messages"),
-        ({"messages": [QUESTION, [{"role": "user", "content": "hi " * 3000}]]}, "messages"),
-    ],
-)
-def test_fields_unsupported_for_several_chats_are_refused(
-    http: httpx2.Client, fields: dict[str, Any], param: str
-) -> None:
-    assert refusal(http, BATCH, {"messages": [QUESTION]} | fields)["param"] == param

@@ -78,34 +78,6 @@ def test_a_large_body_gets_the_same_vectors_as_a_small_one(http: httpx2.Client) 
     assert longest["meta"]["billed_units"]["input_tokens"] == 2048 and len(longest["texts"][0]) == 300_000
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "texts"),
-        ({"texts": []}, "texts"),
-        ({"texts": [LONG], "truncate": "NONE"}, "texts"),
-        ({"texts": ["one two three"], "truncate": "NONE", "max_tokens": 2}, "texts"),
-        ({"texts": ["x"], "images": ["data:"]}, "images"),
-        ({"texts": ["x"], "inputs": [{"content": []}]}, "inputs"),
-        ({"texts": ["x"], "input_type": "nonexistent_type"}, "input_type"),
-        ({"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types[0]"),
-        ({"texts": ["x"], "embedding_types": ["binary"], "output_dimension": 12}, "embedding_types"),
-        ({"texts": ["x"], "output_dimension": 257}, "output_dimension"),
-        ({"texts": ["x"], "output_dimension": 0}, "output_dimension"),
-        ({"texts": ["x"], "truncate": "MIDDLE"}, "truncate"),
-        ({"texts": ["x"] * 2049}, "texts"),
-    ],
-)
-@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
-def test_invalid_embed_fields_are_refused_by_name(
-    http: httpx2.Client, path: str, body: dict[str, object], param: str
-) -> None:
-    answer = http.post(path, json=body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == param, error
-    assert param != "input_type" or "Unsupported input_type" in error["message"]
-
-
 def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(door: httpx2.Client) -> None:
     found = {kind: embed(door, texts=TEXTS, input_type=kind) for kind in ("query", "document", None)}
     for kind, prefix in (("query", "Find: "), ("document", ""), (None, "")):

@@ -74,35 +74,3 @@ def test_an_input_stands_in_a_list_of_calls_as_text(http: httpx2.Client, choice:
     assert call["type"] == "custom" and call["custom"]["name"] == "go" and found["content"] is None
     assert form is None or re.fullmatch(REGEX["definition"], call["custom"]["input"])
     assert not call["custom"]["input"].startswith("{")
-
-
-@pytest.mark.parametrize(
-    ("fields", "words", "param"),
-    [
-        (
-            {"tools": [tool("go", LARK), ADD], "tool_choice": "required"},
-            "'go' has a lark grammar, which a list cannot hold",
-            "tools",
-        ),
-        (
-            {
-                "tools": [{"type": "custom", "custom": {"name": "go", "format": {"type": "grammar"}}}],
-                "tool_choice": "required",
-            },
-            "'go' needs",
-            "tools",
-        ),
-        ({"tools": [{"type": "custom"}]}, "tools: type custom must have custom.name", "tools"),
-        ({"tools": [tool("go", None)], "tool_choice": chosen("come")}, "'come'", "tool_choice"),
-        (
-            {"tools": [tool("go", LARK | {"definition": "start: nothing"})], "tool_choice": chosen("go")},
-            "tools: ",
-            "tools",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(http: httpx2.Client, fields: dict[str, Any], words: str, param: str) -> None:
-    answer = http.post(CHAT, json=asked(CHAT) | fields)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert words in error["message"] and error["param"] == param, error

@@ -1,65 +1,206 @@
-"""Invalid bodies get an error in OpenAI's form that names the wrong field."""
+"""Invalid requests get an error in OpenAI's form that names the wrong field, at each endpoint."""
 
 from __future__ import annotations
 
 import gzip
+from itertools import product
 
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import QUESTION
+from tokenloom.tests.system.http_engine import MAX_WAITING_TOKENS, QUESTION
+from tokenloom.tests.system.test_http_custom_tools import ADD, CHAT, LARK, chosen, tool
 
+COMPLETION, RESPONSE, COUNT = "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"
+BATCH, SCORING = "/v1/chat/completions/batch", "/generative_scoring"
+EMBEDDING, COHERE_1, COHERE = "/v1/embeddings", "/v1/embed", "/v2/embed"
+LONG = "The capital of Peru is Lima. " * 700
+SERVED: dict[str, dict[str, object]] = {
+    COMPLETION: {"prompt": "x"},
+    CHAT: {"messages": QUESTION},
+    BATCH: {"messages": [QUESTION]},
+    RESPONSE: {"input": "x"},
+    COUNT: {"input": "x"},
+    EMBEDDING: {"input": "x"},
+    SCORING: {"query": "x ", "items": ["y"], "label_token_ids": [5, 6]},
+    COHERE_1: {"texts": ["x"]},
+    COHERE: {"texts": ["x"]},
+}
+STREAMING = (COMPLETION, CHAT, RESPONSE)
 BAD_SCHEMA = {"type": "texts"}
 NO_SCHEMA = {"type": "json_schema", "name": "s"}
 SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": BAD_SCHEMA}}
-BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
-    ("out of range", {"prompt": "x", "temperature": -1}, 400, "temperature"),
-    ("wrong type", {"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
-    ("no prompt", {"max_tokens": 1}, 400, "prompt"),
-    ("empty prompt", {"prompt": "", "add_special_tokens": False}, 400, "prompt"),
-    ("unknown token", {"prompt": [5000]}, 400, "prompt"),
-    ("negative token", {"prompt": [-1]}, 400, "prompt"),
-    ("mixed prompts", {"prompt": [1, "two"]}, 400, "prompt"),
-    ("not served", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
-    ("best_of", {"prompt": "x", "best_of": 3}, 400, "best_of"),
-    ("bad regex", {"prompt": "x", "guided_regex": "(["}, 400, "guided_regex"),
-    ("bad schema", {"prompt": "x", "structured_outputs": {"json": {"type": "x"}}}, 400, "structured_outputs"),
-    ("n", {"prompt": "x", "n": 1000}, 400, "n"),
-    ("another model", {"prompt": "x", "model": "gpt-7"}, 404, "model"),
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name, body, status, param", BAD_BODIES, ids=[each[0] for each in BAD_BODIES])
-def test_a_bad_body_is_answered_in_openais_form(
-    http: httpx2.Client, name: str, body: dict[str, object], status: int, param: str | None, stream: bool
-) -> None:
-    answer = http.post("/v1/completions", json=body | {"stream": stream})
-    error = answer.json()["error"]
-    assert answer.status_code == status, error
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert param is None or error["param"] == param, error
+F, G = ({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg")
+FAULTS: dict[
+    tuple[str, ...], list[tuple[dict[str, object], str | None, str]]
+] = {  # fields (None: without), param, words
+    (COMPLETION,): [
+        ({"temperature": -1}, "temperature", ""),
+        ({"max_tokens": "many"}, "max_tokens", ""),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens must be"),
+        ({"prompt": None, "max_tokens": 1}, "prompt", ""),
+        ({"prompt": "", "add_special_tokens": False}, "prompt", ""),
+        ({"prompt": [5000]}, "prompt", ""),
+        ({"prompt": [-1]}, "prompt", ""),
+        ({"prompt": [1, "two"]}, "prompt", ""),
+        ({"suffix": "y"}, "suffix", ""),
+        ({"best_of": 3}, "best_of", ""),
+        ({"guided_regex": "(["}, "guided_regex", ""),
+        ({"structured_outputs": {"json": {"type": "x"}}}, "structured_outputs", ""),
+        ({"n": 1000}, "n", ""),
+        ({"model": "gpt-7"}, "model", ""),
+        ({"logprobs": 25}, "logprobs", "logprobs is 25"),
+        ({"logit_bias": {"9000": 1, "5": 1, "9001": 1}}, "logit_bias", "9000, 9001"),
+        ({"logit_bias": {"a": 1, "5": 1, "b": 1}}, "logit_bias", "'a', 'b'"),
+        ({"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+    ],
+    (CHAT,): [
+        ({"max_completion_tokens": 0}, "max_completion_tokens", ""),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type", ""),
+        ({"logprobs": True, "top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "top_logprobs must be"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice forces a call"),
+        ({"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+        ({"functions": [{"name": "f"}], "tools": [G]}, "functions", "functions is the older form of tools"),
+        (
+            {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+            "function_call",
+            "function_call names 'g', functions has f",
+        ),
+        ({"function_call": {"name": "g"}}, "function_call", "function_call names 'g', functions has none"),
+        ({"functions": [{"name": ""}]}, "functions", "functions[0].name is empty"),
+        ({"functions": [{}]}, "functions[0].name", ""),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", ""),
+        (
+            {"tools": [tool("go", LARK), ADD], "tool_choice": "required"},
+            "tools",
+            "'go' has a lark grammar, which a list cannot hold",
+        ),
+        (
+            {
+                "tools": [{"type": "custom", "custom": {"name": "go", "format": {"type": "grammar"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "'go' needs",
+        ),
+        ({"tools": [{"type": "custom"}]}, "tools", "tools: type custom must have custom.name"),
+        ({"tools": [tool("go", None)], "tool_choice": chosen("come")}, "tool_choice", "'come'"),
+        (
+            {"tools": [tool("go", LARK | {"definition": "start: nothing"})], "tool_choice": chosen("go")},
+            "tools",
+            "tools: ",
+        ),
+    ],
+    (BATCH,): [
+        ({"stream": True}, "stream", ""),
+        ({"n": 2}, "n", ""),
+        ({"tools": [F]}, "tools", ""),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", ""),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [[]]}, "messages", ""),
+        ({"messages": [QUESTION] * 2049}, "messages", ""),
+        ({"messages": [QUESTION, [{"role": "user", "content": "hi " * 3000}]]}, "messages", ""),
+    ],
+    (RESPONSE,): [
+        ({"model": "other"}, "model", ""),
+        ({"top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
+        ({"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+        ({"text": {"format": NO_SCHEMA | {"schema": BAD_SCHEMA}}}, "text", "text.format.schema: Invalid type"),
+        ({"text": {"format": NO_SCHEMA}}, "text", "text.format.schema is missing"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "input is empty"),
+    ],
+    (RESPONSE, COUNT): [
+        ({"temperature": -1}, "temperature", ""),
+        ({"top_p": 0}, "top_p", ""),
+        ({"max_output_tokens": 0}, "max_output_tokens", ""),
+        ({"presence_penalty": 3}, "presence_penalty", ""),
+        ({"top_k": -2}, "top_k", ""),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", ""),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", ""),
+    ],
+    (EMBEDDING,): [
+        ({"input": None}, "input", ""),
+        ({"messages": [{"role": "user", "content": "x"}]}, "input", ""),
+        ({"input": None, "messages": []}, "messages", ""),
+        ({"input": ["x"] * 513, "encoding_format": "bytes"}, "encoding_format", ""),
+        ({"embed_dtype": "float8"}, "embed_dtype", ""),
+        ({"endianness": "middle"}, "endianness", ""),
+        ({"input": []}, "input", ""),
+        ({"input": [1, "x"]}, "input", ""),
+        ({"input": ["x"] * 2049}, "input", ""),
+        ({"input": [0] * 2049}, "input", ""),
+        ({"input": [999999]}, "input", "out of vocabulary"),
+        ({"input": [-1]}, "input", "out of vocabulary"),
+        ({"dimensions": 257}, "dimensions", ""),
+        ({"dimensions": 0}, "dimensions", ""),
+        ({"encoding_format": "int8"}, "encoding_format", ""),
+        ({"pooling": "max"}, "pooling", ""),
+        ({"model": "other"}, "model", ""),
+        ({"timeout_s": 1e-9}, "input", ""),
+    ],
+    (SCORING,): [
+        ({"query": None}, "query", ""),
+        ({"query": []}, "query", ""),
+        ({"query": [[1]]}, "query[0]", ""),
+        ({"query": LONG * 30}, "query", ""),
+        ({"items": None}, "items", ""),
+        ({"items": []}, "items", ""),
+        ({"items": ["x", LONG]}, "items", ""),
+        ({"items": ["x"] * 2049}, "items", ""),
+        ({"items": [[5] * 2000] * (MAX_WAITING_TOKENS // 4 // 2000 + 1)}, "items", ""),
+        ({"query": [5] * 2000, "items": ["x"] * 30}, "items", ""),
+        ({"items": [[999_999]]}, "items", ""),
+        ({"items": ["x"], "timeout_s": 1e-9}, "items", ""),
+        ({"label_token_ids": None}, "label_token_ids", ""),
+        ({"label_token_ids": []}, "label_token_ids", ""),
+        ({"label_token_ids": [-1]}, "label_token_ids", ""),
+        ({"label_token_ids": [999_999]}, "label_token_ids", ""),
+        ({"label_token_ids": [9_999_999_999]}, "label_token_ids", ""),
+        ({"label_token_ids": [5] * 5000}, "label_token_ids", ""),
+        ({"label_token_ids": ["x"]}, "label_token_ids[0]", ""),
+        ({"model": "other"}, "model", ""),
+    ],
+    (COHERE, COHERE_1): [
+        ({"texts": None}, "texts", ""),
+        ({"texts": []}, "texts", ""),
+        ({"texts": [LONG], "truncate": "NONE"}, "texts", ""),
+        ({"texts": ["one two three"], "truncate": "NONE", "max_tokens": 2}, "texts", ""),
+        ({"images": ["data:"]}, "images", ""),
+        ({"inputs": [{"content": []}]}, "inputs", ""),
+        ({"input_type": "nonexistent_type"}, "input_type", "Unsupported input_type"),
+        ({"embedding_types": ["int4"]}, "embedding_types[0]", ""),
+        ({"embedding_types": ["binary"], "output_dimension": 12}, "embedding_types", ""),
+        ({"output_dimension": 257}, "output_dimension", ""),
+        ({"output_dimension": 0}, "output_dimension", ""),
+        ({"truncate": "MIDDLE"}, "truncate", ""),
+        ({"texts": ["x"] * 2049}, "texts", ""),
+    ],
+}
+CASES = [(paths, *fault) for paths, faults in FAULTS.items() for fault in faults]
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "param"),
-    [
-        (
-            "chat/completions",
-            b'{"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}',
-            "max_completion_tokens",
-        ),
-        ("responses", b'{"input": "x", "max_output_tokens": 0}', "max_output_tokens"),
-        ("responses/input_tokens", b'{"input": "x", "text": {"format": {"type": "json_schema"}}}', "text"),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": [{}]}]}', "messages[0].content[0].type"),
-        ("completions", b"[]", None),
-        ("completions", b'{"prompt": "x"', None),
-    ],
+    ("paths", "fields", "param", "words"), CASES, ids=[f"{paths[-1]} {list(fields)}" for paths, fields, *_ in CASES]
 )
-def test_an_error_names_the_callers_field(http: httpx2.Client, path: str, content: bytes, param: str | None) -> None:
-    error = http.post(f"/v1/{path}", content=content).json()["error"]
-    assert error["param"] == param, error
+def test_a_bad_body_is_answered_in_openais_form(
+    http: httpx2.Client, paths: tuple[str, ...], fields: dict[str, object], param: str, words: str
+) -> None:
+    for each, stream in product(paths, (False, True)):
+        if stream and each not in STREAMING:
+            continue
+        body = SERVED[each] | ({"stream": True} if stream else {}) | fields
+        answer = http.post(each, json={name: value for name, value in body.items() if value is not None})
+        error = answer.json()["error"]
+        assert answer.status_code == (404 if param == "model" else 400), error
+        assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+        assert error["param"] == param and words in error["message"], error
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"prompt": "x"'])
+def test_an_error_without_a_field_has_no_param(http: httpx2.Client, content: bytes) -> None:
+    assert http.post("/v1/completions", content=content).json()["error"]["param"] is None
 
 
 def test_a_compressed_body_is_refused_with_advice(http: httpx2.Client) -> None:
@@ -115,39 +256,3 @@ def test_a_too_long_prompt_gets_the_messages_that_clients_match(
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", field)
     assert "maximum context length is 2048 tokens" in error["message"]
     assert "prompt is too long" in error["message"]  # the phrase that LangChain matches
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "param", "words"),
-    [
-        ("chat/completions", {"logprobs": True, "top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
-        ("chat/completions", {"logprobs": True, "top_logprobs": -2}, "top_logprobs", "top_logprobs must be"),
-        ("responses", {"top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
-        ("completions", {"logprobs": 25}, "logprobs", "logprobs is 25"),
-        ("completions", {"logit_bias": {"9000": 1, "5": 1, "9001": 1}}, "logit_bias", "9000, 9001"),
-        ("completions", {"logit_bias": {"a": 1, "5": 1, "b": 1}}, "logit_bias", "'a', 'b'"),
-        ("chat/completions", {"max_tokens": 0}, "max_tokens", "max_tokens must be"),
-        ("completions", {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
-        ("chat/completions", {"tool_choice": "required"}, "tool_choice", "tool_choice forces a call"),
-        ("chat/completions", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
-        ("completions", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
-        ("responses", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
-        (
-            "responses",
-            {"text": {"format": NO_SCHEMA | {"schema": BAD_SCHEMA}}},
-            "text",
-            "text.format.schema: Invalid type",
-        ),
-        ("responses", {"text": {"format": NO_SCHEMA}}, "text", "text.format.schema is missing"),
-        ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "input", "input is empty"),
-    ],
-)
-def test_an_error_lists_every_fault_with_the_callers_field_names(
-    http: httpx2.Client, path: str, more: dict[str, object], param: str, words: str
-) -> None:
-    field = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}[path]
-    for stream in (False, True):
-        body = {field: QUESTION if field != "prompt" else "x", "stream": stream}
-        answer = http.post(f"/v1/{path}", json=body | more)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param) and words in error["message"], error

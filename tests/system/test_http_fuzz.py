@@ -75,8 +75,8 @@ def fuzz(url: str, count: int, seed: int) -> dict[int, int]:
 
 
 def test_no_body_gets_a_500(url: str, http: httpx2.Client) -> None:
-    statuses = fuzz(url, 500, seed=1)
-    assert statuses[200] > 20 and statuses[400] > 100
+    statuses = fuzz(url, 250, seed=1)
+    assert statuses[200] > 10 and statuses[400] > 50
     assert http.get("/ready").status_code == 200
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx2
 import openai
-import pytest
 
 from tokenloom.frontend.openai.response_store import MAX_RECORD_BYTES
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.http_engine import KEY, NUM_STORED, open_http, running
+from tokenloom.tests.system.http_engine import KEY, open_http, running
 from tokenloom.tests.system.launched import LaunchedEngine
 
 PATH = "/v1/responses"
@@ -192,7 +191,7 @@ def test_a_background_responses_events_can_be_read_from_any_number(client: opena
 
 
 def test_a_disconnected_reader_does_not_end_a_background_response(http: httpx2.Client) -> None:
-    body = LONG | {"stream": True, "seed": 3, "max_output_tokens": 400}
+    body = LONG | {"stream": True, "seed": 3, "max_output_tokens": 200}
     with http.stream("POST", PATH, json=body) as answer:
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))
     response_id = json.loads(first.removeprefix("data: "))["response"]["id"]
@@ -205,8 +204,8 @@ def test_a_disconnected_reader_does_not_end_a_background_response(http: httpx2.C
 
 def test_a_killed_frontend_loses_no_accepted_response(engine: LaunchedEngine, http: httpx2.Client) -> None:
     kept = made(http)
-    plain = begun(http, max_output_tokens=900)
-    with http.stream("POST", PATH, json=LONG | {"stream": True, "max_output_tokens": 900}) as answer:
+    plain = begun(http, max_output_tokens=500)
+    with http.stream("POST", PATH, json=LONG | {"stream": True, "max_output_tokens": 500}) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         seen = [json.loads(next(lines).removeprefix("data: ")) for _ in range(40)]
         engine.child("frontend").kill()
@@ -221,30 +220,6 @@ def test_a_killed_frontend_loses_no_accepted_response(engine: LaunchedEngine, ht
         final = ended(again, response_id)
         assert rest[-1]["response"] == final and final["status"] == "incomplete"
         assert deltas == final["output"][0]["content"][0]["text"]
-        assert final["usage"]["output_tokens"] == 900
+        assert final["usage"]["output_tokens"] == 500
         assert {event["item_id"] for event in everything if "item_id" in event} == {final["output"][0]["id"]}
-        assert ended(again, plain)["usage"]["output_tokens"] == 900
-
-
-def test_the_oldest_responses_are_dropped_first(http: httpx2.Client) -> None:
-    first = made(http, input="Hi", max_output_tokens=1)["id"]
-    others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(NUM_STORED)]
-    assert http.get(f"{PATH}/{first}").status_code == 404
-    assert {http.get(f"{PATH}/{each}").status_code for each in others} == {200}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"top_k": -2}, "top_k"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-    ],
-)
-def test_input_tokens_refuse_what_a_response_refuses(http: httpx2.Client, fields: dict[str, Any], param: str) -> None:
-    for path in (PATH, f"{PATH}/input_tokens"):
-        answer = http.post(path, json={"input": QUESTION} | fields)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path
+        assert ended(again, plain)["usage"]["output_tokens"] == 500

@@ -15,6 +15,7 @@ from tokenloom.tests.system.http_engine import QUESTION, ask, samples, wait_idle
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_MODEL_LEN = 2048
+NUM_LEAVING = 10
 LONG = {"prompt": "The capital of France is", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
 
 
@@ -100,7 +101,7 @@ def test_clients_that_leave_keep_no_blocks_and_no_answers(http: httpx2.Client) -
     body = LONG | {"max_tokens": 1800, "n": 3, "stream": True, "temperature": 1}
     with contextlib.ExitStack() as clients:
         streams = []  # a stream whose iterator is dropped is closed
-        for number in range(24):
+        for number in range(NUM_LEAVING):
             sent = body | {"prompt": f"Text {number}. " * 20}
             answer = clients.enter_context(http.stream("POST", COMPLETION, json=sent))
             assert answer.status_code == 200
@@ -110,7 +111,7 @@ def test_clients_that_leave_keep_no_blocks_and_no_answers(http: httpx2.Client) -
     wait_until(lambda: not samples(http)["tokenloom_num_open_answers"])
     wait_idle(http, since=time.monotonic())
     left = samples(http)
-    assert left["tokenloom_request_success_total{abort}"] == aborted + 24 * 3
+    assert left["tokenloom_request_success_total{abort}"] == aborted + NUM_LEAVING * 3
     assert left["tokenloom_kv_cache_usage_perc"] == left["tokenloom_num_requests_running"] == 0
     assert left["tokenloom_num_requests_waiting"] == 0
 
