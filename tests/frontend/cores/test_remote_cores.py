@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -104,6 +105,12 @@ class Rig:
         self.until(lambda: any(isinstance(each, GatewayHello) for each in core.received))
         core.send(GatewayWelcome(model=msgspec.structs.replace(MODEL, weights=weights), num_blocks=num_blocks))
 
+    def join(self, *numbers: int, **welcome: Any) -> None:
+        """Greet cores, and wait until the gateway uses them."""
+        for number in numbers:
+            self.greet(number, **welcome)
+            self.until(lambda number=number: self.has(number, Welcome))
+
     def has(self, number: int, kind: type) -> bool:
         return any(of == number and isinstance(each, kind) for of, each in self.news)
 
@@ -120,9 +127,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_cores_join_and_their_pools_and_totals_add_up(rig: Rig) -> None:
-    rig.greet(0)
-    rig.greet(1, num_blocks=5)
-    rig.until(lambda: rig.has(0, Welcome) and rig.has(1, Welcome))
+    rig.join(0)
+    rig.join(1, num_blocks=5)
     assert rig.last(Initialize) == Initialize(num_blocks=5, num_all_blocks=12)
     rig.links.complete(Progress(step=0, step_age_s=0, num_running=0, num_waiting=0, num_restarts=2, frontends=["f"]))
     for core, step in zip(rig.cores, (3, 4), strict=True):
@@ -141,8 +147,7 @@ def test_cores_join_and_their_pools_and_totals_add_up(rig: Rig) -> None:
 
 
 def test_a_core_that_ends_is_lost_at_once_and_comes_back_with_its_totals(rig: Rig) -> None:
-    rig.greet(0)
-    rig.until(lambda: rig.has(0, Welcome))
+    rig.join(0)
     rig.cores[0].send(Progress(step=8, step_age_s=0.0, num_running=3, num_waiting=0))
     rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 8)
     rig.cores[0].stop()
@@ -153,15 +158,13 @@ def test_a_core_that_ends_is_lost_at_once_and_comes_back_with_its_totals(rig: Ri
     rig.news.clear()
     rig.cores[0].received.clear()
     rig.cores[0].start()
-    rig.greet(0)
-    rig.until(lambda: rig.has(0, Welcome))
+    rig.join(0)
     rig.cores[0].send(Progress(step=2, step_age_s=0.0, num_running=1, num_waiting=0))
     rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 10)
 
 
 def test_a_silent_core_is_lost_after_its_lease_but_not_by_a_loop_that_was_stopped(rig: Rig) -> None:
-    rig.greet(0)
-    rig.until(lambda: rig.has(0, Welcome))
+    rig.join(0)
     rig.until(lambda: any(isinstance(each, Ping) for each in rig.cores[0].received), turn_s=0.1)
     rig.now += 100
     rig.news += rig.links.receive(rig.now)
@@ -174,8 +177,7 @@ def test_a_silent_core_is_lost_after_its_lease_but_not_by_a_loop_that_was_stoppe
 
 def test_cores_of_other_weights_and_refusals_are_one_line_each(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, logger="tokenloom"):
-        rig.greet(0, weights="one")
-        rig.until(lambda: rig.has(0, Welcome))
+        rig.join(0, weights="one")
         rig.greet(1, weights="other")
         rig.until(lambda: caplog.records)
         assert not rig.has(1, Welcome)
@@ -196,9 +198,7 @@ def test_without_a_core_the_gateway_begins_after_a_while(rig: Rig) -> None:
 
 def test_parts_of_blobs_go_to_the_core_that_asks(rig: Rig, tmp_path: Path) -> None:
     digest = BlobStore(tmp_path / "media", 1 << 20).put(b"an image")
-    rig.greet(0)
-    rig.greet(1)
-    rig.until(lambda: rig.has(0, Welcome) and rig.has(1, Welcome))
+    rig.join(0, 1)
     rig.cores[1].send(GetBlob(digest=digest, offset=3, length=100))
     rig.cores[0].send(GetBlob(digest=bytes(32), offset=0, length=1))
 
@@ -222,8 +222,7 @@ def reload_at(rig: Rig, number: int, weights: str, folder: str) -> None:
 def test_a_core_that_was_away_during_a_reload_reads_the_new_weights_before_it_is_used(
     rig: Rig, error: ErrorInfo | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.greet(0)
-    rig.until(lambda: rig.has(0, Welcome))
+    rig.join(0)
     reload_at(rig, 0, "w2", "/two")
     rig.greet(1)
     core = rig.cores[1]
@@ -243,8 +242,7 @@ def test_a_core_that_was_away_during_a_reload_reads_the_new_weights_before_it_is
 def test_a_core_that_still_has_other_weights_after_it_has_read_them_is_not_used(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.greet(0)
-    rig.until(lambda: rig.has(0, Welcome))
+    rig.join(0)
     reload_at(rig, 0, "w2", "/two")
     rig.greet(1)
     rig.until(lambda: any(isinstance(each, EngineControl) for each in rig.cores[1].received))
