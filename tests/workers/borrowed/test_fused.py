@@ -1,4 +1,4 @@
-"""Attention and feed-forward modules run on our operations exactly if they compute what these do."""
+"""Attention and feed-forward modules run on our operations exactly if these compute the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fused(folder: Path) -> tuple[float, ...]:
             ("starcoder2", {}, (1, 1, 0)),  # no gates, biases; norms with means
             ("arcee", {}, (1, 1, 1)),  # no gates, relu2
             ("olmo", {"clip_qkv": None}, (1, 1, 0)),  # norms without weights
-            ("olmo", {"clip_qkv": 8.0}, (0, 1, 0)),  # clips what random tokens never reach
+            ("olmo", {"clip_qkv": 8.0}, (0, 1, 0)),  # clips numbers that random tokens never reach
             ("ministral3", {}, (0, 1, 0)),  # queries grow with positions beyond the tokens of a trial
             ("glm4", {}, (0, 1, 0)),  # rotates neighbours
             ("stablelm", {"qk_layernorm": True}, (0, 1, 0)),  # each head has its own norm

@@ -1,4 +1,4 @@
-"""The self-check passes what is served correctly, and no more."""
+"""The self-check passes the models that are served correctly, and no others."""
 
 from __future__ import annotations
 

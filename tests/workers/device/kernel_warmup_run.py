@@ -114,7 +114,7 @@ def has_spans(config: ModelConfig) -> bool:
 
 
 def compile_and_step(folder: Path, driver: Nowhere) -> dict[str, object]:
-    """Compile ahead, then launch steps; return what is printed."""
+    """Compile ahead, then launch steps; return the numbers to print."""
     ahead = warm_up(folder, driver)
     ahead.wait(COMPILE_S)
     config = load_model_config(folder)

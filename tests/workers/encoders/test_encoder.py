@@ -1,4 +1,4 @@
-"""Our loop over the layers of transformers' towers gives what transformers gives, wherever it is interrupted."""
+"""Our loop over the layers of transformers' towers gives their embeddings, wherever it is interrupted."""
 
 from __future__ import annotations
 
