@@ -121,10 +121,10 @@ class Request:
 
 class RandomSchedule:
     """Admits, chunks, interleaves and preempts at random, as a core may. A draft is right as often as `accuracy` says;
-    None: there are none."""
+    None: there are none. `has_filters`: some requests have top-k or top-p."""
 
-    def __init__(self, seed: int, accuracy: float | None = None) -> None:
-        self.rng, self.accuracy = np.random.default_rng(seed), accuracy
+    def __init__(self, seed: int, accuracy: float | None = None, *, has_filters: bool = True) -> None:
+        self.rng, self.accuracy, self._has_filters = np.random.default_rng(seed), accuracy, has_filters
         self.num_drafts = self.num_accepted = 0
         self.free_blocks = list(range(1, NUM_BLOCKS))
         self.requests = [self._request() for _ in range(20)]
@@ -133,6 +133,8 @@ class RandomSchedule:
         prompt = self.rng.integers(0, VOCAB_SIZE, self.rng.integers(1, 40)).tolist()
         temperature = float(self.rng.choice([0.0, 0.7, 1.3]))
         top_k, top_p = int(self.rng.choice([0, 20])), float(self.rng.choice([1.0, 0.9]))
+        if not self._has_filters:
+            top_k, top_p = 0, 1.0
         sampling = RowSampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=int(self.rng.integers(1 << 40)))
         return Request(prompt, sampling, int(self.rng.integers(1, MAX_MODEL_LEN - len(prompt) + 1)))
 

@@ -116,27 +116,23 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
-        self._kernel: FrameType | None = None
-
-    def __enter__(self) -> Any:
-        sys.setprofile(self._watch)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        sys.setprofile(None)
-
-    def _watch(self, frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code is GridExecutor.__call__.__code__:
-            self._kernel = frame
-            self.counts[frame.f_locals["self"].fn.__name__] += 1
-        elif event == "return" and frame is self._kernel:
-            self._kernel = None
+        self._kernel: FrameType | None = None  # the last one
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = function.overloadpacket.__name__
-        if self._kernel is None and name not in self.VIEWS and not name.startswith("resolve_"):
-            self.counts[name] += 1
+        name, kernel = function.overloadpacket.__name__, running_kernel()
+        if kernel is None:
+            self.counts[name] += name not in self.VIEWS and not name.startswith("resolve_")
+        elif kernel is not self._kernel:  # it copies its arguments before it runs
+            self._kernel = kernel
+            self.counts[kernel.f_locals["self"].fn.__name__] += 1
         return function(*args, **(kwargs or {}))
+
+
+def running_kernel() -> FrameType | None:
+    """Return the frame in which the interpreter runs a kernel."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not GridExecutor.__call__.__code__:
+        frame = frame.f_back
+    return frame

@@ -127,7 +127,7 @@ def fused_layers(ops: CpuOps, case: Case) -> FusedBlocks:
 def test_layers_are_those_of_formulas_and_pieces_have_the_same_bits_alone_and_together(
     dtype: torch.dtype, level: str
 ) -> None:
-    for seed in range(12):
+    for seed in range(5):
         case, rng = random_case(seed, dtype), random.Random(seed)
         with torch.inference_mode():
             expected = by_formulas(case)

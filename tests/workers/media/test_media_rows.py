@@ -136,7 +136,7 @@ def check(prompts: list[Prompt], inputs: StepInputs, plan: MediaPlan | None, has
         assert given.see_until.tolist() == see_until
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=3), st.sampled_from(["qwen2_vl", "pixtral", "gemma3"]), st.data())
 def test_any_chunks_of_any_prompts_get_their_media(
     parts: list[list[int | tuple[int, int]]], family: VisionFamily, data: st.DataObject

@@ -76,7 +76,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "logits"), some_pairs(CASES, list(LOGITS), every=4))
+@pytest.mark.parametrize(("sampling", "logits"), some_pairs(CASES, list(LOGITS), every=8))
 def test_samples_follow_the_filtered_distribution(sampling: RowSampling, logits: str) -> None:
     check_draws(LOGITS[logits], sampling, 4000)
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenloom.ipc.models.audio_config import AudioConfig
 from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
 from tokenloom.ipc.models.config_file import ConfigFile
+from tokenloom.tests.support.today import some
 
 NUM_WINDOWS = 8
 
@@ -32,7 +33,7 @@ def flops_of(model: Any, **inputs: Any) -> dict[str, int]:
     return {key.removeprefix(f"{name}."): sum(ops.values()) // 2 for key, ops in counter.flop_counts.items()}
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_mel_bins": 80, "downsample_hidden_size": 96, "d_model": 256}])
+@pytest.mark.parametrize("fields", some([{}, {"num_mel_bins": 80, "downsample_hidden_size": 96, "d_model": 256}], 1))
 def test_the_convolutions_of_qwen3_asr_are_its_largest_stage(fields: dict[str, int]) -> None:
     tower = {"encoder_layers": 1, **fields}
     config, model = (
