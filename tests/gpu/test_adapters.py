@@ -28,7 +28,7 @@ from tokenloom.tests.kernels.gpu.test_low_rank import ACTIVATIONS, NUM_SLOTS, RA
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.adapters.adapted_model import fill
-from tokenloom.tests.workers.device.adapter_schedule import COUNTED, GREEDY, drive
+from tokenloom.tests.workers.device.row_schedule import COUNTED, GREEDY, WITH_ADAPTERS, drive
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
@@ -204,17 +204,17 @@ def test_graphs_with_adapters_change_no_token(
     def ops() -> Ops:
         return select_ops(device, torch.float32, is_batch_invariant=True)
 
-    plain = drive(new_runner(adapted, device, ops(), None), COUNTED, 1)
+    plain = drive(new_runner(adapted, device, ops(), None), WITH_ADAPTERS, 1, COUNTED)
     assert plain["a again"] != plain["late"]
     for has_graphs in (False, True):
         num_in_flight = 1 if sampling is COUNTED else 2
         runner = new_runner(adapted, device, ops(), has_graphs)
-        assert drive(runner, sampling, num_in_flight) == plain
+        assert drive(runner, WITH_ADAPTERS, num_in_flight, sampling) == plain
         if sampling is GREEDY:
             runner.clear()
             torch.cuda.set_sync_debug_mode("error")  # all kernels are compiled: no start of a step waits
             try:
-                assert drive(runner, sampling, num_in_flight) == plain
+                assert drive(runner, WITH_ADAPTERS, num_in_flight, sampling) == plain
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

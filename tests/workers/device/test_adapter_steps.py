@@ -5,7 +5,6 @@ Each request must get the tokens that the reference operations give it alone.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from tokenloom.kernels.contract import LowRankPart, LowRankUpdate
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.device.adapter_schedule import COUNTED, GREEDY, REQUESTS, admitting, drive
 from tokenloom.tests.workers.device.fake_device import SMALL, FakeRecorder, Launches, NoWaiting, device_ops, new_runner
+from tokenloom.tests.workers.device.row_schedule import COUNTED, GREEDY, WITH_ADAPTERS, admitting, drive
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -68,11 +67,11 @@ def alone(model: DecoderModel, name: str, count: int) -> list[int]:
     kv_cache = spec.allocate(NUM_BLOCKS, CPU)
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=NUM_SLOTS)
     runner = ModelRunner(model, batch, kv_cache, ParallelGroup())
-    row, _, prompt = REQUESTS[name]
-    admitted, appends = admitting(name, 1, GREEDY)
-    tokens = execute(runner, message([row], [len(prompt)], [], [admitted], appends)).token_ids
+    request = WITH_ADAPTERS.requests[name]
+    admitted, appends = admitting(request, 1, GREEDY)
+    tokens = execute(runner, message([request.row], [len(request.prompt)], [], [admitted], appends)).token_ids
     for _ in range(count - 1):
-        tokens += execute(runner, message([row], [1])).token_ids
+        tokens += execute(runner, message([request.row], [1])).token_ids
     return tokens
 
 
@@ -94,7 +93,7 @@ def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(
 ) -> None:
     recorder = FakeRecorder()
     runner = device_runner(adapted_model(checkpoint, device_ops()), recorder if has_graphs else None)
-    found = drive(runner, sampling, num_in_flight, nullcontext if sampling is COUNTED else NoWaiting)
+    found = drive(runner, WITH_ADAPTERS, num_in_flight, sampling, NoWaiting)
     reference = adapted_model(checkpoint, ReferenceOps())
     for name, tokens in found.items():
         assert tokens == alone(reference, name, len(tokens))
@@ -110,11 +109,11 @@ def test_a_decode_step_takes_launches_for_adapters_only_if_one_of_its_rows_has_o
     model, recorder = adapted_model(checkpoint, device_ops()), FakeRecorder()
     runner = device_runner(model, recorder)
     for name in ("a", "none"):
-        admitted, appends = admitting(name, 1, GREEDY)
-        row, _, prompt = REQUESTS[name]
-        execute(runner, message([row], [len(prompt)], [], [admitted], appends))
+        request = WITH_ADAPTERS.requests[name]
+        admitted, appends = admitting(request, 1, GREEDY)
+        execute(runner, message([request.row], [len(request.prompt)], [], [admitted], appends))
         with Launches() as launches:
-            runner.start(message([row], [1]))
+            runner.start(message([request.row], [1]))
         runner.finish()
         has_adapter, num_layers = name == "a", load_model_config(checkpoint).num_layers
         assert launches.counts["list_slots_kernel"] == launches.counts["look_up_kernel"] == has_adapter

@@ -27,7 +27,7 @@ from tokenloom.tests.workers.device.fake_device import (
     device_ops,
     new_runner,
 )
-from tokenloom.tests.workers.device.rank_schedule import drive
+from tokenloom.tests.workers.device.row_schedule import OF_RANKS, drive
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -280,8 +280,17 @@ def test_two_ranks_give_the_tokens_of_one_without_waiting_for_the_device(tmp_pat
     with pytest.raises(AssertionError, match="item"), NoWaiting():
         torch.zeros(1).item()
     folder = tiny_checkpoint(tmp_path, "qwen3", **SMALL)
-    wanted = drive(folder, ParallelGroup())
-    assert run_ranks(2, lambda group: drive(folder, group)) == [wanted, wanted]
+
+    def run(group: ParallelGroup) -> dict[str, list[int]]:
+        model, recorder = load(folder, group=group, ops=device_ops()), FakeRecorder()
+        (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
+        runner = new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), group)
+        tokens = drive(runner, OF_RANKS, num_in_flight=2, watch=NoWaiting)
+        assert recorder.num_replays
+        return tokens
+
+    wanted = run(ParallelGroup())
+    assert run_ranks(2, run) == [wanted, wanted]
     assert [len(tokens) for tokens in wanted.values()] == [7, 4, 4, 2]
 
 
