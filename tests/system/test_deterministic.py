@@ -36,7 +36,7 @@ def make_prompts() -> list[list[int]]:
 
 def make_params(index: int) -> SamplingParams:
     fields = {"repetition_penalty": 1.1, "n": 1 + index % 2, "logprobs": 5, "prompt_logprobs": 2}
-    return SamplingParams(temperature=index % 3 * 2, top_p=0.95, seed=index, max_tokens=10, ignore_eos=True, **fields)  # type: ignore[arg-type]
+    return SamplingParams(temperature=index % 3 * 2, top_p=0.95, seed=index, max_tokens=20, ignore_eos=True, **fields)  # type: ignore[arg-type]
 
 
 def bits(output: RequestOutput) -> object:

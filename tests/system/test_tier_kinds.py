@@ -18,6 +18,7 @@ from tokenloom.tests.system.tier_engine import (
     compute,
     new_prompts,
     num_readable,
+    opened,
 )
 
 pytestmark = pytest.mark.nightly
@@ -46,17 +47,11 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
     model = write_model(tmp_path / "model", family)
     options = ["--model", str(model), "--deterministic", *options]
     prompts, kv = new_prompts(3, 500, seed=21), tmp_path / "kv"
-    with TierEngine(tmp_path, kv, *options) as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            calm = compute(engine, client, prompts)
-        engine.end()
-    with TierEngine(tmp_path, kv, *options) as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            engine.teach(client)
-            outputs = ask(client, prompts)
-        engine.end()
+    with opened(tmp_path, kv, *options) as (engine, client):
+        calm = compute(engine, client, prompts)
+    with opened(tmp_path, kv, *options) as (engine, client):
+        engine.teach(client)
+        outputs = ask(client, prompts)
     assert [output.metrics.num_loaded_tokens for output in outputs] == [{"disk": num_readable(prompts[0])}] * 3
     check_equal(calm, outputs)
 
@@ -66,17 +61,11 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
 def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
     model, other = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("model", "other")))
     prompts, kv = new_prompts(1, 500, seed=22), tmp_path / "kv"
-    with TierEngine(tmp_path, kv, "--model", str(model)) as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            compute(engine, client, prompts)
-        engine.end()
-    with TierEngine(tmp_path, kv, "--model", str(model if options else other), *options) as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            engine.teach(client)
-            (output,) = ask(client, prompts)
-        engine.end()
+    with opened(tmp_path, kv, "--model", str(model)) as (engine, client):
+        compute(engine, client, prompts)
+    with opened(tmp_path, kv, "--model", str(model if options else other), *options) as (engine, client):
+        engine.teach(client)
+        (output,) = ask(client, prompts)
     assert output.num_cached_tokens == 0
 
 
@@ -84,22 +73,19 @@ def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list
 def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
     one, two = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("one", "two")))
     prompts = new_prompts(2, 500, seed=23)
-    with TierEngine(tmp_path, tmp_path / "kv", "--model", str(one), "--deterministic") as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            first = compute(engine, client, prompts)
-            client.reload(two)
-            engine.wait_open(2)
+    with opened(tmp_path, tmp_path / "kv", "--model", str(one), "--deterministic") as (engine, client):
+        first = compute(engine, client, prompts)
+        client.reload(two)
+        engine.wait_open(2)
+        engine.teach(client)
+        second = compute(engine, client, prompts)  # which checks that nothing was cached
+        for number, (model, calm) in enumerate([(one, first), (two, second)]):
+            client.reload(model)
+            engine.wait_open(3 + number)
             engine.teach(client)
-            second = compute(engine, client, prompts)  # which checks that nothing was cached
-            for number, (model, calm) in enumerate([(one, first), (two, second)]):
-                client.reload(model)
-                engine.wait_open(3 + number)
-                engine.teach(client)
-                outputs = ask(client, prompts)
-                assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
-                check_equal(calm, outputs)
-        engine.end()
+            outputs = ask(client, prompts)
+            assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
+            check_equal(calm, outputs)
     assert [output.outputs[0].logprobs for output in first] != [output.outputs[0].logprobs for output in second]
 
 

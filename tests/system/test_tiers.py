@@ -25,6 +25,7 @@ from tokenloom.tests.system.tier_engine import (
     new_prompts,
     num_readable,
     objects,
+    opened,
 )
 
 SLOT_BYTES = 32 << 10  # of the demo model in fp32
@@ -62,11 +63,8 @@ class Disk:
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     root = tmp_path_factory.mktemp("disk")
     options = ["--kv-host-bytes", str(NUM_SLOTS * SLOT_BYTES), "--max-num-batched-tokens", "128", "--deterministic"]
-    with TierEngine(root, root / "kv", *options) as engine:
-        engine.wait_open()
-        with Client(engine.address) as client:
-            yield Disk(engine, client)
-        engine.end()
+    with opened(root, root / "kv", *options) as (engine, client):
+        yield Disk(engine, client)
 
 
 def test_a_prompt_larger_than_the_arena_comes_back_from_the_disk(disk: Disk) -> None:
@@ -136,11 +134,8 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """An engine whose pool holds two prompts at most; evicted blocks go to slots."""
     options = ["--num-kv-blocks", "73", "--max-model-len", "640", "--kv-host-bytes", "64M", "--deterministic"]
     options += ["--speculation", "off"]  # wrong guesses count as computed
-    with TierEngine(tmp_path_factory.mktemp("slots"), None, *options) as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            yield client
-        engine.end()
+    with opened(tmp_path_factory.mktemp("slots"), None, *options) as (_, client):
+        yield client
 
 
 def test_evicted_blocks_come_back_from_slots(slots: Client) -> None:

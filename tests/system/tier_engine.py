@@ -7,7 +7,8 @@ answer. So `TierEngine.teach` lets one step of a prompt last long; later request
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -83,14 +84,20 @@ class TierEngine(Engine):
         psutil.wait_procs(processes, timeout=DEADLINE_S)
 
 
+@contextmanager
+def opened(root: Path, kv: Path | None, *options: str) -> Iterator[tuple[TierEngine, Client]]:
+    """Start an engine, yield it with a client once its tiers are open, and stop it."""
+    with TierEngine(root, kv, *options) as engine:
+        engine.wait_ready() if kv is None else engine.wait_open()
+        with Client(engine.address) as client:
+            yield engine, client
+        engine.end()
+
+
 def calm_answers(root: Path, prompts: Sequence[list[int]]) -> list[RequestOutput]:
     """Return the answers of one process without tiers."""
-    with TierEngine(root, None, *SMALL_POOL) as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            found = ask(client, prompts)
-        engine.end()
-    return found
+    with opened(root, None, *SMALL_POOL) as (_, client):
+        return ask(client, prompts)
 
 
 def wait_parts(disks: Sequence[Path], prompts: Sequence[list[int]]) -> None:
