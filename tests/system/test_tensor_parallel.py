@@ -11,6 +11,7 @@ import pytest
 
 from tokenloom import LLM, PoolingParams, RequestOutput, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.launched import newest_engine
@@ -27,9 +28,10 @@ PARAMS = [SamplingParams(temperature=i % 2, seed=i, max_tokens=30, presence_pena
 
 
 class Ranks(NamedTuple):
-    """A model, an engine of two ranks, and the answers to PROMPTS of one rank without drafts."""
+    """A model, an engine of two ranks with its faults, and the answers to PROMPTS of one rank without drafts."""
 
     folder: Path
+    faults: Path
     llm: LLM
     expected: list[RequestOutput]
 
@@ -40,12 +42,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     folder = tiny_checkpoint(root / "m", "llama", vocab_size=VOCAB_SIZE, **SHAPE)
     with open_llm(folder, speculation="off") as llm:
         expected = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    (root / "faults").mkdir()
     recorded_drafts.record(root / "record", "mixed", VOCAB_SIZE, expected, PARAMS)
     options: dict[str, object] = {"in_process": False, "device": "cpu", "tensor_parallel_size": 2, "max_logprobs": -1}
     with pytest.MonkeyPatch.context() as patch:
         recorded_drafts.use(patch, root / "record")
+        patch.setenv("TOKENLOOM_FAULTS", str(root / "faults"))
         with open_llm(folder, max_num_batched_tokens=32, max_num_seqs=16, **options) as llm:
-            yield Ranks(folder, llm, expected)
+            yield Ranks(folder, root / "faults", llm, expected)
 
 
 def test_two_ranks_keep_the_same_tokens(ranks: Ranks) -> None:
@@ -74,10 +78,12 @@ def test_token_ranks_agree_with_logprobs_under_tensor_parallelism(ranks: Ranks) 
 
 def test_ranks_share_the_work_and_a_killed_rank_changes_no_vector(ranks: Ranks) -> None:
     llm, prompts, oracle = ranks.llm, make_prompts(40, 3), PoolingOracle(ranks.folder)
-    params, first = PoolingParams(method="mean", normalize=False), llm.health().step
+    params, fault = PoolingParams(method="mean", normalize=False), ranks.faults / "worker.forward.0"
     with ThreadPoolExecutor(1) as pool:
         embedding = pool.submit(llm.embed, prompts, params, use_tqdm=False)
-        wait_until(lambda: llm.health().step >= first + 5, "no step ends")
+        for _ in range(4):  # steps that last longer than the next lines take
+            inject(ranks.faults, "worker.forward", "delay 0.5", 0)
+            wait_until(lambda: not fault.exists(), "no step begins")
         next(each for each in newest_engine() if " ".join(each.cmdline()).startswith("tokenloom worker 1")).kill()
         oracle.check(prompts, embedding.result(100), params)
     assert llm.health().num_restarts == 1, "the group was replaced while prompts were open"

@@ -165,7 +165,7 @@ def test_a_killed_process_changes_no_transcript(role: str, served: Served) -> No
     """A clip of five pieces and more; each loss comes after some tokens, or while the clip is cut."""
     clip, point = spoken(50 + len(role), 9 * SAMPLE_RATE), "media.read" if role == "media" else "worker.sample"
     rank = None if role == "media" else 0
-    inject(served.engine.faults, point, "delay 0.5", rank)
+    inject(served.engine.faults, point, "delay 30" if role == "media" else "delay 0.5", rank)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(create, served, clip, "verbose_json")
         assert served.engine.wait_struck(point, rank, DEADLINE_S)
