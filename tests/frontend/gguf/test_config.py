@@ -33,7 +33,7 @@ TENSORS = ("token_embd.weight", "output_norm.weight")
 
 
 def metadata(architecture: str, tensors: tuple[str, ...] = (), **values: Any) -> Metadata:
-    """Return metadata of SHAPE and `values`, in whose names __ may stand for a dot."""
+    """Return metadata of SHAPE and `values`; in their names __ may stand for a dot."""
     keys = SHAPE | {name.replace("__", "."): value for name, value in values.items()}
     found: dict[str, Any] = {"general.architecture": architecture}
     found |= {f"{architecture}.{name}": value for name, value in keys.items()}

@@ -29,7 +29,7 @@ from tokenloom.tests.support.gguf_vocabulary import (
 )
 
 THEIRS = json.loads((Path(__file__).parent / "tokens_of_llama_cpp.json").read_text(encoding="utf-8"))["ids"]
-# texts for which llama.cpp's simpler expressions are wrong, by what differs
+# texts for which llama.cpp's simpler expressions are wrong, by the difference
 CAPITALS, MARKS, CAMELS, DIGITS, FOREIGN_DIGITS = 3, 4, (0, 10), 12, (2, 12)
 APPROXIMATED = {
     "gpt-4o": {CAPITALS, MARKS},

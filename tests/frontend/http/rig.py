@@ -136,7 +136,7 @@ class Client:
 
 
 class ClockLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer if nothing is ready, so that no test waits or is late."""
+    """A loop with a clock that jumps to the next timer if nothing is ready, so that no test waits or is late."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -184,7 +184,7 @@ def served(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callabl
             run(lambda server: body(server, **arguments), **options)
 
         _, *parameters = inspect.signature(body).parameters.values()
-        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # of what pytest gives
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # pytest gives these
         return test
 
     return decorate

@@ -14,7 +14,7 @@ from tokenloom.tests.frontend.http.rig import CHUNKED, GET, Server, run, served
 
 SENT_BYTES = 4 << 20  # by a client that does not stop
 MANY_HEADERS = b"".join(b"x-%d: %s\r\n" % (i, b"a" * 50) for i in range(1000))
-ENDLESS = {  # the begin of a request, and what is repeated
+ENDLESS = {  # the begin of a request, and the repeated part
     "headers": (b"GET / HTTP/1.1\r\n", MANY_HEADERS),
     "header": (b"GET / HTTP/1.1\r\nx: ", b"a" * 60_000),
     "header name": (b"GET / HTTP/1.1\r\n", b"a" * 60_000),

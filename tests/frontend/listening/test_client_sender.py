@@ -39,7 +39,7 @@ class Rig:
         self._clients: list[zmq.Socket[bytes]] = []
 
     def client(self, identity: bytes) -> zmq.Socket[bytes]:
-        """Connect a client whose own queue holds one message."""
+        """Connect a client with room for one message in its own queue."""
         client = new_socket(self.context, zmq.DEALER, identity=identity)
         client.setsockopt(zmq.RCVHWM, 1)
         client.connect(self._address)

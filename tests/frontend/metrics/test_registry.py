@@ -42,7 +42,7 @@ def progress(step: int = 0, **fields: Any) -> Progress:
 
 
 def families(metrics: EngineMetrics | Registry) -> dict[str, Metric]:
-    """Return what Prometheus's parser reads, by name."""
+    """Return the metrics as Prometheus's parser reads them, by name."""
     return {family.name: family for family in text_string_to_metric_families(metrics.render())}
 
 

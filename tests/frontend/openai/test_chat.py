@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) -> tuple[Submit, tuple[str, ...]]:
-    """The Submit of a chat, and the markers whose special tokens it asked for."""
+    """The Submit of a chat, and the markers for which it asked."""
     asked: list[tuple[str, ...]] = []
 
     def special_ids_of(markers: tuple[str, ...]) -> bytes:

@@ -34,7 +34,7 @@ SUBMITS = [
 
 
 def new_engine(wake: Callable[[Frontend], None] = lambda frontend: None) -> tuple[LocalEngine, Frontend]:
-    """Return an engine whose slices have one piece of work each."""
+    """Return an engine with one piece of work in each slice."""
     frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
     engine = LocalEngine(frontend, lambda: wake(frontend))
     engine.slice_s = 0.0

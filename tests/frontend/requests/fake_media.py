@@ -107,7 +107,7 @@ def fake_media(token_id: int) -> tuple[MediaInput, FakeReader]:
 
 
 def seeing_spec(folder: Any, token_id: int, **config: Any) -> EngineSpec:
-    """Return the specification of an engine whose model sees images, with its run directory in `folder`."""
+    """Return the specification of an engine with a model that sees images and its run directory in `folder`."""
     spec = new_spec(config=EngineConfig(**config))
     vision = VisionConfig(family="llava", image_token_id=token_id, hidden_size=8, num_layers=1, patch_size=14)
     return in_folder(spec, folder, model=msgspec.structs.replace(spec.model, vision=vision))

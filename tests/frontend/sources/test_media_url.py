@@ -1,4 +1,4 @@
-"""URLs of media are checked before anything is asked for, and shown without what they may hide."""
+"""URLs of media are checked before anything is asked for, and shown without their secrets."""
 
 from __future__ import annotations
 
