@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import ask
+from tokenloom.tests.system.http_engine import ask, refusal
 
 COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 FRANCE = {"prompt": "The capital of France is", "temperature": 0}
@@ -248,37 +248,34 @@ def test_unsupported_fields_are_refused_by_name(http: httpx2.Client, path: str, 
     assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["video_url", "file"])
+def in_base64(num_bytes: int) -> str:
+    return base64.b64encode(bytes(num_bytes)).decode()
+
+
+def picture(num_bytes: int) -> Answer:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{in_base64(num_bytes)}"}}
+
+
+PARTS: dict[str, tuple[Answer, str]] = {  # name: a part, and the error behind its place
+    "video": (
+        {"type": "video_url", "video_url": {"url": "http://x/y"}},
+        " is a part of type 'video_url', which is not served",
+    ),
+    "file": ({"type": "file", "file": {"url": "http://x/y"}}, " is a part of type 'file', which is not served"),
+    "audio": ({"type": "input_audio", "input_audio": {"data": in_base64(10), "format": "wav"}}, "does not hear audio"),
+    "image": (picture(10), "does not see images"),
+    "large image": (picture(60_000), "does not see images"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
 def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field: str, kind: str) -> None:
-    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "http://x/y.png"}}]
-    answer = http.post(path, json={field: [{"role": "user", "content": parts}]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}', which is not served")
-
-
-@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
-def test_audio_for_a_text_model_is_refused(http: httpx2.Client, path: str, field: str) -> None:
-    clip = {"type": "input_audio", "input_audio": {"data": base64.b64encode(bytes(10)).decode(), "format": "wav"}}
-    answer = http.post(path, json={field: [{"role": "user", "content": [{"type": "text", "text": "What?"}, clip]}]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}[0].content[1]: the model ")
-    assert "does not hear audio" in error["message"]
-
-
-@pytest.mark.parametrize("num_bytes", [10, 60_000])
-@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
-def test_images_for_a_text_model_are_refused(http: httpx2.Client, path: str, field: str, num_bytes: int) -> None:
-    url = "data:image/png;base64," + base64.b64encode(bytes(num_bytes)).decode()
-    image = {"type": "image_url", "image_url": {"url": url}}
-    parts = [{"type": "text", "text": "What is this?"}, image]
-    answer = http.post(path, json={field: [{"role": "user", "content": parts}]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}[0].content[1]: the model ")
-    assert "does not see images" in error["message"] and "AAAA" not in answer.text
+    part, words = PARTS[kind]
+    content = [{"type": "text", "text": "What is this?"}, part]
+    error = refusal(http, path, {field: [{"role": "user", "content": content}]})
+    place, _, what = error["message"].partition("[0].content[1]")
+    assert (error["param"], place) == (field, field) and words in what and "AAAA" not in what
 
 
 def test_template_kwargs_cannot_override_the_templates_own_fields(http: httpx2.Client) -> None:
