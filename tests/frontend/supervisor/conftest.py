@@ -1,4 +1,4 @@
-"""The fixture of tests with an engine of remote processes; its parameter are the engine's options."""
+"""The engine of remote processes of a test, with the options that the test gives by an indirect parameter."""
 
 from __future__ import annotations
 
