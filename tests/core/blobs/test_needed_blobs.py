@@ -16,6 +16,7 @@ from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.support.today import some
 
 LOCAL, *GATEWAYS = range(4)
 DIGESTS = [bytes([number]) * 32 for number in range(8)]
@@ -96,7 +97,7 @@ class Bench:
             assert WaitReason.BLOB in request.waits_for or is_local or names <= here
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30), 6))
 def test_requests_run_with_all_their_blobs_and_nothing_else_is_kept(seed: int) -> None:
     rng = random.Random(seed)
     bench = Bench(max_blobs=rng.choice([2, 4, 100]))

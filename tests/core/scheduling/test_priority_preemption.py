@@ -10,6 +10,7 @@ from tokenloom.core.admission import AGING_S
 from tokenloom.core.request import Request
 from tokenloom.core.scheduling.scheduler import MAX_VICTIMS_PER_STEP
 from tokenloom.tests.core.harness import Harness, prompt_of
+from tokenloom.tests.support.today import some
 
 
 def running_keys(harness: Harness) -> set[int]:
@@ -64,7 +65,7 @@ def test_a_preempted_request_preempts_nothing() -> None:
     harness.run_to_the_end()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12), 3))
 def test_preemptions_are_bounded_by_step_and_by_request(seed: int) -> None:
     rng = random.Random(seed)
     num_rows = rng.choice([1, 3, 12])

@@ -22,6 +22,7 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
 from tokenloom.tests.core.kv.offload.landing import land
+from tokenloom.tests.support.today import some
 
 BLOCK_SIZE, REPORT = 16, 16  # tokens; blocks in a report of the source
 COMPUTE = (1e-3, 1e-6)  # seconds for a token, and for each one before it
@@ -147,7 +148,7 @@ def test_a_request_waits_longer_for_blocks_that_come_faster_than_they_are_comput
     assert source.first_token(256, 0) < 0.5 * compute_s(0, 256)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30), 8))
 def test_a_source_that_changes_or_stops_costs_at_most_5_percent_of_the_rest(seed: int) -> None:
     rng = random.Random(seed)
     change_at, before, after = rng.random(), rng.choice([1e-4, 1e-3, 1e-2]), rng.choice([1e-3, 1e-1, 1e9])
