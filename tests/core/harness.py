@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.drafting import Proposer
@@ -386,6 +387,25 @@ class Harness:
         digest = b"" if (adapter := self.adapters.get(key)) is None else adapter.digest
         assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop, digest)
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
+
+
+def make_request(key: int, **fields: object) -> Request:
+    """Return a request with a prompt of one token, for tests without a core."""
+    usual: dict[str, object] = {
+        "frontend_id": 0,
+        "attempt": 0,
+        "params": SamplingParams(),
+        "seed": 0,
+        "num_prompt_tokens": 1,
+        "max_tokens": 100,
+        "stop_token_ids": [],
+        "arrival_time": 0.0,
+        "priority": 0,
+        "sort_key": float(key),
+        "tokens": np.zeros(1, np.int32),
+        "num_tokens": 1,
+    }
+    return Request(key=key, **usual | fields)  # type: ignore[arg-type]
 
 
 def frontend_of(key: int) -> int:

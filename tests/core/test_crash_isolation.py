@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from tokenloom.core.crash_isolation import CrashIsolation
-from tokenloom.core.request import Request, State
-from tokenloom.ipc.sampling_params import SamplingParams
-
-
-def make_request(key: int) -> Request:
-    return Request(
-        frontend_id=0,
-        key=key,
-        attempt=0,
-        params=SamplingParams(),
-        seed=0,
-        num_prompt_tokens=1,
-        max_tokens=100,
-        stop_token_ids=[],
-        arrival_time=0.0,
-        priority=0,
-        sort_key=float(key),
-        tokens=np.zeros(1, np.int32),
-        num_tokens=1,
-    )
+from tokenloom.core.request import State
+from tokenloom.tests.core.harness import make_request
 
 
 def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[list[int], int]:

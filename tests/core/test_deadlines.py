@@ -10,7 +10,7 @@ import msgspec
 from tokenloom.core.deadlines import MAX_EXPIRED, MIN_SWEEP, Deadlines
 from tokenloom.core.request import Request, State
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.core.test_crash_isolation import make_request
+from tokenloom.tests.core.harness import make_request
 
 
 def is_late(request: Request, now: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from tokenloom.core.blobs.needed_blobs import Failed, Found, Missing, NeededBlobs, Wanted
@@ -15,31 +14,11 @@ from tokenloom.ipc.errors import ErrorInfo, Overloaded
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.media import MediaSpan
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.core.harness import make_request
 from tokenloom.tests.support.today import some
 
 LOCAL, *GATEWAYS = range(4)
 DIGESTS = [bytes([number]) * 32 for number in range(8)]
-
-
-def new_request(key: int, frontend_id: int, adapter: bytes | None, media: list[bytes]) -> Request:
-    return Request(
-        frontend_id=frontend_id,
-        key=key,
-        attempt=0,
-        params=SamplingParams(),
-        seed=0,
-        num_prompt_tokens=1,
-        max_tokens=100,
-        stop_token_ids=[],
-        arrival_time=0.0,
-        priority=0,
-        sort_key=float(key),
-        tokens=np.zeros(1, np.int32),
-        num_tokens=1,
-        adapter=None if adapter is None else AdapterRef(digest=adapter, folder="", rank=1),
-        media=[MediaSpan(digest=each, start=0, length=1, num_embeds=1, grid=(1, 1, 1)) for each in media],
-    )
 
 
 class Bench:
@@ -66,7 +45,9 @@ class Bench:
         self.here.discard(wanted)
 
     def add(self, key: int, frontend_id: int, adapter: bytes | None = None, media: tuple[bytes, ...] = ()) -> Request:
-        request = new_request(key, frontend_id, adapter, [*media])
+        spans = [MediaSpan(digest=each, start=0, length=1, num_embeds=1, grid=(1, 1, 1)) for each in media]
+        ref = None if adapter is None else AdapterRef(digest=adapter, folder="", rank=1)
+        request = make_request(key, frontend_id=frontend_id, adapter=ref, media=spans)
         self.open.add(request)
         self.needed.add(request)
         self.waiting.add(request)

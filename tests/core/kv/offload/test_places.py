@@ -8,6 +8,7 @@ import pytest
 
 from tokenloom.core.kv.offload.hits import HOST, POOL
 from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.core.kv.offload.report import tiers_progress
 from tokenloom.core.kv.offload.write_behind import BATCH
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.tests.core.harness import Harness, prompt_of
@@ -63,8 +64,26 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
     assert ask(harness, 1, prompt) == at(POOL, 40)
     crowd_out(harness, rng, 10)
     assert ask(harness, 2, prompt) == at(HOST, 40)
-    assert harness.cached[2] == 40
+    assert harness.cached[2] == 40 and harness.loaded[2] == {"host": 40}
     assert ask(harness, 3, prompt) == at(POOL, 40), "loaded blocks are in the pool again"
+    assert harness.loaded[3] == {}
+    progress = tiers_progress(harness.offload)
+    assert progress.num_tokens_by_place == [80, 40, 0, 0, 0]  # in the order of PLACES
+    (host,) = progress.sources
+    assert host.num_written >= 10 and host.num_read == 10 and host.read_bytes == 10 * 1024
+    assert host.held_bytes == 1024 * progress.num_filled_slots > 0 and not progress.num_used_slots
+    assert harness.offload.hits.shares(160) == " (50% pool, 25% host)"
+
+
+def test_a_resumed_request_counts_nothing() -> None:
+    harness, rng = new_harness(num_slots=200), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    crowd_out(harness, rng, 10)
+    harness.add(1, prompt, 3, outputs=harness.tokens[0][:1])
+    harness.core.step()
+    harness.take()
+    assert harness.cached[1] == 0 and harness.loaded[1] == {}
 
 
 @pytest.mark.parametrize(("steps_in_flight", "most"), [(1, SIZE - 1), (2, SIZE)])
@@ -117,7 +136,7 @@ def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) ->
     ask(harness, 0, prompt)
     harness.core.reset_prefix_cache()
     assert ask(harness, 100, prompt) == at(DISK, 40)
-    assert harness.cached[100] == 40
+    assert harness.cached[100] == 40 and harness.loaded[100] == {"disk": 40}
     assert ask(harness, 101, prompt) == at(POOL, 40)
 
 
