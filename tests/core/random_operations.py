@@ -91,7 +91,7 @@ class RandomOperations:
         self.harness.answer()
 
     def reload(self) -> None:
-        """Other weights are loaded: the engine is quiet, and the workers drop what they hold."""
+        """Other weights are loaded: the engine is quiet, and the workers drop their rows and adapters."""
         core = self.harness.core
         core.pause("keep")
         while core.scheduler.ledger.entries:

@@ -230,6 +230,7 @@ def test_a_request_ahead_takes_the_slot_whose_first_request_is_the_last_in_order
     harness.add(4, PROMPT, 2, adapter=4)
     harness.turn()
     assert {slot.digest for slot in harness.core.adapters.table.slots} == {digest_of(3), digest_of(4)}
+    assert harness.worker.adapters.num_begun == 3, "no other slot was taken before"
     harness.run_to_the_end()
 
 

@@ -1,4 +1,4 @@
-"""The table of slots: what it adopts, and its legal moves."""
+"""The table of slots: adapters from an earlier core, and the legal moves of a slot."""
 
 from __future__ import annotations
 

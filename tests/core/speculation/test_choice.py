@@ -56,7 +56,7 @@ def test_a_request_whose_drafts_are_wrong_gets_smaller_chances_than_others() -> 
 
 
 class Timed(Harness):
-    """A core whose steps take a given time, and a worker that says one phrase again and again."""
+    """A core with steps of a given time, and a worker that says one phrase again and again."""
 
     def __init__(self, steps_in_flight: int = 1) -> None:
         super().__init__(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)

@@ -1,4 +1,4 @@
-"""Calls of the sources that other engines share, with checks of what they bring."""
+"""Calls of the sources that other engines share, with checks of their blocks."""
 
 from __future__ import annotations
 
