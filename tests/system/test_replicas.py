@@ -86,7 +86,7 @@ def test_two_replicas_answer_as_one_and_share_the_work(
     engine: Engine, client: Client, work: list[Work], calm: list[RequestOutput]
 ) -> None:
     assert client.info().num_kv_blocks == 2 * 255, "the pools add up"
-    check_equal(calm, answers(client, work))  # also loads what each worker loads once
+    check_equal(calm, answers(client, work))  # also the first use of each worker
     workers = [engine.child(name) for name in ("worker 0", "worker 0 of replica 1")]
     before = [sum(worker.cpu_times()[:2]) for worker in workers]
     check_equal([*calm, *calm], answers(client, [*work, *work]))
@@ -111,7 +111,7 @@ def test_a_lost_process_of_a_replica_changes_no_answer(
     wait_running(client, 20)
     with lost(engine, name, number):
         check_equal(calm, futures)
-        if number == signal.SIGSTOP:  # a stopped worker whose replica was idle is noticed by its next step
+        if number == signal.SIGSTOP:  # a stopped worker of an idle replica is noticed by its next step
             check_equal(calm, answers(client, work))
     check_equal(calm, answers(client, work))
 
