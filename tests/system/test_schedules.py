@@ -16,7 +16,7 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.sampling_engine import NEAR_TIE, SCHEDULES, make_prompts, open_llm, sampling_checkpoint
 
-COUNT, MAX_TOKENS = 8, 16
+COUNT, MAX_TOKENS = 12, 24
 SCHEMA = {
     "type": "object",
     "properties": {"key": {"type": "string", "pattern": "^[a-zB%]{2,9}$"}, "number": {"type": "integer"}},
