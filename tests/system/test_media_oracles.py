@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import transformers
 
+from tokenloom.tests.support.audio_oracle import random_clip
 from tokenloom.tests.support.today import some
+from tokenloom.tests.support.vision_oracle import random_image
 from tokenloom.tests.system.media_families import FAMILIES, SAMPLE_RATE, WHISPER, Models, make_models
 
+IMAGES = (random_image(1, 60, 80), random_image(2, 100, 40), random_image(3, 33, 33))
+CLIPS = (random_clip(2, 17_000), random_clip(4, 17_000), random_clip(3, 31_000))
 PROCESSORS = {
     "llava": "LlavaProcessor",
     "idefics3": "Idefics3Processor",
@@ -27,7 +31,7 @@ PROCESSORS = {
 def test_other_media_or_another_order_of_them_give_other_tokens(name: str, tmp_path: Path) -> None:
     models = make_models(tmp_path, name)
     oracle: Any = models.oracle
-    one, two, three, _ = models.pool(1)
+    one, two, three = IMAGES if models.kind == "image" else CLIPS
     answers = {
         tuple(oracle.generate(f"{models.marker}\nWhat is this?", [each], max_tokens=6)) for each in (one, two, three)
     }
