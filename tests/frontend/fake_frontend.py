@@ -353,7 +353,11 @@ class FakeFrontend:
 
     def _bind(self) -> zmq.Socket[bytes]:
         socket = new_socket(self._context, zmq.ROUTER)
-        socket.bind(self.address)
+        try:
+            socket.bind(self.address)
+        except zmq.ZMQError:
+            socket.close()
+            raise
         return socket
 
     def _run(self) -> None:
