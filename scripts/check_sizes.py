@@ -29,7 +29,7 @@ BUDGETS = {  # (room, file suffixes): lines, including all planned features
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 600  # a file that is joined up to stay under a limit is worse than a long one
 MAX_FUNCTION_LINES = 80
-MAX_TESTS = 1.37  # tokens of the tests' code by those of the product's
+MAX_TESTS = 1.32  # tokens of the tests' code by those of the product's
 
 
 def files(folder: Path, kinds: str = ".py") -> list[Path]:
@@ -70,6 +70,10 @@ def offences(root: Path = ROOT) -> Iterator[str]:
         for function, length in functions(path):
             if length > MAX_FUNCTION_LINES:
                 yield f"{name}: {function} has {length} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def offences_of_tests(root: Path = ROOT) -> Iterator[str]:
+    """Yield a line if the tests have more code than they may. It takes seconds to count it."""
     product, tests = code_tokens(root)
     if tests > MAX_TESTS * product:
         yield f"the tests have {tests} tokens of code, {tests / product:.3f} of the product's, at most {MAX_TESTS}"
@@ -94,12 +98,15 @@ def report() -> Iterator[str]:
             line += f"; most in {folder} ({count}); longest {longest.relative_to(ROOT)} ({num_lines(longest)})"
             line += f", {name} ({length})"
         yield line
+
+
+def report_of_tests() -> str:
     product, tests = code_tokens(ROOT)
-    yield f"product {product} tokens of code, tests {tests}: {tests / product:.3f} of it"
+    return f"product {product} tokens of code, tests {tests}: {tests / product:.3f} of it"
 
 
 if __name__ == "__main__":
-    print("\n".join(report()))
-    found = list(offences())
+    print(*report(), report_of_tests(), sep="\n")
+    found = [*offences(), *offences_of_tests()]
     print("\n".join(found) or "sizes: within the limits")
     sys.exit(bool(found))
