@@ -46,7 +46,7 @@ INSTEAD = {  # variable of another server: what has its effect here
     "OLLAMA_ORIGINS": "--cors-origins",
 }
 OURS = frozenset(  # between our own processes and from our own tests, beside the key
-    f"TOKENLOOM_{name}" for name in ("CONFIG", "SPEC", "HOSTS_KEYS", "FAULTS", "PROPOSER", "FAKE_CUDA", "TEST_DATE")
+    f"TOKENLOOM_{name}" for name in ("CONFIG", "SPEC", "HOSTS_KEYS", "FAULTS", "PROPOSER", "FAKE_CUDA")
 )
 _PREFIXES = re.compile("TOKENLOOM_|VLLM_|LLAMA_|SGLANG_|SGL_|OLLAMA_|LMDEPLOY_")
 _SECRET = re.compile(r"(TOKENLOOM|VLLM|LLAMA)_\w*((?<![A-Z])(API_?)?KEYS?|AUTH|PASSWORD|SECRET|TOKEN)(?![A-Z])")

@@ -13,10 +13,9 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-VARIABLE = "LOOM_TEST_DATE"  # TOKENLOOM_TEST_DATE is taken too, and removed: engines warn of such names
-TODAY = os.environ.pop(f"TOKEN{VARIABLE}", "") or datetime.now(UTC).date().isoformat()
+VARIABLE = "LOOM_TEST_DATE"  # no TOKENLOOM_ name: engines warn of those that they do not know
 # in the environment, so that all processes of a run agree, at midnight too
-DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, TODAY)).toordinal()
+DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat())).toordinal()
 
 
 def seeds(num_today: int, num_nightly: int = 0) -> list[object]:
