@@ -20,7 +20,14 @@ from tokenloom.tests.system.equipped_engine import MAX_BODY_BYTES, ROOT, Equippe
 from tokenloom.tests.system.http_engine import DEADLINE_S, open_http, samples
 
 CUT = "tokenloom_http_requests_cut_total"
-LONG = {"prompt": "The capital of France is", "max_tokens": 900, "ignore_eos": True, "stream": True}
+LONG = {  # for seconds: guesses of random answers are wrong
+    "prompt": "The capital of France is",
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "temperature": 1.5,
+    "n": 8,
+    "stream": True,
+}
 
 
 def port_of(engine: EquippedEngine) -> int:

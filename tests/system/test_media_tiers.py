@@ -29,7 +29,7 @@ def length(models: Models, request: MediaRequest) -> int:
 def test_blocks_of_media_come_back_from_host_memory(name: str, is_deterministic: bool, tmp_path: Path) -> None:
     models = make_models(tmp_path / "model", name)
     requests = [request for request in make_requests(models, 3, 8) if request.media][:NUM_REQUESTS]
-    others = [request for request in make_requests(models, 4, 4) if request.media]
+    others = [request for request in make_requests(models, 4, 12) if request.media]
     longest = max(length(models, request) for request in [*requests, *others]) + MAX_TOKENS
     options = {
         "--model": models.checkpoint,
