@@ -279,6 +279,11 @@ class EngineCore:
         return lacks_blobs or self._crash_isolation.is_held(request) or (self._pause_mode == "wait" and is_new)
 
     @property
+    def has_suspects(self) -> bool:
+        """Whether requests run alone now that may be the cause of lost workers."""
+        return self._crash_isolation.has_suspects
+
+    @property
     def num_requests(self) -> int:
         return len(self._request_by_id)
 

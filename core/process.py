@@ -203,7 +203,7 @@ class CoreProcess:
             if self._num_gaps != self._clock.num_gaps:
                 self._num_gaps = self._clock.num_gaps
                 self._engine.on_suspended()
-            self._take_results()
+            has_results = self._take_results()
             self._frontends.receive(self._engine, self._controls)
             self._frontends.judge(self._engine, time.monotonic())
             self._take_orders()
@@ -215,7 +215,8 @@ class CoreProcess:
             self._check_overdue(now)
             self._go_on_with_controls()
             if self._workers is not None:
-                self._touched.forget_admitted()
+                if has_results or not self._engine.has_suspects:  # the loss of a suspect's step counts for it alone
+                    self._touched.forget_admitted()
                 self._engine.step()
         except EngineDead as error:
             self._lose_workers(str(error))
@@ -228,7 +229,9 @@ class CoreProcess:
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_results(self) -> None:
+    def _take_results(self) -> bool:
+        """Apply the workers' results. Return whether one of a step was among them."""
+        num_results = 0
         if self._workers is not None:
             try:
                 for result in self._workers.receive():
@@ -236,8 +239,10 @@ class CoreProcess:
                         self._engine.adapters.on_filled(result)
                     else:
                         self._engine.on_result(result)
+                        num_results += 1
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
+        return num_results > 0
 
     def _take_blocks(self) -> None:
         """Apply the tier process's messages and what is due."""

@@ -50,7 +50,7 @@ class TouchedAnswers:
             self._map[:_HEAD_BYTES] = self._num_admitted.to_bytes(_HEAD_BYTES, "little")
 
     def forget_admitted(self) -> None:
-        """Forget those that were admitted: their start was announced."""
+        """Forget those that were admitted: their start was announced, and no suspect is among them, or it is done."""
         if self._num_admitted:
             self._num_admitted = 0
             self._map[:_HEAD_BYTES] = bytes(_HEAD_BYTES)

@@ -143,7 +143,13 @@ class Bench:
         self.frontend.send(encode(message))
 
     def submit(
-        self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = (), adapter: int = 0
+        self,
+        key: int,
+        prompt: list[int],
+        max_tokens: int = 10,
+        outputs: Sequence[int] = (),
+        adapter: int = 0,
+        num_losses: int = 0,
     ) -> None:
         self.say(
             EngineCoreRequest(
@@ -154,6 +160,7 @@ class Bench:
                 stop_token_ids=[],
                 arrival_time=time.time(),
                 adapter=adapter_of(adapter),
+                num_losses=num_losses,
             )
         )
 

@@ -24,6 +24,7 @@ from tokenloom.ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
+from tokenloom.ipc.messages.touched import read_touched
 from tokenloom.ipc.messages.workers import ControlAck, Probe, ReloadWeights, Resend, SchedulerOutput, WorkerError
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
@@ -103,6 +104,17 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     bench.order(WorkersUp(generation=1))
     bench.run_until_finished(0, 1, 2)
     assert bench.tokens() == {key: expected_tokens([key + 1] * 9, key, 60, []) for key in range(3)}
+
+
+def test_a_suspect_is_noted_until_a_step_has_ended(bench: Bench) -> None:
+    bench.start()
+    bench.is_mute = True
+    bench.submit(0, [1] * 9, num_losses=2)
+    bench.pump(SchedulerOutput)
+    bench.submit(1, [2] * 9)
+    bench.order(Ping())  # another turn
+    bench.pump(Pong)
+    assert [each.key for each in read_touched(bench.spec.own_file("touched"))] == [0]
 
 
 def test_a_core_that_stood_still_blames_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
