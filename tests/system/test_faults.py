@@ -93,7 +93,7 @@ def calm(engine: Engine) -> list[RequestOutput]:
         return answers(client, KINDS)
 
 
-@pytest.mark.parametrize(("point", "kind", "rank", "words"), [CASES[0], *some(CASES[1:], 1)])
+@pytest.mark.parametrize(("point", "kind", "rank", "words"), some(CASES, 1))
 def test_a_passing_fault_changes_no_answer_and_is_named_in_health(
     engine: Engine, client: Client, calm: list[RequestOutput], point: str, kind: str, rank: int | None, words: str
 ) -> None:

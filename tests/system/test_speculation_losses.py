@@ -75,11 +75,7 @@ def engine(request: pytest.FixtureRequest, case: Case, tmp_path_factory: pytest.
 
 @pytest.mark.parametrize(
     ("engine", "role"),
-    [
-        (1, "core"),
-        (1, "worker 0"),
-        *at_night((1, "frontend"), (2, "core"), (2, "core of replica 1")),
-    ],
+    [(1, "core"), *at_night((1, "worker 0"), (1, "frontend"), (2, "core"), (2, "core of replica 1"))],
     indirect=["engine"],
 )
 def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
