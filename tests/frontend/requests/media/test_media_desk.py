@@ -272,4 +272,4 @@ def test_without_descriptors_media_are_refused_and_none_is_kept(tmp_path: Path, 
     for digest, pin in list(desk.desk.store._pins.items()):
         for user in list(pin.users):
             desk.desk.store.unpin(digest, user)
-    assert num_descriptors() == before
+    assert num_descriptors() <= before  # those of earlier tests may be closed late
