@@ -46,11 +46,15 @@ class Fleet:
         self.engines: list[Engine | None] = [None for _ in places]
         command = ["gateway", "--cores", ",".join(places), *self._keys, "--http", "0", *MODEL, *options, *of_gateway]
         self.gateway = self._open("gateway", command, prefixes[-1])
-        engines = [self.start(number) for number in range(len(places))]
-        for each in (self.gateway, *engines):
-            each.wait_ready()
-        for number in range(len(places)):
-            self.wait_used(number, 1)
+        try:
+            engines = [self.start(number) for number in range(len(places))]
+            for each in (self.gateway, *engines):
+                each.wait_ready()
+            for number in range(len(places)):
+                self.wait_used(number, 1)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, number: int) -> Engine:
         options = [*OPTIONS, "--core-listen", self.places[number], *self._keys, *self._options]
