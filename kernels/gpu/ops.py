@@ -17,7 +17,6 @@ from ..contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
-    AdapterSpace,
     AttentionMetadata,
     AttentionSpec,
     BatchColumns,
@@ -77,7 +76,7 @@ class TritonOps(ReferenceOps):
         self._has_warned = False
         self._adapters: TritonAdapterSpace | None = None
 
-    def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
+    def adapter_space(self, num_slots: int, max_rank: int) -> TritonAdapterSpace:
         self._adapters = TritonAdapterSpace(num_slots, max_rank)
         return self._adapters
 
