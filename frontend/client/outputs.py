@@ -6,6 +6,7 @@ Knows no socket and no thread. Names and meanings are vLLM's.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from ...ipc.errors import ProtocolError, RequestError, TokenloomError
 from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
+from ...ipc.messages.tier import PlaceName
 from .logprobs import FlatLogprobs, TokenLogprobs, unpack_logprobs
 from .open_request import Update
 
@@ -91,7 +93,7 @@ class OutputBuilder:
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
-        self._metrics = RequestMetrics()
+        self._metrics_by_index: dict[int, RequestMetrics] = {}
         self._num_cached_tokens = 0
         self._embedding: BulkArray | None = None
         self.error: TokenloomError | None = None
@@ -122,8 +124,9 @@ class OutputBuilder:
                 del self._prompt_logprobs[update.prompt_start :]
                 self._prompt_logprobs += unpack_logprobs(update.prompt_logprobs)
             self._embedding = update.embedding or self._embedding
-            self._metrics = update.metrics or self._metrics
-            self._num_cached_tokens = update.num_cached_tokens or self._num_cached_tokens
+            if update.metrics is not None:
+                self._metrics_by_index[update.index] = update.metrics
+            self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
 
     def build(self) -> RequestOutput:
         """Return the output with all updates so far."""
@@ -143,9 +146,35 @@ class OutputBuilder:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=_copy_logprobs(self._prompt_logprobs, self._is_flat),
             embedding=self._embedding,
-            metrics=self._metrics,
+            metrics=self._merge_metrics(),
             lora_request=self._lora_request,
         )
+
+    def _merge_metrics(self) -> RequestMetrics:
+        """Return the times of the request from its first step to its last token, and the counts of all its answers. The
+        prompt is loaded for the first answer; the others find it in the pool."""
+        answers = list(self._metrics_by_index.values())
+        if len(answers) < 2:
+            return answers[0] if answers else RequestMetrics()
+        return RequestMetrics(
+            arrival_time=answers[0].arrival_time,
+            first_scheduled_time=_earliest(each.first_scheduled_time for each in answers),
+            first_token_time=_earliest(each.first_token_time for each in answers),
+            finished_time=max(each.finished_time for each in answers) if self.is_finished else 0.0,
+            num_preemptions=sum(each.num_preemptions for each in answers),
+            num_drafts=sum(each.num_drafts for each in answers),
+            num_accepted_drafts=sum(each.num_accepted_drafts for each in answers),
+            num_loaded_tokens=max((each.num_loaded_tokens for each in answers), key=_num_in_all),
+        )
+
+
+def _earliest(times: Iterable[float]) -> float:
+    """Return the first time of those that have come; 0 if none has."""
+    return min(filter(None, times), default=0.0)
+
+
+def _num_in_all(num_by_place: Mapping[PlaceName, int]) -> int:
+    return sum(num_by_place.values())
 
 
 class _CompletionBuilder:

@@ -55,6 +55,20 @@ def test_later_updates_do_not_change_an_output() -> None:
     assert second.num_cached_tokens == 4
 
 
+def test_the_metrics_of_several_answers_are_those_of_the_request() -> None:
+    builder = OutputBuilder(Submit(request_id="r", params=SamplingParams(n=2)))
+    first = RequestMetrics(first_scheduled_time=1.0, first_token_time=2.0, finished_time=5.0, num_drafts=4)
+    second = RequestMetrics(first_scheduled_time=3.0, finished_time=4.0, num_drafts=2, num_accepted_drafts=1)
+    builder.add(Delta(request_id="r", finish_reason="stop", metrics=first, num_cached_tokens=16))
+    builder.add(Delta(request_id="r", index=1, metrics=second, num_cached_tokens=8))
+    output = builder.build()
+    assert (output.metrics.num_drafts, output.metrics.num_accepted_drafts, output.num_cached_tokens) == (6, 1, 16)
+    assert (output.metrics.first_scheduled_time, output.metrics.first_token_time) == (1.0, 2.0)
+    assert output.metrics.finished_time == 0.0, "an answer goes on"
+    builder.add(Delta(request_id="r", index=1, finish_reason="stop"))
+    assert builder.build().metrics.finished_time == 5.0
+
+
 def test_the_output_has_the_prompt_of_the_core() -> None:
     builder = new_builder()
     assert builder.build().prompt == "hello"
