@@ -377,9 +377,10 @@ class EngineCore:
             return None
         return self.step_timer.overdue_at(entry)
 
-    def on_suspended(self) -> None:
-        """Restart the time limit of the oldest step, at most MAX_EXCUSES times: the workers may have been suspended."""
-        self.step_timer.on_suspended(self.scheduler.num_steps, has_step=len(self.scheduler.ledger) > 0)
+    def look(self) -> float:
+        """Advance the clock and return its time. After a suspension of this process the time limit of the oldest step
+        starts again, at most MAX_EXCUSES times: the workers may have been suspended, too."""
+        return self.step_timer.look(self.scheduler.num_steps, has_step=len(self.scheduler.ledger) > 0)
 
     def lose_workers(self, reason: str) -> None:
         """Return every running request to the queue with nothing computed. A request that is proven to kill the

@@ -63,6 +63,7 @@ class StepTimer:
         self._clock, self._detector, self._encodes = clock, detector, scheduler.encodes
         self._prefill_throttle, self._encode_throttle = scheduler.prefill_throttle, scheduler.encode_throttle
         self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
+        self._num_gaps = clock.num_gaps  # suspensions that are excused
         self._num_excuses = 0  # of the oldest step
         self._last_untimed_step = 0  # steps up to this one may have been suspended
 
@@ -87,13 +88,17 @@ class StepTimer:
             if not batch.drafts:  # rows with drafts are neither decodes nor prompts
                 self._prefill_throttle.on_step(num_decodes, num_prompt_tokens, seconds)
 
-    def on_suspended(self, last_step: int, *, has_step: bool) -> None:
-        """Restart the limit of the oldest step in flight, if there is one, MAX_EXCUSES times at most; steps up to
-        `last_step` are not learned from."""
-        self._last_untimed_step = last_step
-        if has_step and self._num_excuses < MAX_EXCUSES:
-            self._num_excuses += 1
-            self.begin()
+    def look(self, last_step: int, *, has_step: bool) -> float:
+        """Advance the clock and return its time. If this process was suspended, restart the limit of the oldest step in
+        flight, if there is one, MAX_EXCUSES times at most; steps up to `last_step` are not learned from."""
+        now = self._clock.look()
+        if self._num_gaps != self._clock.num_gaps:
+            self._num_gaps = self._clock.num_gaps
+            self._last_untimed_step = last_step
+            if has_step and self._num_excuses < MAX_EXCUSES:
+                self._num_excuses += 1
+                self.begin()
+        return now
 
     def reset(self) -> None:
         """Forget suspensions and excuses: the steps of a new worker group count from 1."""

@@ -71,7 +71,6 @@ class CoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
-        self._num_gaps = 0  # of the clock, that the engine knows of
         self._zap = _new_zap(self._context, spec)
         self._grammar_host = GrammarProcessHost(self._context, spec, spec.endpoints.grammar_of(core_epoch))
         self._grammar_prover = GrammarProcessHost(
@@ -199,10 +198,7 @@ class CoreProcess:
         if self._zap is not None:
             self._zap.answer()
         try:
-            now = self._clock.look()
-            if self._num_gaps != self._clock.num_gaps:
-                self._num_gaps = self._clock.num_gaps
-                self._engine.on_suspended()
+            now = self._engine.look()
             has_results = self._take_results()
             self._frontends.receive(self._engine, self._controls)
             self._frontends.judge(self._engine, time.monotonic())

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tokenloom.tests.support.run_record import OPTION, RunRecord
 
@@ -97,26 +98,30 @@ def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
         return
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        yield from (f"{law} survives it" for law in survivors(tree, mutant.red))
+        yield from survivors(tree, mutant.red)
         if with_left and mutant.left:
-            yield from (f"{law}, which left, survived it" for law in survivors(tree, mutant.left, "-m", ""))
+            yield from (f"{fault}, though it left" for fault in survivors(tree, mutant.left, "-m", ""))
     finally:
         path.write_text(text, encoding="utf-8")
 
 
 def survivors(tree: Path, laws: Sequence[str], *arguments: str) -> list[str]:
-    """Run laws and return those of which no case fails: none if the run does not end."""
+    """Run laws and return one fault for each of which no case fails: none if the run hangs or its process is killed."""
     with tempfile.TemporaryDirectory() as place:
         record = Path(place, "record.json")
         plugin = ["-p", "tokenloom.tests.support.run_record", OPTION, str(record)]
         command = [sys.executable, "-m", "pytest", "-q", *plugin, *arguments, *laws]
         environment = os.environ | {"PYTHONPATH": str(tree.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            subprocess.run(command, cwd=tree, env=environment, timeout=LIMIT_S, capture_output=True, check=False)
+            run = subprocess.run(command, cwd=tree, env=environment, timeout=LIMIT_S, capture_output=True, check=False)
         except subprocess.TimeoutExpired:
             return []
-        failed = msgspec.json.decode(record.read_bytes(), type=RunRecord).errors if record.exists() else {}
-    return [law for law in laws if not any(_is_of(test, law) for test in failed)]
+        if run.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return [f"{law} is not found, or another one is not" for law in laws]
+        if not record.exists():
+            return []
+        failed = msgspec.json.decode(record.read_bytes(), type=RunRecord).errors
+    return [f"{law} survives it" for law in laws if not any(_is_of(test, law) for test in failed)]
 
 
 def _is_of(test: str, law: str) -> bool:
