@@ -283,6 +283,7 @@ def test_in_process_a_bug_is_raised_in_wait_and_engine_dead_in_every_request() -
                 llm.generate("p", use_tqdm=False)
 
 
+@pytest.mark.usefixtures("no_ignored_signals")
 def test_in_process_ctrl_c_takes_effect_between_turns() -> None:
     engine = FakeEngine()
     with FakeLLM(engine) as llm:

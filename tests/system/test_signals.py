@@ -33,6 +33,7 @@ def wait_logged(engine: Engine, pattern: str) -> None:
     wait_until(lambda: re.search(pattern, engine.log(), re.MULTILINE), engine.log, DEADLINE_S)
 
 
+@pytest.mark.usefixtures("no_ignored_signals")
 def test_group_signals_leave_children_alive_and_usr1_logs_the_state_and_hup_drains(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--log-level", "error", "--speculation", "off") as engine:  # a piece is a token
 
