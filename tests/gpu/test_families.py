@@ -13,8 +13,7 @@ import torch
 from tokenloom.ipc.models.model_file import NATIVE
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.families import CONFIGS
-from tokenloom.tests.support.hearing_families import HEARING
+from tokenloom.tests.support.families import CONFIGS, HEARING
 from tokenloom.tests.support.recurrent_families import RECURRENT
 from tokenloom.tests.workers.borrowed import test_model as borrowed
 from tokenloom.tests.workers.models import test_seeing_families as seeing

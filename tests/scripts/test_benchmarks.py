@@ -138,7 +138,9 @@ def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
 def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     sizes = "4 9 12 --adapters 1,3 --rounds 2 --rank 4 --num-kv-blocks 256 --zipf-batches 2 --slots 2"
-    rows, notes = found = measure(tmp_path, f"bench_lora.py demo {sizes} --with-peft --peft 3 --unused --loads --zipf 6")
+    rows, notes = found = measure(
+        tmp_path, f"bench_lora.py demo {sizes} --with-peft --peft 3 --unused --loads --zipf 6"
+    )
     beside_peft = ["3 adapters, beside peft", "peft, one after the other", "peft, one batch"]
     rotations = ["all resident", "a load each second", "2 resident", "6 by Zipf"]
     names = ["base", "1 adapter", "3 adapters", *beside_peft, "not enabled", "enabled, unused", *rotations]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .vision_configs import VOCAB_SIZE
+from .vision_configs import text_config
 
 Config = dict[str, Any]
 
@@ -27,25 +27,6 @@ class AudioModel:
     preprocessor: Config = field(default_factory=dict)  # preprocessor_config.json
     processor: Config = field(default_factory=dict)  # processor_config.json
     other_markers: tuple[str, ...] = ()
-
-
-def _text(model_type: str, **fields: Any) -> Config:
-    """Return the config of a tiny language model."""
-    return {
-        "model_type": model_type,
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 88,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": 1024,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        **fields,
-    }
 
 
 def _extractor(kind: str, **fields: Any) -> Config:
@@ -68,7 +49,7 @@ QWEN2_AUDIO = AudioModel(
         "architectures": ["Qwen2AudioForConditionalGeneration"],
         "model_type": "qwen2_audio",
         "audio_token_index": "<|AUDIO|>",
-        "text_config": _text("qwen2"),
+        "text_config": text_config("qwen2"),
         "audio_config": {
             "model_type": "qwen2_audio_encoder",
             "d_model": 32,
@@ -90,7 +71,7 @@ VOXTRAL = AudioModel(
         "model_type": "voxtral",
         "audio_token_id": "[AUDIO]",
         "projector_hidden_act": "gelu",
-        "text_config": _text("llama", head_dim=24),
+        "text_config": text_config("llama", head_dim=24),
         "audio_config": {
             "model_type": "voxtral_encoder",
             "hidden_size": 32,
@@ -112,7 +93,7 @@ QWEN3_ASR = AudioModel(
         "model_type": "qwen3_asr",
         "audio_token_id": "<|audio_pad|>",
         "tie_word_embeddings": True,
-        "text_config": _text("qwen3", head_dim=24, tie_word_embeddings=True),
+        "text_config": text_config("qwen3", head_dim=24, tie_word_embeddings=True),
         "audio_config": {
             "model_type": "qwen3_asr_encoder",
             "d_model": 32,

@@ -7,14 +7,17 @@ positions, small rotary bases. All norms, biases, scales and sinks are random.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from .hearing_families import HEARING
-from .seeing_families import SEEING
+from .audio_configs import AUDIO_MODELS, AudioModel
+from .vision_configs import VISION_MODELS, VisionModel, with_ids
 
 Config = dict[str, Any]  # config.json
 
 EPS = 0.02
+MEDIUM_ID = 260  # the placeholder
+WINDOW: Config = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
 SHAPE: Config = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -59,6 +62,18 @@ def _config(model_type: str, architecture: str, **fields: Any) -> Config:
 
 def _rms(model_type: str, architecture: str, **fields: Any) -> Config:
     return _config(model_type, architecture, **{"hidden_act": "silu", "rms_norm_eps": EPS, **fields})
+
+
+def _with_media(model: VisionModel | AudioModel, **text: Any) -> Config:
+    """Return the config of a model that takes media. It tests the language model, with given embeddings in the place of
+    the token MEDIUM_ID; `text` replaces fields."""
+    names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+    (medium,) = [model.config[name] for name in names if name in model.config]
+    markers = sorted(model.markers.values(), key=lambda token: token != medium)
+    config: Config = with_ids(model.config, dict(zip(markers, itertools.count(MEDIUM_ID), strict=False)))
+    inner = config.get("text_config", config)
+    inner |= {"vocab_size": SHAPE["vocab_size"], "rope_theta": SHAPE["rope_theta"], "rms_norm_eps": EPS, **text}
+    return config
 
 
 GEMMA2: Config = {
@@ -123,21 +138,6 @@ DENSE: dict[str, Config] = {
     "gemma": _rms("gemma", "GemmaForCausalLM", hidden_act="gelu_pytorch_tanh", head_dim=24),
     "gemma2": _rms("gemma2", "Gemma2ForCausalLM", **GEMMA2),
     "gemma3_text": _rms("gemma3_text", "Gemma3ForCausalLM", **GEMMA3, num_hidden_layers=4, hidden_act=None),
-    "gemma3": {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": {**SHAPE, "model_type": "gemma3_text", "rms_norm_eps": EPS, **GEMMA3},
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            **TOWER,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        "mm_tokens_per_image": 4,
-        "image_token_index": 260,
-        "boi_token_index": 261,
-        "eoi_token_index": 262,
-    },
     "gemma4": _rms("gemma4_text", "Gemma4ForCausalLM", **GEMMA4),
     "gemma4_vision": {
         "architectures": ["Gemma4ForConditionalGeneration"],
@@ -309,21 +309,6 @@ DENSE: dict[str, Config] = {
     "ministral3": _rms("ministral3", "Ministral3ForCausalLM", **MINISTRAL3, rope_theta=None, tie_word_embeddings=False),
     "falcon": _config("falcon", "FalconForCausalLM", **FALCON, new_decoder_architecture=False),
     "falcon_40b": _config("falcon", "FalconForCausalLM", **FALCON, new_decoder_architecture=True, num_kv_heads=2),
-    "mistral3": {
-        "architectures": ["Mistral3ForConditionalGeneration"],
-        "model_type": "mistral3",
-        "text_config": {**SHAPE, **MINISTRAL3, "model_type": "ministral3", "rms_norm_eps": EPS, "hidden_act": "silu"},
-        "tie_word_embeddings": True,
-        "vision_config": {
-            "model_type": "pixtral",
-            **TOWER,
-            "head_dim": 16,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        "image_token_index": 260,
-        "spatial_merge_size": 2,
-    },
     "jais2": _config("jais2", "Jais2ForCausalLM", hidden_act="relu2", attention_bias=True, mlp_bias=True, **LAYER_NORM),
     "apertus": _rms(
         "apertus",
@@ -428,4 +413,12 @@ SPARSE |= {
         tie_word_embeddings=False,
     ),
 }
+TEXT_FIELDS: dict[str, Config] = {
+    "gemma3": GEMMA3,
+    "mistral3": {**MINISTRAL3, "model_type": "ministral3"},
+    "qwen2_5_vl": WINDOW,
+    "qwen2_audio": WINDOW,
+}
+SEEING = {name: _with_media(model, **TEXT_FIELDS.get(name, {})) for name, model in VISION_MODELS.items()}
+HEARING = {name: _with_media(model, **TEXT_FIELDS.get(name, {})) for name, model in AUDIO_MODELS.items()}
 CONFIGS: dict[str, Config] = DENSE | SEEING | HEARING | SPARSE

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .family_checkpoints import BIAS_SPREAD, SPREAD
+from .vision_configs import with_ids
 
 Config = dict[str, Any]
 
@@ -68,7 +69,7 @@ def write_media_checkpoint(
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_media_tokenizer(folder, model, marker)
-    config = _with_ids(model.config, tokenizer)
+    config = with_ids(model.config, tokenizer.get_added_vocab())
     text = config.get("text_config", config)
     text |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, **text_fields}
     config |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "dtype": str(dtype).removeprefix("torch.")}
@@ -115,15 +116,6 @@ def _use_published_names(file: Path) -> None:
     before, after = "vision_tower.", "vision_tower.vision_model."
     renamed = {name.replace(before, after) if name.startswith(before) else name: tensors[name] for name in tensors}
     save_file(renamed, file, metadata={"format": "pt"})
-
-
-def _with_ids(value: Any, tokenizer: Any) -> Any:
-    """Return a copy of a config with ids in place of the marker tokens."""
-    if isinstance(value, dict):
-        return {name: _with_ids(each, tokenizer) for name, each in value.items()}
-    if isinstance(value, str) and value in tokenizer.get_added_vocab():
-        return tokenizer.convert_tokens_to_ids(value)
-    return value
 
 
 def _write_json(file: Path, value: Config) -> None:

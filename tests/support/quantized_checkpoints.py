@@ -159,45 +159,53 @@ FORMATS: dict[str, tuple[Writer, dict[str, object]]] = {  # writer, quantization
 
 def quantized_pair(root: Path, form: str, family: str = "llama", seed: int = 0, **fields: object) -> tuple[Path, Path]:
     """Write two checkpoints: quantized, and the same weights in float32. `fields` are those of `tiny_checkpoint`."""
-    plain = tiny_checkpoint(root / "plain", family, **fields)
-    quantized = shutil.copytree(plain, root / "quantized")
     writer, config = FORMATS[form]
     rng = np.random.default_rng(seed)
-    floats, stored = load_file(plain / "model.safetensors"), Tensors()
-    for name, tensor in floats.items():
-        found = MATRIX.fullmatch(name)
-        if found is None:
-            stored[name] = tensor
-            continue
+
+    def quantize(name: str, tensor: torch.Tensor) -> tuple[Tensors, torch.Tensor] | None:
+        if (found := MATRIX.fullmatch(name)) is None:
+            return None
         parts, weight = writer(rng, tensor.shape[0], tensor.shape[1])
-        stored |= {f"{found[1]}.{suffix}": part.contiguous() for suffix, part in parts.items()}
-        floats[name] = torch.from_numpy(np.ascontiguousarray(weight.astype(np.float32)))
-    save_file(floats, plain / "model.safetensors")
-    save_file(stored, quantized / "model.safetensors")
-    fields = json.loads((quantized / "config.json").read_text())
-    (quantized / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
-    return quantized, plain
+        stored = {f"{found[1]}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        return stored, torch.from_numpy(np.ascontiguousarray(weight.astype(np.float32)))
+
+    return _pair(root, family, config, quantize, fields)
 
 
 def mxfp4_pair(root: Path, seed: int = 0, **fields: object) -> tuple[Path, Path]:
     """Write two checkpoints of gpt-oss: with experts in mxfp4, and the same weights in float32."""
-    plain = tiny_checkpoint(root / "plain", "gpt_oss", **fields)
-    quantized = shutil.copytree(plain, root / "quantized")
     rng = np.random.default_rng(seed)
-    floats, stored = load_file(plain / "model.safetensors"), Tensors()
-    for name, tensor in floats.items():
+
+    def quantize(name: str, tensor: torch.Tensor) -> tuple[Tensors, torch.Tensor] | None:
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            stored[name] = tensor
-            continue
+            return None
         num_experts, num_in, num_out = tensor.shape
         blocks = rng.integers(0, 256, (num_experts, num_out, num_in // 32, 16)).astype(np.uint8)
         scales = rng.integers(120, 124, blocks.shape[:3]).astype(np.uint8)
-        stored |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
         values = E2M1[np.stack((blocks % 16, blocks // 16), axis=-1)].reshape(*blocks.shape[:3], 32)
         values = (values * np.exp2(scales[..., None].astype(np.float64) - 127)).reshape(num_experts, num_out, num_in)
-        floats[name] = torch.from_numpy(values.astype(np.float32)).transpose(1, 2).contiguous()
+        stored = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+        return stored, torch.from_numpy(values.astype(np.float32)).transpose(1, 2).contiguous()
+
+    return _pair(root, "gpt_oss", {"quant_method": "mxfp4"}, quantize, fields)
+
+
+def _pair(
+    root: Path,
+    family: str,
+    config: dict[str, object],
+    quantize: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor] | None],
+    fields: dict[str, object],
+) -> tuple[Path, Path]:
+    """Write both checkpoints. `quantize` returns what is stored of a tensor and the floats that it encodes."""
+    plain = tiny_checkpoint(root / "plain", family, **fields)
+    quantized = shutil.copytree(plain, root / "quantized")
+    floats, stored = load_file(plain / "model.safetensors"), Tensors()
+    for name, tensor in floats.items():
+        parts, floats[name] = quantize(name, tensor) or ({name: tensor}, tensor)
+        stored |= parts
     save_file(floats, plain / "model.safetensors")
     save_file(stored, quantized / "model.safetensors")
-    config = json.loads((quantized / "config.json").read_text())
-    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    raw = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
     return quantized, plain

@@ -6,6 +6,7 @@ others' in `text_config`. Images are small, and each family takes several sizes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,14 @@ class VisionModel:
     other_markers: tuple[str, ...] = ()
 
 
-def _text(model_type: str, **fields: Any) -> Config:
+def with_ids(value: Any, ids: Mapping[str, int]) -> Any:
+    """Return a copy of a config with ids in place of the marker tokens."""
+    if isinstance(value, dict):
+        return {name: with_ids(each, ids) for name, each in value.items()}
+    return ids.get(value, value) if isinstance(value, str) else value
+
+
+def text_config(model_type: str, **fields: Any) -> Config:
     """Return the config of a tiny language model."""
     return {
         "model_type": model_type,
@@ -66,7 +74,7 @@ LLAVA = VisionModel(
         "projector_hidden_act": "gelu",
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
-        "text_config": _text("llama"),
+        "text_config": text_config("llama"),
         "vision_config": _tower("clip_vision_model", projection_dim=32, hidden_act="quick_gelu"),
     },
     preprocessor={
@@ -97,7 +105,7 @@ PIXTRAL = VisionModel(
         "projector_hidden_act": "gelu",
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
-        "text_config": _text("mistral", head_dim=24, sliding_window=None),
+        "text_config": text_config("mistral", head_dim=24, sliding_window=None),
         "vision_config": _tower("pixtral", image_size=84, rope_theta=100.0, hidden_act="silu"),
     },
     preprocessor={
@@ -119,7 +127,7 @@ MISTRAL3 = VisionModel(
         "spatial_merge_size": 2,
         "vision_feature_layer": -1,
         "tie_word_embeddings": False,
-        "text_config": _text("mistral", head_dim=24, sliding_window=None),
+        "text_config": text_config("mistral", head_dim=24, sliding_window=None),
         "vision_config": _tower("pixtral", image_size=112, rope_theta=100.0, hidden_act="silu"),
     },
     preprocessor={
@@ -151,7 +159,7 @@ IDEFICS3 = VisionModel(
         "image_token_id": "<image>",
         "scale_factor": 2,
         "tie_word_embeddings": False,
-        "text_config": _text("llama"),
+        "text_config": text_config("llama"),
         "vision_config": _tower("idefics3_vision"),
     },
     preprocessor=_IDEFICS3_PREPROCESSOR,
@@ -170,7 +178,7 @@ SMOLVLM = VisionModel(
         **IDEFICS3.config,
         "architectures": ["SmolVLMForConditionalGeneration"],
         "model_type": "smolvlm",
-        "text_config": _text("llama", tie_word_embeddings=True),
+        "text_config": text_config("llama", tie_word_embeddings=True),
         "tie_word_embeddings": True,
         "vision_config": _tower("smolvlm_vision"),
     },
@@ -194,7 +202,7 @@ INTERNVL = VisionModel(
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
         "tie_word_embeddings": True,
-        "text_config": _text("qwen2", tie_word_embeddings=True),
+        "text_config": text_config("qwen2", tie_word_embeddings=True),
         "vision_config": {
             **_tower("internvl_vision", attention_bias=True, norm_type="layer_norm"),
             "image_size": [56, 56],
@@ -246,7 +254,7 @@ _QWEN_PREPROCESSOR = {
 QWEN2_VL = VisionModel(
     config={
         "architectures": ["Qwen2VLForConditionalGeneration"],
-        **_text("qwen2_vl", rope_scaling=_MROPE),
+        **text_config("qwen2_vl", rope_scaling=_MROPE),
         **_QWEN_IDS,
         "vision_config": {
             "model_type": "qwen2_vl",
@@ -268,7 +276,7 @@ QWEN2_VL = VisionModel(
 QWEN2_5_VL = VisionModel(
     config={
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        **_text("qwen2_5_vl", rope_scaling=_MROPE, tie_word_embeddings=True),
+        **text_config("qwen2_5_vl", rope_scaling=_MROPE, tie_word_embeddings=True),
         **_QWEN_IDS,
         "vision_config": {
             "model_type": "qwen2_5_vl",
@@ -295,7 +303,7 @@ QWEN3_VL = VisionModel(
         "model_type": "qwen3_vl",
         "tie_word_embeddings": False,
         **_QWEN_IDS,
-        "text_config": _text(
+        "text_config": text_config(
             "qwen3_vl_text",
             head_dim=32,
             rope_scaling={"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
@@ -336,7 +344,7 @@ GEMMA3 = VisionModel(
         "image_token_index": "<image_soft_token>",
         "mm_tokens_per_image": 16,
         "text_config": {
-            **_text("gemma3_text", head_dim=24, query_pre_attn_scalar=20, tie_word_embeddings=True),
+            **text_config("gemma3_text", head_dim=24, query_pre_attn_scalar=20, tie_word_embeddings=True),
             "hidden_act": "gelu_pytorch_tanh",
             "hidden_activation": "gelu_pytorch_tanh",
             "sliding_window": 24,

@@ -145,14 +145,6 @@ class VisionOracle(MediaOracle[Image.Image]):
         return "[IMG_BREAK]".join([token * width] * height) + "[IMG_END]"
 
 
-def generate_with_transformers(
-    folder: Path, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12
-) -> list[list[int]]:
-    """Return the greedy tokens of each prompt, a text with its images."""
-    oracle = VisionOracle(folder)
-    return [oracle.generate(prompt, images, max_tokens) for prompt, images in prompts]
-
-
 def random_image(seed: int, width: int, height: int) -> Image.Image:
     """Return an image of colored rectangles, which resizing does not average into one gray."""
     rng = np.random.default_rng(seed)

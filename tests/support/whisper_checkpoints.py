@@ -25,7 +25,6 @@ NAMES = (
 )
 IDS = {name: TEXT_SIZE + number for number, name in enumerate(NAMES)}
 EOS_ID, START_ID, NO_TIMESTAMPS_ID = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|notimestamps|>"]
-PROMPT = "<|startoftranscript|><|en|><|transcribe|>"  # with timestamps
 SUPPRESSED = [5, 9, 33, 100, 101, 102, 777, START_ID, *(IDS[name] for name in NAMES[4:9])]
 GAINS = {  # so that the clip and all tokens before decide the next one
     "embed_tokens": 4.0,

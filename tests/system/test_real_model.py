@@ -19,11 +19,11 @@ import jsonschema
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
-from tokenloom.tests.support.real_model import logprobs_of, model_file, needs_real_model, reference
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import samples
 from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.real_model import logprobs_of, model_file, needs_real_model, reference
 
 pytestmark = [needs_real_model, pytest.mark.timeout(300)]
 

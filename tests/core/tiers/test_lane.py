@@ -17,9 +17,9 @@ from tokenloom.core.tiers.reports import BATCH, LoadJob, Reports, StoreJob
 from tokenloom.core.tiers.source import Item
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.tier import BlocksLoaded, BlocksStored, TierToCore
+from tokenloom.tests.core.tiers.faulty_source import LOAD_FAULTS, FaultySource, damage_file
 from tokenloom.tests.core.tiers.slots import DEADLINE_S, content_of, empty, filled, key_of, open_disk
 from tokenloom.tests.core.tiers.test_finder import SetSource
-from tokenloom.tests.support.faulty_source import LOAD_FAULTS, FaultySource, damage_file
 
 
 def messages_of(reports: Reports) -> list[TierToCore]:

@@ -17,7 +17,7 @@ from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.scripts.write_gguf import convert
-from tokenloom.tests.support.gguf_vocabulary import (
+from tokenloom.tests.frontend.gguf.gguf_vocabulary import (
     CONTROL,
     NORMAL,
     RECORDED,

@@ -24,10 +24,10 @@ from tokenloom.ipc.models.model_file import NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.make_checkpoint import BOS_ID, EOS_ID
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_config
-from tokenloom.tests.support.config_changes import MISSING, Change, aliases, changed, changes, left_out
 from tokenloom.tests.support.families import CONFIGS, Config
 from tokenloom.tests.support.family_checkpoints import randomize
 from tokenloom.tests.support.today import some
+from tokenloom.tests.workers.models.config_changes import MISSING, Change, aliases, changed, changes, left_out
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import ParallelGroup

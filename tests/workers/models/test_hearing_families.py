@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
 from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint
-from tokenloom.tests.support.families import CONFIGS
-from tokenloom.tests.support.hearing_families import HEARING
+from tokenloom.tests.support.families import CONFIGS, HEARING
 from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.workers.models.test_seeing_families import OPS, Grids, check
 from tokenloom.tests.workers.paged_run import PagedRun, load

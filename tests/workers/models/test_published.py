@@ -17,9 +17,9 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.support.names_only_checkpoint import NamesOnlyCheckpoint, Shape
 from tokenloom.tests.support.published_models import NAMES, PublishedModel, read_published
 from tokenloom.tests.support.today import some
+from tokenloom.tests.workers.models.names_only_checkpoint import NamesOnlyCheckpoint, Shape
 from tokenloom.workers.models.decoder import read_model, refuse_surplus
 from tokenloom.workers.parallel import NullGroup
 

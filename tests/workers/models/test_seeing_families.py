@@ -17,9 +17,8 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.families import CONFIGS
+from tokenloom.tests.support.families import CONFIGS, MEDIUM_ID
 from tokenloom.tests.support.family_checkpoints import reference_model
-from tokenloom.tests.support.seeing_families import IMAGE_ID
 from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.paged_run import CPU, GivenMedia, PagedRun, load
@@ -50,7 +49,7 @@ def prompt_of(grids: Grids, family: str, hidden_size: int, num_features: int, se
     for rows, width in grids:
         start, origin = len(tokens), int(columns[-1].max()) + 1
         spans.append(range(start, start + rows * width))
-        tokens += [IMAGE_ID] * (rows * width)
+        tokens += [MEDIUM_ID] * (rows * width)
         scale = 1.0 if family == "gemma3" else 0.4  # about that of the text's embeddings
         drawn = scale * torch.randn(rows * width, (1 + num_features) * hidden_size, generator=generator)
         embeds |= dict(zip(spans[-1], drawn, strict=True))

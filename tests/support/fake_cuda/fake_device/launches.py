@@ -51,7 +51,6 @@ class Kernel:
         self.function = function
         self.name = function.__name__
         self.metadata = SimpleNamespace(num_warps=4, num_ctas=1, shared=0, name=self.name)
-        self.n_regs, self.n_spills = 32, 0
 
     def run(self, x: int, y: int, z: int, *rest: Any) -> None:
         """Launch as Triton's launcher: the stream, four values that say nothing here, hooks, then all arguments."""
@@ -141,12 +140,6 @@ class _Driver:
 
     def get_device_interface(self) -> Any:
         return torch.cuda
-
-    def get_empty_cache_for_benchmark(self) -> Tensor:
-        return torch.empty(256, dtype=torch.int32, device="cuda")
-
-    def clear_cache(self, cache: Tensor) -> None:
-        cache.zero_()
 
     @property
     def utils(self) -> Any:

@@ -16,19 +16,8 @@ NAME = "fake CUDA device"
 CAPABILITY = (9, 0)
 PROPERTIES = {
     "name": NAME,
-    "major": CAPABILITY[0],
-    "minor": CAPABILITY[1],
     "total_memory": memory.TOTAL_BYTES,
     "multi_processor_count": 132,
-    "warp_size": 32,
-    "L2_cache_size": 50 << 20,
-    "regs_per_multiprocessor": 65536,
-    "max_threads_per_multi_processor": 2048,
-    "shared_memory_per_block": 48 << 10,
-    "shared_memory_per_block_optin": 227 << 10,
-    "shared_memory_per_multiprocessor": 228 << 10,
-    "is_integrated": 0,
-    "gcnArchName": "",
 }
 
 
@@ -47,16 +36,6 @@ class _CudaRuntime:
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
         memory.register(address, num_bytes)
         return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        return 0
-
-    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802
-        return mem_get_info(device)
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    return memory.free_bytes(_index(device)), memory.TOTAL_BYTES
 
 
 @contextmanager
@@ -88,17 +67,11 @@ def install(num_devices: int) -> None:
         "get_device_name": lambda device=None: NAME,
         "get_device_capability": lambda device=None: CAPABILITY,
         "get_device_properties": lambda device=None: SimpleNamespace(**PROPERTIES),
-        "get_arch_list": lambda: ["sm_90"],
-        "mem_get_info": mem_get_info,
+        "mem_get_info": lambda device=None: (memory.free_bytes(_index(device)), memory.TOTAL_BYTES),
         "memory_allocated": lambda device=None: memory.used_bytes(_index(device)),
-        "memory_reserved": lambda device=None: memory.used_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: memory.peak_bytes(_index(device)),
-        "max_memory_reserved": lambda device=None: memory.peak_bytes(_index(device)),
         "reset_peak_memory_stats": lambda device=None: memory.reset_peak(_index(device)),
-        "memory_stats": lambda device=None: {"allocated_bytes.all.current": memory.used_bytes(_index(device))},
         "empty_cache": lambda: None,
-        "ipc_collect": lambda: None,
-        "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,

@@ -70,14 +70,6 @@ class Stream:
     def wait_stream(self, stream: Stream) -> None:
         assert isinstance(stream, Stream)
 
-    def wait_event(self, event: Event) -> None:
-        assert isinstance(event, Event)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
     def synchronize(self) -> None:
         host_waits("Stream.synchronize")
 
@@ -116,9 +108,7 @@ def stream_context(stream: Stream | None) -> Iterator[None]:
 class Event:
     """A point in time."""
 
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
-    ) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self._has_time, self._time_s = enable_timing, 0.0
 
     def record(self, stream: Stream | None = None) -> None:
@@ -143,7 +133,7 @@ class Event:
 class CUDAGraph:
     """The launches of a capture."""
 
-    def __init__(self, keep_graph: bool = False) -> None:
+    def __init__(self) -> None:
         self._launches: Launches = []
         self._is_captured = False
 
@@ -168,9 +158,6 @@ class CUDAGraph:
 
     def reset(self) -> None:
         self._launches, self._is_captured = [], False
-
-    def pool(self) -> tuple[int, int]:
-        return (0, id(self))
 
 
 @contextmanager

@@ -92,9 +92,6 @@ class CudaTensor(Tensor):
     def pin_memory(self, device: object = None) -> Tensor:
         raise RuntimeError("cannot pin a tensor of a device; only dense CPU tensors can be pinned")
 
-    def record_stream(self, stream: object) -> None:
-        pass
-
     def __deepcopy__(self, memo: Any) -> Tensor:
         copied: Tensor = CudaTensor(self.inner.clone(), self.device)
         if isinstance(self, torch.nn.Parameter):

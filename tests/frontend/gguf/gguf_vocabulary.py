@@ -2,7 +2,7 @@
 
 Run by a Python with llama-cpp-python and gguf, it records them again, for frontend/gguf/test_tokenizer.py:
 
-    python tests/support/gguf_vocabulary.py tests/frontend/gguf/tokens_of_llama_cpp.json
+    python tests/frontend/gguf/gguf_vocabulary.py tests/frontend/gguf/tokens_of_llama_cpp.json
 
 The merges are learned from TEXTS as a whole, after those of words: without a splitting each text would be one token, so
 every place at which a splitting cuts shows in the ids.

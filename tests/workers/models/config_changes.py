@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .families import Config
+from tokenloom.tests.support.families import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 NO_SHAPE = {  # fields that describe the file, or what a program does with the model
