@@ -120,33 +120,46 @@ def test_at_another_commit_all_runs_again_and_what_failed_there_runs_first(
     assert set(kept) >= set(old)
 
 
-def run_once(outcomes: dict[str, dict[str, str]], stages: list[Stage], seconds: float = 1e6) -> tuple[World, Results]:
-    world = World(outcomes, {case: 1.0 for cases in outcomes.values() for case in cases})
+def world_of(words: str, case_s: float = 1.0) -> World:
+    """Return a world of cases. The first letter of each is its stage; one with "-" fails, one with "!" breaks its
+    command."""
+    world = World({}, {})
+    for word in words.split():
+        case = word.rstrip("-!")
+        result = {"-": "fails", "!": "breaks its command"}.get(word[-1], "passes")
+        world.outcomes.setdefault(case[0], {})[case] = result
+        world.seconds[case] = case_s
+    return world
+
+
+def results_of(words: str, *stages: Stage) -> Results:
+    """Return the results of one call without a limit."""
     results = Results(HERE)
-    world.call(results, stages, seconds)
-    return world, results
+    world_of(words).call(results, list(stages or [stage("a")]), 1e6)
+    return results
 
 
-def test_a_stage_that_does_not_fit_is_left_and_a_smaller_one_behind_it_runs() -> None:
-    outcomes = {name: {f"{name}1": "passes"} for name in "abc"}
-    world, results = run_once(outcomes, [stage("a"), stage("b", least_s=80), stage("c")], seconds=60)
-    assert [case for _, _, case in world.ran] == ["a1", "c1"]
-    assert results.count("b") == Count(0, 0, 0, None) and not results.is_done("b")
-    plan = world.call(results, [stage("a"), stage("b", least_s=80), stage("c")], 60)
-    assert plan.without_time == ["b"]
-
-
-def test_a_stage_that_was_cut_off_goes_on_in_the_same_call_after_the_others() -> None:
-    world = World({"a": {"a1": "passes", "a2": "passes"}, "b": {"b1": "passes"}}, {"a1": 60.0, "a2": 60.0, "b1": 1.0})
-    world.call(Results(HERE), [stage("a", most_s=100), stage("b")], 1000)
-    assert [case for _, _, case in world.ran] == ["a1", "b1", "a2"]
-
-
-def test_a_command_that_breaks_off_goes_on_with_the_next_case() -> None:
-    outcomes = {"a": {"a1": "breaks its command", "a2": "passes", "a3": "breaks its command", "a4": "passes"}}
-    world, results = run_once(outcomes, [stage("a")])
-    assert [case for _, _, case in world.ran] == ["a1", "a2", "a3", "a4"]
-    assert results.count("a") == Count(2, 2, 0, 0)
+@pytest.mark.parametrize(
+    ("words", "case_s", "seconds", "ran", "counts"),
+    [
+        pytest.param("a1 b1 c1", 1, 60, "a1 c1", {"b": (0, 0, 0, None)}, id="a stage that does not fit is left"),
+        pytest.param("a1 a2 d1", 50, 1000, "a1 d1 a2", {"a": (2, 0, 0, 0)}, id="one cut off goes on after the others"),
+        pytest.param("a1! a2 a3! a4", 1, 1000, "a1 a2 a3 a4", {"a": (2, 2, 0, 0)}, id="one that breaks off goes on"),
+        pytest.param("a1 t1-", 1, 1000, "a1", {"t": (0, 0, 1, 0)}, id="one that takes more devices is not measured"),
+    ],
+)
+def test_a_call_runs_all_that_it_can(
+    words: str, case_s: float, seconds: float, ran: str, counts: dict[str, tuple[int, int, int, int | None]]
+) -> None:
+    world, results = world_of(words, case_s), Results(HERE)
+    stages = [stage("t", num_devices=2), stage("a"), stage("b", least_s=80), stage("c"), stage("d")]
+    plan = world.call(results, [each for each in stages if each.name in world.outcomes], seconds)
+    assert [case for _, _, case in world.ran] == ran.split()
+    ((name, count),) = counts.items()
+    assert results.count(name) == count and results.is_done(name) == (count[1] == 0 and count[3] == 0)
+    assert plan.without_time == [name for name, count in counts.items() if count[3] is None]
+    if name == "t":
+        assert results.results(name)["title of t"]["not_measured"] == "takes 2 devices, 1 is visible"
 
 
 def test_a_command_that_never_reports_is_started_once_a_call() -> None:
@@ -159,42 +172,24 @@ def test_a_command_that_never_reports_is_started_once_a_call() -> None:
     assert starts == 1
 
 
-@pytest.mark.parametrize("place", [Place("c1", "another"), Place("c1", "a device", True)])
-def test_results_of_another_device_or_of_a_rehearsal_are_history(place: Place) -> None:
-    _, results = run_once({"a": {"a1": "passes", "a2": "fails"}}, [stage("a")])
-    other = Results(place, results.document)
-    assert other.count("a") == Count(0, 0, 0, 2) and other.results("a") == {}
-    assert [row["case"] for row in other.document["history"]] == ["a1", "a2"]
-    assert {other.need("a", case) for case in ("a1", "a2")} == {Need.NEW}
-
-
-def test_a_forgotten_stage_runs_anew() -> None:
-    world, results = run_once({"a": {"a1": "passes"}, "b": {"b1": "passes"}}, [stage("a"), stage("b")])
-    world.ran.clear()
-    results.forget("a")
-    world.call(results, [stage("a"), stage("b")], 1e6)
-    assert [case for _, _, case in world.ran] == ["a1"]
-    assert [row["case"] for row in results.document["history"]] == ["a1"]
+@pytest.mark.parametrize("place", [Place("c1", "another"), Place("c1", "a device", True), None])
+def test_results_of_another_device_of_a_rehearsal_or_of_a_forgotten_stage_are_history(place: Place | None) -> None:
+    results = Results(place or HERE, results_of("a1 a2-").document)
+    if place is None:
+        results.forget("a")
+    assert results.count("a")[:3] == (0, 0, 0) and results.results("a") == {}
+    assert [row["case"] for row in results.document["history"]] == ["a1", "a2"]
+    assert {results.need("a", case) for case in ("a1", "a2")} == {Need.NEW}
 
 
 def test_cases_that_exist_no_more_are_dropped() -> None:
-    world, results = run_once({"a": {"a1": "passes", "gone": "fails"}}, [stage("a")])
-    world.outcomes = {"a": {"a1": "passes", "a2": "passes"}}
-    world.seconds["a2"] = 1.0
-    world.call(Results(HERE._replace(commit="c2"), results.document), [stage("a")], 1e6)
-    results = Results(HERE._replace(commit="c2"), results.document)
-    assert results.cases("a") == ["a1", "a2"] and results.is_done("a")
-
-
-def test_a_stage_that_takes_more_devices_is_not_measured() -> None:
-    world, results = run_once({"a": {"a1": "passes"}, "two": {"t": "fails"}}, [stage("two", num_devices=2), stage("a")])
-    assert [case for _, _, case in world.ran] == ["a1"]
-    assert results.count("two") == Count(0, 0, 1, 0) and results.is_done("two")
-    assert results.results("two")["title of two"]["not_measured"] == "takes 2 devices, 1 is visible"
+    later = Results(HERE._replace(commit="c2"), results_of("a1 a3-").document)
+    world_of("a1 a2").call(later, [stage("a")], 1e6)
+    assert later.cases("a") == ["a1", "a2"] and later.is_done("a")
 
 
 def test_the_choice_names_all_kinds() -> None:
-    _, results = run_once({"a": {"a1": "passes", "a2": "fails"}}, [stage("a")])
+    results = results_of("a1 a2-")
     assert Plan([stage("a"), stage("b")], results, 1).choice() == (
         "commit c1: 1 results count. To run: stages that never ran: b; then 1 that failed at this commit"
     )
