@@ -101,24 +101,10 @@ def with_langchain() -> None:
     seen["response"] = responses.invoke(message(FIRST)).text
 
 
-def with_litellm() -> None:
-    import litellm
-
-    common: dict[str, Any] = {"model": f"hosted_vllm/{MODEL}", "api_base": URL, "api_key": "none", "max_retries": 0}
-    common |= {"temperature": 0, "max_tokens": MAX_TOKENS, "timeout": 60}
-    openai_like = common | {"model": f"openai/{MODEL}"}
-    chunks = litellm.completion(**common, messages=turn(FIRST), stream=True)
-    seen["one"] = litellm.completion(**common, messages=turn(FIRST)).choices[0].message.content
-    seen["other"] = litellm.completion(**common, messages=turn(SECOND)).choices[0].message.content
-    seen["streamed"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    seen["openai"] = litellm.completion(**openai_like, messages=turn(FIRST)).choices[0].message.content
-
-
 LIBRARIES: dict[str, Callable[[], None]] = {
     "openai": with_openai,
     "anthropic": with_anthropic,
     "langchain": with_langchain,
-    "litellm": with_litellm,
 }
 LIBRARIES[LIBRARY]()
 print(json.dumps(seen))

@@ -6,7 +6,7 @@ from typing import Any
 import instructor
 import openai
 from instructor import Mode
-from wanted import CUT_AT, MODEL, QUESTION, TOO_LONG, URL, Address, Seen, error_of, is_wanted
+from wanted import MODEL, QUESTION, URL, Address, Seen, is_wanted
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0, timeout=60)
 ASKED: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_retries": 0, "response_model": Address}
@@ -32,29 +32,6 @@ def partial() -> object:
 @seen
 def responses() -> object:
     return is_wanted(instructor.from_openai(client, mode=Mode.RESPONSES_TOOLS).create(messages=MESSAGES, **ASKED))
-
-
-@seen
-def second_turn() -> object:
-    made, completion = completions(Mode.TOOLS).create_with_completion(messages=MESSAGES, **ASKED)
-    message = completion.choices[0].message
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "found"} for call in message.tool_calls]
-    again = [*MESSAGES, message.model_dump(), *results, *MESSAGES]
-    return [is_wanted(made), is_wanted(completions(Mode.TOOLS).create(messages=again, **ASKED))]
-
-
-@seen
-def cut() -> object:
-    return [
-        error_of(lambda mode=mode: completions(mode).create(messages=MESSAGES, max_tokens=CUT_AT, **ASKED))
-        for mode in MODES
-    ]
-
-
-@seen
-def too_long() -> object:
-    long = [{"role": "user", "content": TOO_LONG}]
-    return error_of(lambda: completions(Mode.TOOLS).create(messages=long, **ASKED))
 
 
 print(json.dumps(seen))

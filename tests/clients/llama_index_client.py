@@ -7,7 +7,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from wanted import CUT_AT, MODEL, QUESTION, RESULT, TOO_LONG, URL, Address, Seen, Street, error_of, is_wanted
+from wanted import MODEL, QUESTION, RESULT, URL, Address, Seen, Street, is_wanted
 
 COMMON: dict[str, Any] = {"model": MODEL, "api_base": URL, "api_key": "none", "temperature": 0, "max_retries": 0}
 COMMON |= {"is_chat_model": True, "is_function_calling_model": True, "context_window": 2048, "timeout": 60}
@@ -54,17 +54,6 @@ def called() -> object:
 def called_in_a_stream() -> object:
     *_, last = model.stream_chat_with_tools([TOOL], **FORCED)
     return [is_wanted(each.tool_kwargs) for each in model.get_tool_calls_from_response(last)]
-
-
-@seen
-def cut() -> object:
-    response = OpenAILike(**COMMON, max_tokens=CUT_AT).chat_with_tools([TOOL], **FORCED)
-    return [response.raw.choices[0].finish_reason, response.message.content or None]
-
-
-@seen
-def too_long() -> object:
-    return error_of(lambda: model.complete(TOO_LONG))
 
 
 print(json.dumps(seen))

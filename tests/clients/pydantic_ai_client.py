@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models import openai
 from pydantic_ai.providers.openai import OpenAIProvider
-from wanted import MODEL, QUESTION, TOO_LONG, URL, Address, Seen, error_of, is_wanted
+from wanted import MODEL, QUESTION, URL, Address, Seen, is_wanted
 
 model = getattr(openai, sys.argv[2])(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
 SETTINGS: Any = {"temperature": 0, "parallel_tool_calls": False, "timeout": 60, "max_tokens": 300}
@@ -44,17 +44,6 @@ def structured() -> object:
 def streamed() -> object:
     kinds = (ToolOutput, NativeOutput)
     return [is_wanted(typed(each).run_stream_sync(QUESTION).get_output()) for each in kinds]
-
-
-@seen
-def cut() -> object:
-    agent = Agent(model, output_type=ToolOutput(Address), model_settings=SETTINGS | {"max_tokens": 16}, retries=0)
-    return error_of(lambda: agent.run_sync(QUESTION))
-
-
-@seen
-def too_long() -> object:
-    return error_of(lambda: plain.run_sync(TOO_LONG))
 
 
 print(json.dumps(seen))

@@ -17,7 +17,6 @@ from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.span_collector import SPANS_A_MESSAGE, Collector
 
 ROOT = "/llm"
-MAX_MODEL_LEN = 1024
 MAX_BODY_BYTES = 2 * SMALL_BYTES
 TEMPLATE = (
     "{{ bos_token }}{{ opening }}{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}"
@@ -26,7 +25,6 @@ TEMPLATE = (
 )
 PROCESSOR = "tokenloom.tests.system.test_http_params:only"
 NAMES = ("first", "second")
-DEFAULTS = {"temperature": 0.0, "top_k": 3, "max_tokens": 5}
 NUM_DESCRIPTORS = 256  # the soft limit of the shell that starts it
 OPTIONS = (
     *("--host", "127.0.0.1", "--port", "0", "--root-path", ROOT, "--listen", "tcp://127.0.0.1:0"),

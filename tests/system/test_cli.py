@@ -5,25 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import httpx2
-import psutil
 import pytest
 
 from tokenloom.frontend.launch import main
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import KEY
 from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 30.0
-BLOCK_SIZE = EngineConfig().block_size
 COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
 
 
@@ -107,62 +100,3 @@ def test_an_interrupted_batch_requests_only_missing_answers(engine: LaunchedEngi
     again = (tmp_path / "out").read_bytes()
     assert again.startswith(cut[: cut.rfind(b"\n") + 1])
     check_answers(again, names, 2)
-
-
-@pytest.mark.parametrize("own_engine", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
-    engine: LaunchedEngine, tmp_path: Path, own_engine: bool, run: Run
-) -> None:
-    names, arguments = batch_file(tmp_path, 60, max_tokens=30)
-    arguments += ["--concurrency", "4", *([] if own_engine else ["--url", engine.url, "--api-key", KEY])]
-    output = tmp_path / "out"
-    output.touch()
-    for wanted in (10, 30):
-        batch = subprocess.Popen([*COMMAND, *arguments], cwd="/")
-        started = psutil.Process(batch.pid)
-        family: list[psutil.Process] = []
-        while output.read_bytes().count(b"\n") < wanted:
-            assert batch.poll() is None
-            family = started.children(recursive=True) or family
-        batch.kill()
-        assert batch.wait(DEADLINE_S) == -signal.SIGKILL
-        assert bool(family) == own_engine
-        assert psutil.wait_procs(family, timeout=DEADLINE_S)[1] == []  # its engine ends with it
-        kept = output.read_bytes()
-        assert wanted <= kept.count(b"\n") < len(names)
-    assert run(*arguments)[0] == 0
-    whole = output.read_bytes()
-    assert whole.startswith(kept[: kept.rfind(b"\n") + 1])
-    check_answers(whole, names, 30)
-
-
-def shown(http: httpx2.Client, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Poll the dashboard's data until `is_there` holds; the core reports a few times a second."""
-
-    def find() -> dict[str, Any] | None:
-        data = dict(http.get("/dashboard/data").json())
-        return data if is_there(data) else None
-
-    found = wait_until(find)
-    assert found is not None
-    return found
-
-
-def test_the_dashboards_data_lists_open_requests_which_it_can_abort(http: httpx2.Client) -> None:
-    num_aborted = http.get("/dashboard/data").json()["ended"].get("abort", 0)
-    body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "shown"}
-    with http.stream("POST", "/v1/completions", json=body) as answer:
-        lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
-        next(lines)
-        (row,) = shown(http, lambda data: data["open"][0]["num_tokens"] > BLOCK_SIZE)["open"]
-        assert "shown" not in str(row) and row["state"] == "running"
-        assert http.post("/dashboard/abort", json={"key": "0"}).status_code == 404
-        assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 200
-        *_, last = lines
-    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-    data = shown(http, lambda data: max(data["kv_map"]) == 1)  # computed blocks are cached and unused
-    named = {(phase["process"], phase["name"]) for phase in data["phases"]}
-    assert {("worker 0", "load weights"), ("core", "workers joined"), ("frontend", "tokenizer loaded")} <= named
-    assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1
-    assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
-    assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404

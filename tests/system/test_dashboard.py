@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -322,10 +321,3 @@ def contrast(browser: Browser, selector: str) -> float:
         channels = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
         lights.append(0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2])
     return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-def test_the_documents_pictures_exist() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "dashboards" / "pictures"
-    shown = ("dashboard-desktop", "dashboard-phone", "chat")
-    for name in (f"{page}-{theme}.png" for page in shown for theme in ("light", "dark")):
-        assert (folder / name).read_bytes()[:4] == b"\x89PNG"

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 
 from tokenloom import Client, RequestError, SamplingParams
-from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.ipc.messages.deadly import LOSSES_TO_REFUSE
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
@@ -71,13 +70,3 @@ def test_the_library_brings_back_a_request_that_kills_frontends_only_once(engine
         (again,) = client.generate("The capital of France is", LONG)
         assert again.outputs[0].text == calm.outputs[0].text
     assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
-
-
-@pytest.mark.nightly
-def test_a_caller_whose_requests_all_kill_a_frontend_does_not_end_the_engine(engine: Engine) -> None:
-    for number in range(MAX_FAILURES + 3):
-        body = json.dumps({"prompt": "x" * number, "user": "u" * 900}).encode()
-        inject(engine.faults, "frontend.read", "abort", len(body))
-        assert post(engine, body) is None
-    answer = post(engine, json.dumps({"prompt": "x", "max_tokens": 2}).encode())
-    assert answer is not None and answer.status_code == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
+from tokenloom import LLM, EmbeddingRequestOutput, PoolingParams, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.system.test_parity import VOCAB_SIZE, make_prompts
@@ -99,40 +98,3 @@ def test_half_precision_vectors_are_close(folders: dict[str, Path]) -> None:
             outputs = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
         found.append(torch.tensor([output.outputs.embedding for output in outputs]))
     assert (found[0] * found[1]).sum(-1).min() > 0.999  # cosines
-
-
-def test_the_async_llm_returns_the_same_vectors(folders: dict[str, Path]) -> None:
-    async def embed_all(texts: list[str]) -> list[EmbeddingRequestOutput]:
-        async with AsyncLLM(folders["llama"], in_process=True, num_threads=1) as llm:
-            return await asyncio.gather(*(llm.embed(text) for text in texts))
-
-    texts = ["The capital of France is", "one", "two"]
-    found = asyncio.run(embed_all(texts))
-    with LLM(folders["llama"], in_process=True, num_threads=1) as llm:
-        for text, output in zip(texts, found, strict=True):
-            assert output.prompt == text
-            alone = llm.embed(text, use_tqdm=False)[0]
-            assert output.outputs.embedding == pytest.approx(alone.outputs.embedding, abs=TOLERANCE)
-
-
-def test_invalid_embedding_requests_are_refused_with_numbers(folders: dict[str, Path]) -> None:
-    cases: list[tuple[object, dict[str, object], str]] = [
-        ("x", {"pooling_params": PoolingParams(dimensions=145)}, "dimensions is 145, this model's vectors"),
-        ([1] * 65, {}, "length is 64 tokens, but the prompt has 65 tokens: shorten"),
-        ("x", {"pooling_params": SamplingParams()}, "must be tokenloom.PoolingParams"),
-        ("x", {"timeout_s": 1e-9}, "timeout before its prompt was embedded"),
-    ]
-    with LLM(folders["llama"], in_process=True, num_threads=1, max_model_len=64) as llm:
-        for prompt, options, words in cases:
-            with pytest.raises(RequestError, match=words):
-                llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
-        for length, options, kept in (
-            (64, {}, 64),
-            (70, {"truncate_prompt_tokens": -1}, 64),
-            (64, {"truncate_prompt_tokens": 5}, 5),
-        ):
-            (output,) = llm.embed([1] * length, use_tqdm=False, **options)  # type: ignore[arg-type]
-            assert len(output.prompt_token_ids) == kept
-    for field, value in (("method", "max"), ("dimensions", 0)):
-        with pytest.raises(RequestError, match=field):
-            PoolingParams(**{field: value})  # type: ignore[arg-type]

@@ -11,23 +11,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 
 import psutil
 import pytest
 
-from tokenloom import Client, EngineDead, RequestOutput, SamplingParams
-from tokenloom.frontend.client.open_request import Update
-from tokenloom.frontend.client.zmq_transport import ZmqTransport
+from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.local_launcher import SchedStat
-from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.messages.client import Accepted, Delta, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, difference, submit
 from tokenloom.tests.support.today import at_night, some
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, reconnecting, serve, wait_health
+from tokenloom.tests.system.launched import LaunchedEngine, lost, reconnecting, serve, wait_health
 
 STRIKE_S = 20.0
 HANG_S = 2
@@ -172,42 +167,6 @@ def test_a_runnable_process_without_a_cpu_counts_as_starved(
     assert SchedStat(103.0, state, 7.0 + ran_s, 9.0 + waited_s).starved_s(before) == pytest.approx(starved_s)
 
 
-def test_a_stopped_process_does_not_count_as_starved() -> None:
-    with subprocess.Popen(["sleep", "100"]) as process:
-        process.send_signal(signal.SIGSTOP)
-        before = SchedStat.of(process.pid)
-        wait_until(lambda: SchedStat.of(process.pid).state == "T")
-        assert SchedStat.of(process.pid).starved_s(before) < 1
-        process.kill()
-
-
-def test_unseeded_answers_keep_their_seed_when_the_frontend_is_replaced(engine: Engine, client: Client) -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=80, ignore_eos=True, n=2)
-    transport = ZmqTransport(engine.address, reconnect_timeout_s=RECOVERY_S)
-    try:
-        updates: SimpleQueue[Update] = SimpleQueue()
-        transport.submit(Submit(request_id="unseeded", params=params, prompt=PROMPT), updates.put)
-        tokens: list[list[int]] = [[], []]
-        seeds, num_finished, was_killed = list[int](), 0, False
-        while num_finished < 2:
-            update = updates.get(timeout=RECOVERY_S)
-            if isinstance(update, Accepted):
-                seeds.append(update.seed)
-                continue
-            assert isinstance(update, Delta), update
-            assert update.start == len(tokens[update.index]), "a token is missing or repeated"
-            tokens[update.index] += decode_ids(update.token_ids)
-            num_finished += update.finish_reason is not None
-            if min(map(len, tokens)) > 5 and not was_killed:
-                was_killed = True
-                engine.child("frontend").kill()
-    finally:
-        transport.close()
-    assert len(seeds) == 2 and seeds[0] == seeds[1]
-    seeded = client.generate(PROMPT, params.replace(seed=seeds[0]), use_tqdm=False)[0]
-    assert [answer.token_ids for answer in seeded.outputs] == tokens
-
-
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -270,28 +229,6 @@ def test_open_requests_go_on_at_an_engine_that_is_started_again_after_its_superv
             engine.start_again()
             assert text + "".join(pieces) == calm[0].outputs[0].text
             check_equal(calm, futures)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
-def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(
-    tmp_path: Path, point: str, rank: int | None, words: str
-) -> None:
-    with Engine(tmp_path, ["--device", "cpu", "--num-threads", "1", *OPTIONS]) as engine:
-        with Client(engine.wait_ready()) as client:
-            futures = [client.submit(PROMPT, GREEDY.replace(max_tokens=1500), request_id=f"mine-{i}") for i in range(2)]
-            engine.inject(point, "error always", rank, 0.0)
-            (engine.faults / (point if rank is None else f"{point}.{rank}")).write_text("error always")
-            if rank is not None:
-                engine.child("worker 0").kill()
-            for i, future in enumerate(futures):
-                with pytest.raises(EngineDead) as caught:
-                    future.result(timeout=120)
-                for word in (f"mine-{i}", words, "InjectedFault", point):
-                    assert word in str(caught.value), str(caught.value)
-        assert engine.wait_exit() == 1
-        assert not engine.leftovers()[1:]  # apart from the fault itself
 
 
 def test_an_unarmed_fault_point_costs_almost_nothing() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import QUESTION, ask, refusal
+from tokenloom.tests.system.http_engine import QUESTION, ask
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 BEGUN = [*QUESTION, {"role": "assistant", "content": "The capital of Peru"}]
 GREEDY = {"temperature": 0}
 CONTINUED = {"messages": BEGUN, "continue_final_message": True}
+NAMES = ("add", "sub")
 
 
 def tokens(http: httpx2.Client, **body: object) -> list[int]:
@@ -26,9 +27,9 @@ def test_an_answer_continues_the_last_message(http: httpx2.Client) -> None:
     def content(**more: object) -> str:
         return str(ask(http, CHAT, CONTINUED | GREEDY | more)["choices"][0]["message"]["content"])
 
-    assert content() == " is Lima."
+    assert content() == content(add_generation_prompt=False) == " is Lima."
     assert content(echo=True) == "The capital of Peru is Lima."
-    assert content(add_generation_prompt=False) == " is Lima."
+    assert content(messages=QUESTION, continue_final_message=False, echo=True, max_tokens=1) == "The"
 
 
 def test_a_stream_echoes_before_its_text(http: httpx2.Client) -> None:
@@ -36,17 +37,6 @@ def test_a_stream_echoes_before_its_text(http: httpx2.Client) -> None:
     chunks = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
     assert [chunk.get("content") for chunk in chunks][:2] == ["", "The capital of Peru"]
     assert "".join(chunk.get("content", "") for chunk in chunks) == "The capital of Peru is Lima."
-
-
-def test_an_echo_needs_a_last_message_of_the_answers_role(http: httpx2.Client) -> None:
-    (choice,) = ask(http, CHAT, {"messages": QUESTION, "echo": True, "max_tokens": 1} | GREEDY)["choices"]
-    assert choice["message"]["content"] == "The"
-
-
-def test_continuing_a_message_and_adding_a_generation_prompt_conflict(http: httpx2.Client) -> None:
-    for path in (CHAT, TOKENIZE):
-        found = refusal(http, path, CONTINUED | {"add_generation_prompt": True})
-        assert "begins a turn" in found["message"] and found["param"] == "continue_final_message"
 
 
 def test_tokenize_returns_the_chats_prompt(http: httpx2.Client) -> None:
@@ -58,70 +48,14 @@ def test_tokenize_returns_the_chats_prompt(http: httpx2.Client) -> None:
     assert len(tokens(http, prompt="x", add_special_tokens=False)) == 1
 
 
-def test_tokenize_can_return_token_strings(http: httpx2.Client) -> None:
-    answer = ask(http, TOKENIZE, {"prompt": "The capital", "return_token_strs": True})
-    assert answer["token_strs"] == ["<|bos|>", "The", "\u0120capital"] and len(answer["tokens"]) == answer["count"] == 3
-    assert ask(http, TOKENIZE, {"prompt": "The capital"})["token_strs"] is None
-
-
-def test_a_template_in_a_request_is_refused(http: httpx2.Client) -> None:
-    for path in (CHAT, TOKENIZE):
-        found = refusal(http, path, {"messages": QUESTION, "chat_template": "{{ messages }}"})
-        assert found["param"] == "chat_template" and "--trust-request-chat-template" in found["message"]
-    found = refusal(http, CHAT, {"messages": QUESTION, "chat_template_kwargs": {"chat_template": "x"}})
-    assert "use the fields" in found["message"]
-
-
-def test_a_chat_accepts_documents_for_its_template(http: httpx2.Client) -> None:
-    answer = http.post(CHAT, json={"messages": QUESTION, "max_tokens": 1, "documents": [{"title": "a", "text": "b"}]})
-    assert answer.status_code == 200 and "warning" not in answer.headers
-
-
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "sub")]
-
-
-def allowing(path: str, mode: str, name: str = "sub") -> dict[str, Any]:
-    """Return a body whose tool_choice allows one of two tools."""
-    if path == CHAT:
-        names = [{"type": "function", "function": {"name": name}}]
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
-        return {"messages": QUESTION, "tools": TOOLS, "tool_choice": choice} | GREEDY
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
-    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]}
-    return {"input": QUESTION[0]["content"], "tools": tools, "tool_choice": choice} | GREEDY
-
-
 @pytest.mark.parametrize("name", ["add", "sub"])
 def test_a_forced_call_uses_an_allowed_tool(http: httpx2.Client, name: str) -> None:
-    more = {"parallel_tool_calls": False}
-    (choice,) = ask(http, CHAT, allowing(CHAT, "required", name) | more | {"max_tokens": 60})["choices"]
+    tools = [{"type": "function", "function": {"name": each, "parameters": {"type": "object"}}} for each in NAMES]
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    body = {"messages": QUESTION, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 60}
+    (choice,) = ask(http, CHAT, body | GREEDY)["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == [name]
-    body = allowing("/v1/responses", "required", name) | more | {"max_output_tokens": 60}
-    answer = ask(http, "/v1/responses", body)
-    assert [item["name"] for item in answer["output"]] == [name]
-    assert answer["tool_choice"]["type"] == "allowed_tools"
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-def test_allowing_an_unknown_tool_is_refused(http: httpx2.Client, path: str) -> None:
-    found = refusal(http, path, allowing(path, "auto", "mul"))
-    assert (found["message"], found["param"]) == ("tool_choice allows mul; tools has add, sub", "tool_choice")
-
-
-@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", "file_search"])
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-def test_a_tool_that_a_server_would_run_is_left_out_unless_it_is_chosen(
-    http: httpx2.Client, path: str, kind: str
-) -> None:
-    body: dict[str, Any] = {"messages": QUESTION} if path == CHAT else {"input": "x"}
-    tools = [*([TOOLS[0]] if path == CHAT else []), {"type": kind, kind: {}}]
-    answer = http.post(path, json=body | GREEDY | {"tools": tools, "tool_choice": "none"})
-    place = "tools[1]" if path == CHAT else "tools[0]"
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["warning"] == f'299 - "unknown fields were ignored: {place} of type {kind}"'
-    found = refusal(http, path, body | {"tools": tools, "tool_choice": {"type": kind}})
-    assert found["message"] == f"tool_choice is of type '{kind}', which is not served: leave it out"
-    assert found["param"] == "tool_choice"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -153,26 +87,21 @@ def test_the_first_request_of_codex_calls_a_tool_in_a_namespace(http: httpx2.Cli
     assert json.loads(call["arguments"]) == {"a": 1}
 
 
-def test_an_item_that_is_not_served_is_refused_by_name(http: httpx2.Client) -> None:
-    found = refusal(http, "/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
-    assert found["message"].startswith("input[0] is of type 'item_reference'") and found["param"] == "input"
-    found = refusal(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
-    assert "input is empty" in found["message"]
-
-
 BATCH = "/v1/chat/completions/batch"
 
 
 def test_several_chats_in_a_request_get_the_answers_of_separate_requests(http: httpx2.Client) -> None:
     others = [{"role": "user", "content": "What is the capital of France?"}]
     fields = GREEDY | {"max_tokens": 6, "logprobs": True, "top_logprobs": 1}
-    alone = [ask(http, CHAT, fields | {"messages": each}) for each in (QUESTION, others, QUESTION)]
-    batch = ask(http, BATCH, fields | {"messages": [QUESTION, others, QUESTION], "request_id": "b"})
-    assert batch["id"] == "chatcmpl-b" and batch["object"] == "chat.completion"
-    assert [each["index"] for each in batch["choices"]] == [0, 1, 2]
-    for one, choice in zip(alone, batch["choices"], strict=True):
-        assert choice["message"] == one["choices"][0]["message"]
-        assert choice["finish_reason"] == one["choices"][0]["finish_reason"]
-    assert batch["choices"][0]["message"] != batch["choices"][1]["message"]
+    alone = [ask(http, CHAT, fields | {"messages": each}) for each in (QUESTION, others)]
+    batch = ask(http, BATCH, fields | {"messages": [QUESTION, others], "request_id": "b"})
+    assert (batch["id"], batch["object"]) == ("chatcmpl-b", "chat.completion")
+    assert batch["choices"] == [one["choices"][0] | {"index": index} for index, one in enumerate(alone)]
     for name in ("prompt_tokens", "completion_tokens"):
         assert batch["usage"][name] == sum(one["usage"][name] for one in alone)
+
+
+def test_tokenize_can_return_token_strings_whose_ids_are_the_text(http: httpx2.Client) -> None:
+    answer = ask(http, TOKENIZE, {"prompt": "The capital", "return_token_strs": True})
+    assert answer["token_strs"] == ["<|bos|>", "The", "\u0120capital"] and len(answer["tokens"]) == answer["count"] == 3
+    assert ask(http, "/detokenize", {"tokens": answer["tokens"][1:]}) == {"prompt": "The capital"}

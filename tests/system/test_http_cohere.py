@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ import httpx2
 import numpy as np
 import pytest
 
-from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.frontend.text.tokenizer import read_prefixes
 from tokenloom.tests.system.http_engine import ask
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 LONG = " ".join(f"alpha{i}" for i in range(900)) + " " + " ".join(f"omega{i}" for i in range(900))
-TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> Any:
@@ -26,18 +23,6 @@ def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> Any:
 
 def floats(http: httpx2.Client, **body: object) -> np.ndarray[Any, Any]:
     return np.array([each["embedding"] for each in ask(http, "/v1/embeddings", body)["data"]])
-
-
-def test_every_embedding_type_equals_numpys_conversion_of_the_floats(http: httpx2.Client) -> None:
-    answer = embed(http, texts=TEXTS, embedding_types=TYPES, output_dimension=64)
-    found = {name: np.array(rows) for name, rows in answer["embeddings"].items() if name != "base64"}
-    np.testing.assert_allclose(found["float"], floats(http, input=TEXTS, dimensions=64), atol=1e-4)
-    bits = np.packbits(found["float"] >= 0, axis=-1)
-    assert (found["ubinary"] == bits).all() and (found["binary"] == bits.astype(int) - 128).all()
-    exact = found["float"] * 127 / np.abs(found["float"]).max(axis=-1, keepdims=True)
-    assert (np.abs(found["int8"] - exact) <= 0.5 + 1e-6).all() and (found["uint8"] == found["int8"] + 128).all()
-    raw = [np.frombuffer(base64.b64decode(each), "<f4") for each in answer["embeddings"]["base64"]]
-    assert (np.array(raw) == found["float"].astype(np.float32)).all()
 
 
 def test_each_api_version_has_its_response_format(http: httpx2.Client) -> None:
@@ -62,20 +47,6 @@ def test_a_long_text_is_truncated_at_the_requested_side(
     cut = {"truncate_prompt_tokens": max_tokens or -1, "truncation_side": side}
     np.testing.assert_allclose(answer["embeddings"]["float"], floats(http, input=LONG, **cut), atol=1e-4)
     assert answer["meta"]["billed_units"]["input_tokens"] == (max_tokens or 2048)
-
-
-def test_an_empty_text_has_the_token_that_the_tokenizer_adds(http: httpx2.Client) -> None:
-    answer = embed(http, texts=[""])
-    assert answer["meta"]["billed_units"]["input_tokens"] == 1
-    np.testing.assert_allclose(answer["embeddings"]["float"], floats(http, input=""), atol=1e-4)
-
-
-def test_a_large_body_gets_the_same_vectors_as_a_small_one(http: httpx2.Client) -> None:
-    body = {"texts": ["Lima", "a longer text"], "embedding_types": ["float", "int8"], "request_id": "mine"}
-    small, large = (http.post("/v2/embed", content=b" " * n + json.dumps(body).encode()) for n in (0, SMALL_BYTES))
-    assert small.json() == large.json() and small.status_code == 200
-    longest = embed(http, texts=["word " * 60_000], embedding_types=["ubinary"])
-    assert longest["meta"]["billed_units"]["input_tokens"] == 2048 and len(longest["texts"][0]) == 300_000
 
 
 def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(door: httpx2.Client) -> None:

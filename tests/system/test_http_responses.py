@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2
@@ -11,56 +10,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-CHAT, RESPONSE = "/v1/chat/completions", "/v1/responses"
+RESPONSE = "/v1/responses"
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 LOGPROBS = "message.output_text.logprobs"
 QUESTION = "What is the capital of Peru?"
-GREEDY = {"temperature": 0, "max_tokens": 12}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
-FIELDS: dict[str, Any] = {  # name: a value that changes the answer
-    "frequency_penalty": 2,
-    "presence_penalty": 2,
-    "repetition_penalty": 50,
-    "logit_bias": {str(token): -100 for token in range(300, 700)},
-    "stop_token_ids": list(range(300, 500)),
-    "min_tokens": 11,
-    "ignore_eos": True,
-    "structured_outputs": {"choice": ["only"]},
-    "guided_regex": "[ab]{3}",
-    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-    "allowed_token_ids": [300, 301],
-    "bad_words": ["Lima", "capital"],
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
-    "truncate_prompt_tokens": 2,
-    "seed": 4,
-}
-NEEDS: dict[str, dict[str, Any]] = {
-    "include_stop_str_in_output": {"stop": " capital"},
-    "skip_special_tokens": {"ignore_eos": True},
-    "seed": {"temperature": 3},
-    "frequency_penalty": {"ignore_eos": True, "max_tokens": 30},
-    "presence_penalty": {"ignore_eos": True, "max_tokens": 30},
-}
-
-
-def said(http: httpx2.Client, path: str, fields: dict[str, Any]) -> str:
-    body = {"messages": [{"role": "user", "content": QUESTION}]} if path == CHAT else {"input": QUESTION}
-    given = dict(fields)
-    if path == RESPONSE:
-        given["max_output_tokens"] = given.pop("max_tokens")
-    answer = http.post(path, json=body | given)
-    assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
-    if path == CHAT:
-        return str(answer.json()["choices"][0]["message"]["content"])
-    return "".join(item["content"][0]["text"] for item in answer.json()["output"])
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_field_has_the_effect_that_it_has_in_a_chat(http: httpx2.Client, name: str) -> None:
-    fields = GREEDY | NEEDS.get(name, {})
-    changed = fields | {name: FIELDS[name]}
-    assert said(http, RESPONSE, changed) == said(http, CHAT, changed) != said(http, RESPONSE, fields)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -113,9 +67,3 @@ def test_responses_and_their_events_are_of_openais_types(http: httpx2.Client) ->
         lines = http.post(RESPONSE, json=body | {"stream": True}).text.splitlines()
         for line in [line for line in lines if line.startswith("data: ")]:
             EVENT.validate_json(line.removeprefix("data: "))
-
-
-def test_a_response_accepts_stream_options(http: httpx2.Client) -> None:
-    body = {"input": "Hi", "stream": True, "max_output_tokens": 1, "stream_options": {"include_obfuscation": False}}
-    lines = http.post(RESPONSE, json=body).text.splitlines()
-    assert json.loads(lines[-2].removeprefix("data: "))["type"] == "response.incomplete"

@@ -38,14 +38,6 @@ def test_echo_with_zero_max_tokens_scores_the_prompt(client: openai.OpenAI, stre
     assert values[0] is None and values[1:] == pytest.approx(longer[2][1:-1], abs=1e-4)
 
 
-def test_zero_max_tokens_gives_an_empty_answer_and_usage(http: httpx2.Client) -> None:
-    answer = ask(http, COMPLETION, FRANCE | {"max_tokens": 0, "n": 2, "logprobs": 0, "return_token_ids": True})
-    for choice in answer["choices"]:
-        assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("", [], "length")
-        assert choice["logprobs"]["tokens"] == []
-    assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["prompt_tokens"] == 7
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_prompt_logprobs_are_keyed_by_token_id(http: httpx2.Client, n: int) -> None:
     body = FRANCE | {
@@ -78,18 +70,6 @@ def test_a_chat_returns_prompt_logprobs_at_the_top_level(http: httpx2.Client) ->
     assert len(answer["choices"][0]["token_ids"]) == 1
 
 
-def test_the_first_chunk_of_a_chat_has_the_prompts_tokens(client: openai.OpenAI, http: httpx2.Client) -> None:
-    stream: Any = client.chat.completions.create(
-        model="tokenloom-demo",
-        messages=QUESTION,
-        stream=True,
-        extra_body={"return_token_ids": True},  # type: ignore[arg-type]
-    )
-    first, *others = [chunk.model_extra or {} for chunk in stream]
-    assert first["prompt_token_ids"] == ask(http, "/tokenize", {"messages": QUESTION})["tokens"]
-    assert others and not any("prompt_token_ids" in each for each in others)
-
-
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
 def test_fields_that_vllm_always_writes_are_present(http: httpx2.Client, path: str) -> None:
     body = FRANCE if path == COMPLETION else {"messages": QUESTION}
@@ -103,8 +83,3 @@ def test_fields_that_vllm_always_writes_are_present(http: httpx2.Client, path: s
     if path == CHAT:
         names = ("refusal", "annotations", "audio", "function_call", "reasoning")
         assert [choice["message"].get(name, name) for name in names] == [None] * 5
-
-
-def test_prompt_logprobs_are_not_streamed(http: httpx2.Client) -> None:
-    answer = http.post(COMPLETION, json=FRANCE | {"prompt_logprobs": 1, "stream": True})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_logprobs"

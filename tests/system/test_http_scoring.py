@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import httpx2
 import pytest
 
-from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.tests.system.http_engine import ask
 
 PATH = "/generative_scoring"
@@ -56,14 +54,6 @@ def test_a_score_is_the_softmax_of_the_labels_logprobs_in_completions(
     assert scores(http, **order, apply_softmax=False) == pytest.approx(whole, rel=1e-3)
 
 
-def test_scores_of_all_labels_add_up_to_one(http: httpx2.Client) -> None:
-    turned = [LABELS[place:] + LABELS[:place] for place in range(len(LABELS))]
-    columns = [scores(http, label_token_ids=labels) for labels in turned]
-    assert [sum(row) for row in zip(*columns, strict=True)] == pytest.approx([1] * len(ITEMS), abs=1e-4)
-    assert scores(http, label_token_ids=[300]) == [1.0] * len(ITEMS)
-    assert scores(http, label_token_ids=[300, 300]) == [1.0] * len(ITEMS)
-
-
 def test_token_ids_are_worth_their_text(http: httpx2.Client) -> None:
     ids = [tokens_of(http, item, False) for item in ITEMS]
     expected = scores(http)
@@ -72,15 +62,11 @@ def test_token_ids_are_worth_their_text(http: httpx2.Client) -> None:
 
 
 def test_an_answer_tells_its_id_model_and_usage(http: httpx2.Client) -> None:
-    answer = ask(
-        http, PATH, query=QUERY, items=ITEMS, label_token_ids=LABELS, request_id="mine", priority=3, cache_salt="s"
-    )
+    answer = ask(http, PATH, query=QUERY, items=ITEMS, label_token_ids=LABELS, request_id="mine", priority=3)
     num_tokens = sum(map(len, prompts_of(http, item_first=False, add_special_tokens=True)))
-    usage = answer["usage"]
-    assert answer["id"] == "generative-scoring-mine" and answer["object"] == "list" and answer["created"] > 1e9
-    assert answer["model"] == "tokenloom-demo"
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_tokens, len(ITEMS))
-    assert usage["total_tokens"] == num_tokens + len(ITEMS)
+    assert (answer["id"], answer["object"], answer["model"]) == ("generative-scoring-mine", "list", "tokenloom-demo")
+    counts = {"prompt_tokens": num_tokens, "completion_tokens": len(ITEMS), "total_tokens": num_tokens + len(ITEMS)}
+    assert answer["usage"].items() >= counts.items() and answer["created"] > 1e9
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -94,30 +80,3 @@ def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str
     logprobs = label_logprobs(http, kept)
     expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
     assert cut["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
-
-
-@pytest.mark.parametrize(("query", "item"), [("", "Lima"), ("Lima", ""), ("", "")])
-def test_an_empty_text_is_scored_by_the_tokens_that_are_left(http: httpx2.Client, query: str, item: str) -> None:
-    ids = tokens_of(http, query, True) + tokens_of(http, item, False)
-    answer = ask(http, PATH, query=query, items=[item], label_token_ids=LABELS)
-    assert answer["usage"]["prompt_tokens"] == len(ids) > 0
-    logprobs = label_logprobs(http, ids)
-    expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
-    assert answer["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
-
-
-def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None:
-    body = {"query": QUERY, "items": ITEMS, "label_token_ids": LABELS}
-    for more in ({}, {"label_token_ids": []}, {"items": [[5], [6, 7]], "query": [8]}):
-        small, large = (http.post(PATH, content=" " * n + json.dumps(body | more)).json() for n in (0, SMALL_BYTES))
-        for index, each in enumerate(small.get("data", ())):
-            assert large["data"][index]["score"] == pytest.approx(each["score"], rel=1e-3)
-        assert small.get("error") == large.get("error") and ("data" in small) == ("label_token_ids" not in more)
-    (first,) = scores(http, items=["Lima. " * 200])
-    assert scores(http, items=["Lima. " * 200] * 120) == pytest.approx([first] * 120, rel=1e-3)
-
-
-def test_the_endpoint_is_behind_the_key_and_in_openapi(http: httpx2.Client, stranger: httpx2.Client) -> None:
-    assert stranger.post(PATH, json={}).status_code == 401
-    fields = http.get("/openapi.json").json()["components"]["schemas"]["GenerativeScoringRequest"]["properties"]
-    assert fields["items"]["minItems"] == 1 and fields["label_token_ids"]["items"]["maximum"] < 10_000

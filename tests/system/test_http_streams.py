@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import json
 from statistics import median
-from typing import Any
 
 import httpx2
 import pytest
 
 from tokenloom.tests.support.waiting import Deadline, wait_until
-from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, samples, sent, wait_idle
+from tokenloom.tests.system.http_engine import DEADLINE_S, samples, sent, wait_idle
 
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
-LONG = {  # format of an answer of at least 1000 tokens
-    "type": "json_schema",
-    "name": "numbers",
-    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 500},
-}
-
-
-def test_every_event_is_framed_and_done_is_last(http: httpx2.Client) -> None:
-    body = {"messages": QUESTION, "max_tokens": 9, "stream": True, "n": 2}
-    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        raw = answer.read().decode()
-    assert raw.endswith("\n\n")
-    *events, done = raw.removesuffix("\n\n").split("\n\n")
-    assert done == "data: [DONE]"
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    for index in (0, 1):
-        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
-        assert mine[0]["delta"]["role"] == "assistant"
-        assert [bool(choice["finish_reason"]) for choice in mine] == [False] * (len(mine) - 1) + [True]
 
 
 def round_trips_to_abort(http: httpx2.Client, url: str, stream: bool) -> int:
@@ -69,29 +47,3 @@ def test_an_abort_ends_a_stream_with_finish_reason_abort(http: httpx2.Client) ->
         *_, last = lines
     assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
     assert http.post("/abort", json={"request_id": "cmpl-mine"}).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "prefix", "end"),
-    [
-        ("/v1/responses", {"input": "x", "text": {"format": LONG}}, "resp_", '"incomplete_details":{"reason":"abort"}'),
-        (
-            "/v1/messages",
-            {"messages": QUESTION, "max_tokens": 2000, "output_config": {"format": LONG}},
-            "msg_",
-            '"stop_reason":"abort"',
-        ),
-    ],
-    ids=["response", "message"],
-)
-def test_an_abort_takes_the_id_of_a_response_or_a_message(
-    http: httpx2.Client, path: str, body: dict[str, Any], prefix: str, end: str
-) -> None:
-    with http.stream("POST", path, json=body | {"stream": True}) as answer:
-        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
-        first = json.loads(next(lines).removeprefix("data: "))
-        found = (first.get("response") or first["message"])["id"]
-        assert found.startswith(prefix)
-        assert http.post("/abort", json={"request_id": found}).json() == {"request_id": found, "aborted": 1}
-        assert any(end in line for line in lines)
-    assert http.post("/abort", json={"request_id": found}).status_code == 404

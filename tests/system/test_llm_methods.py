@@ -47,13 +47,6 @@ def test_a_chat_becomes_the_same_prompt_as_in_transformers(llm: LLM, theirs: Any
     assert output.outputs[0].token_ids
 
 
-def test_a_failing_template_raises_a_request_error(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="not a Jinja template"):
-        llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template="{% for %}")
-    with pytest.raises(RequestError, match="contradict"):
-        llm.chat(CHAT, GREEDY, use_tqdm=False, continue_final_message=True, add_generation_prompt=True)
-
-
 # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -76,62 +69,6 @@ TEXTS = ["The capital of France is", "A dog", "The capital of Peru is Lima. The 
 @pytest.fixture(scope="module")
 def model() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(str(DEMO_FOLDER), dtype=torch.float32).eval()
-
-
-def expected_beams(
-    model: Any, prompt: list[int], params: BeamSearchParams, ends: list[int]
-) -> list[tuple[list[int], float]]:
-    """Score every continuation of every open beam by a full run of transformers' model; return the best first."""
-
-    def score(beam: tuple[list[int], float]) -> float:
-        length = len(beam[0]) - (not params.ignore_eos and beam[0][-1] in ends)
-        return beam[1] / length**params.length_penalty
-
-    beams, ended = [(prompt, 0.0)], []
-    for _ in range(params.max_tokens):
-        longer = []
-        for tokens, total in beams:
-            with torch.no_grad():
-                logprobs = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
-            best = logprobs.topk(2 * params.beam_width)
-            longer += [
-                ([*tokens, i], total + v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ]
-        is_end = [not params.ignore_eos and tokens[-1] in ends for tokens, _ in longer]
-        ended += [beam for beam, ends_here in zip(longer, is_end, strict=True) if ends_here]
-        going = [beam for beam, ends_here in zip(longer, is_end, strict=True) if not ends_here]
-        beams = sorted(going, key=score, reverse=True)[: params.beam_width]
-    return sorted(ended + beams, key=score, reverse=True)[: params.beam_width]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        BeamSearchParams(beam_width=3, max_tokens=12),
-        BeamSearchParams(beam_width=2, max_tokens=20, length_penalty=0.2, include_stop_str_in_output=True),
-        BeamSearchParams(beam_width=4, max_tokens=6, ignore_eos=True),
-    ],
-    ids=["plain", "short", "endless"],
-)
-def test_beams_equal_a_reference_search_with_transformers(llm: LLM, model: Any, params: BeamSearchParams) -> None:
-    ends = llm.info().eos_token_ids
-    prompts = [llm.tokenize(TEXTS[0]), TEXTS[1], {"prompt": TEXTS[2]}]
-    num_ended = 0
-    for text, output in zip(TEXTS, llm.beam_search(prompts, params), strict=True):
-        expected = expected_beams(model, llm.tokenize(text), params, ends)
-        assert [beam.tokens for beam in output.sequences] == [tokens for tokens, _ in expected]
-        assert [beam.cum_logprob for beam in output.sequences] == pytest.approx(
-            [total for _, total in expected], abs=1e-3
-        )
-        for beam in output.sequences:
-            has_ended = not params.ignore_eos and beam.tokens[-1] in ends
-            hidden = has_ended and not params.include_stop_str_in_output
-            assert (beam.finish_reason == "stop") == has_ended and len(beam.logprobs) == len(beam.tokens) - len(
-                llm.tokenize(text)
-            )
-            assert beam.text == llm.detokenize(beam.tokens[: len(beam.tokens) - hidden])
-            num_ended += has_ended
-    assert bool(num_ended) != params.ignore_eos
 
 
 @pytest.mark.parametrize("text", TEXTS)

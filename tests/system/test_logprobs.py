@@ -8,27 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom import LLM, CompletionOutput, RequestError, RequestOutput, SamplingParams
+from tokenloom import LLM, CompletionOutput, RequestOutput, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle, check_token
-from tokenloom.tests.system.sampling_engine import SCHEDULES, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import (
+    SCHEDULES,
+    VOCAB_SIZE,
+    folder,
+    llm,
+    make_prompts,
+    open_llm,
+    oracle,
+)
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> LogprobOracle:
-    return LogprobOracle(folder)
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with open_llm(folder) as llm:
-        yield llm
+__all__ = ["folder", "llm", "oracle"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -82,29 +76,6 @@ def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutp
         for each in named:
             assert found[each].logprob == pytest.approx(float(row[each]), abs=1e-4)
             assert each == token_id or found[each].rank is None
-
-
-def test_too_many_logprobs_are_refused_with_the_flag_to_raise(llm: LLM, wide: LLM) -> None:
-    with pytest.raises(RequestError, match=r"all 300 tokens.* --max-logprobs"):
-        llm.generate(["x"], SamplingParams(logprobs=-1), use_tqdm=False)
-    with pytest.raises(RequestError, match="lower max_tokens"):
-        wide.generate([[5]], SamplingParams(logprobs=-1, max_tokens=300), use_tqdm=False)
-    with pytest.raises(RequestError, match="shorten the prompt"):
-        wide.generate([[5] * 60], SamplingParams(prompt_logprobs=-1), use_tqdm=False)
-    (output,) = wide.generate([[5] * 3], SamplingParams(prompt_logprobs=-1, logprobs=-1, max_tokens=1))
-    assert [len(each) for each in output.outputs[0].logprobs or ()] == [151_936]
-    assert [len(each) for each in (output.prompt_logprobs or ())[1:] if each] == [151_936] * 2
-
-
-def test_an_answer_without_detokenization_has_the_same_tokens(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
-    (bare,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
-    params.detokenize = True
-    (full,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
-    assert bare.outputs[0].text == "" != full.outputs[0].text
-    assert bare.outputs[0].token_ids == full.outputs[0].token_ids
-    texts = {each.decoded_token for token in bare.outputs[0].logprobs or () for each in token.values()}
-    assert texts == {None}
 
 
 def test_a_request_that_skips_the_prefix_cache_still_fills_it(llm: LLM) -> None:

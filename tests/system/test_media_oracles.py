@@ -4,27 +4,18 @@ placeholders stand where the families' own processors put them. These tests know
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from tokenloom.tests.support.audio_oracle import random_clip
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.vision_oracle import random_image
-from tokenloom.tests.system.media_families import FAMILIES, SAMPLE_RATE, WHISPER, Models, make_models
+from tokenloom.tests.system.media_families import FAMILIES, WHISPER, make_models
 
 IMAGES = (random_image(1, 60, 80), random_image(2, 100, 40), random_image(3, 33, 33))
 CLIPS = (random_clip(2, 17_000), random_clip(4, 17_000), random_clip(3, 31_000))
-PROCESSORS = {
-    "llava": "LlavaProcessor",
-    "idefics3": "Idefics3Processor",
-    "gemma3": "Gemma3Processor",
-    "qwen2_audio": "Qwen2AudioProcessor",
-    "qwen3_asr": "Qwen3ASRProcessor",
-}
 
 
 @pytest.mark.parametrize("name", some([name for name in FAMILIES if name != WHISPER], num_today=2))
@@ -54,25 +45,3 @@ def test_other_clips_give_other_tokens_of_whisper(tmp_path: Path) -> None:
         oracle.check(prompt, [models.pool(1)[0]], answers[0])
         with pytest.raises(AssertionError, match="misses by"):
             oracle.check(prompt, [models.pool(1)[1]], answers[0])
-
-
-@pytest.mark.parametrize("name", some(list(PROCESSORS), num_today=1))
-def test_the_expansion_is_that_of_the_familys_processor(name: str, tmp_path: Path) -> None:
-    models = make_models(tmp_path, name)
-    media = models.pool(2)[: 2 if models.kind == "image" else 1]  # Qwen3-ASR's takes one clip
-    prompt = f"Look: {models.marker}\n" * len(media) + "What?"
-    assert models.oracle.expand(prompt, media).token_ids == processed(name, models, prompt, media)
-
-
-def processed(name: str, models: Models, prompt: str, media: list[Any]) -> list[int]:
-    """Return the token ids of transformers' processor."""
-    oracle: Any = models.oracle
-    make = getattr(transformers, PROCESSORS[name])
-    if models.kind == "image":
-        settings = json.loads((models.checkpoint / "processor_config.json").read_text(encoding="utf-8"))
-        settings.pop("processor_class")
-        processor = make(image_processor=oracle.image_processor, tokenizer=oracle.tokenizer, **settings)
-        return list(processor(text=[prompt], images=[media])["input_ids"][0])
-    extractor = transformers.AutoFeatureExtractor.from_pretrained(models.checkpoint)
-    processor = make(feature_extractor=extractor, tokenizer=oracle.tokenizer)
-    return list(processor(text=[prompt], audio=media, sampling_rate=SAMPLE_RATE)["input_ids"][0])

@@ -14,7 +14,16 @@ from tokenloom.ipc.sampling_params import child_seed
 from tokenloom.tests.support.sampling_reference import Wanted, scores
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
-from tokenloom.tests.system.sampling_engine import NEAR_TIE, SCHEDULES, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import (
+    NEAR_TIE,
+    SCHEDULES,
+    folder,
+    make_prompts,
+    open_llm,
+    oracle,
+)
+
+__all__ = ["folder", "oracle"]  # fixtures
 
 COUNT, MAX_TOKENS = 12, 24
 SCHEMA = {
@@ -67,16 +76,6 @@ def make_params(names: Sequence[str], count: int) -> list[SamplingParams]:
         SamplingParams(temperature=(0.0, 2.5, 5.0)[i % 3], top_p=0.95, seed=i, max_tokens=MAX_TOKENS, **fields)  # type: ignore[arg-type]
         for i in range(count)
     ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> LogprobOracle:
-    return LogprobOracle(folder)
 
 
 @pytest.mark.parametrize("names", COMBINATIONS, ids=lambda names: " ".join(names) or "plain")

@@ -134,14 +134,6 @@ def test_a_failed_wake_up_leaves_the_engine_asleep(engine: Engine, client: Clien
     check(client, future, expected)
 
 
-def test_bad_levels_and_tags_are_refused(client: Client) -> None:
-    for level in (0, 3, "1"):
-        with pytest.raises(RequestError, match="level must be 1 or 2"):
-            client.sleep(level)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="tags must be of weights, kv_cache, got 'wieghts'"):
-        client.wake_up(["wieghts"])  # type: ignore[list-item]
-
-
 def test_an_in_process_engine_sleeps_too(folder: Path) -> None:
     with LLM(folder, in_process=True, num_threads=1, max_model_len=400, device="cpu", num_kv_blocks=64) as llm:
         expected = llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
@@ -153,3 +145,11 @@ def test_an_in_process_engine_sleeps_too(folder: Path) -> None:
         hit = llm.generate(PROMPT, LONG, use_tqdm=False)[0].num_cached_tokens
         assert llm.reset_prefix_cache() and hit > 0
         assert llm.generate(PROMPT, LONG, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_bad_levels_and_tags_are_refused(client: Client) -> None:
+    for level in (0, 3, "1"):
+        with pytest.raises(RequestError, match="level must be 1 or 2"):
+            client.sleep(level)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="tags must be of weights, kv_cache, got 'wieghts'"):
+        client.wake_up(["wieghts"])  # type: ignore[list-item]

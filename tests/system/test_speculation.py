@@ -18,8 +18,16 @@ from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.recorded_drafts import MODES
-from tokenloom.tests.system.sampling_engine import VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import (
+    VOCAB_SIZE,
+    folder,
+    make_prompts,
+    open_llm,
+    oracle,
+)
 from tokenloom.tests.system.test_schedules import FEATURES, SCHEMA, compare
+
+__all__ = ["folder", "oracle"]  # fixtures
 
 COUNT, MAX_TOKENS = 6, 24  # requests of a case
 CASES: dict[str, dict[str, object]] = {
@@ -52,16 +60,6 @@ def make_params(case: str) -> list[SamplingParams]:
 
 PROMPTS = make_prompts(COUNT * len(CASES), 3)
 PARAMS = [params for case in CASES for params in make_params(case)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> LogprobOracle:
-    return LogprobOracle(folder)
 
 
 @pytest.fixture(scope="module")

@@ -84,18 +84,6 @@ def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
     case.check_kill(engine, role, 40, 100)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("role", ["core", "core of replica 1"])
-def test_a_core_of_several_replicas_killed_while_it_verifies_lookups_changes_no_answer(
-    role: str, tmp_path: Path
-) -> None:
-    prompts = [prompt * 2 for prompt in make_prompts(24, 8)]  # repeated tokens are found and guessed
-    params = [SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)] * len(prompts)
-    case = Case.of(sampling_checkpoint(tmp_path / "m"), prompts, params)
-    for engine in serve(LaunchedEngine(tmp_path, *case.arguments(2, "--speculation", "lookup"))):
-        case.check_kill(engine, role, 60, 20)
-
-
 def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models_folder = tmp_path / "models"
     checkpoint = tiny_checkpoint(models_folder / "model", "qwen3", vocab_size=adapter_engine.VOCAB_SIZE)

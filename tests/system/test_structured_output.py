@@ -69,13 +69,6 @@ def test_every_answer_parses_and_validates(engines: dict[str, Client], model: st
     generate_all(engines[model], 1)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("model", MODELS)
-def test_500_answers_parse_and_validate(engines: dict[str, Client], model: str) -> None:
-    generate_all(engines[model], -(-500 // len(SCHEMAS)))
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_choices_regexes_and_grammars_are_followed(engines: dict[str, Client], model: str) -> None:
     kinds = {
@@ -119,27 +112,6 @@ def test_jump_forward_tokens_change_no_answer(engines: dict[str, Client], model:
         expected, found = other.outputs[0], mine.outputs[0]
         assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
         assert (found.finish_reason, found.stop_reason) == (expected.finish_reason, expected.stop_reason)
-
-
-def test_json_object_mode_yields_a_json_object(demo: Client) -> None:
-    params = [SamplingParams(max_tokens=MAX_TOKENS, seed=i, structured_outputs={"json_object": True}) for i in range(4)]  # type: ignore[arg-type]
-    for output in demo.generate(PROMPTS[:4], params, use_tqdm=False):
-        answer = output.outputs[0]
-        if answer.finish_reason == "stop":
-            assert isinstance(json.loads(answer.text), dict)
-        else:  # it is unbounded: the text so far must begin an object
-            assert answer.text.startswith("{")
-
-
-def test_a_structure_changes_its_own_answer_and_no_other(demo: Client) -> None:
-    greedy = SamplingParams(temperature=0, max_tokens=12)
-    alone = demo.generate(PROMPTS[0], greedy, use_tqdm=False)[0].outputs[0]
-    schema = StructuredOutputsParams(json=SCHEMAS["person"])
-    params = [greedy, greedy.replace(structured_outputs=schema, max_tokens=200), greedy]
-    outputs = [each.outputs[0] for each in demo.generate([PROMPTS[0]] * 3, params, use_tqdm=False)]
-    assert outputs[0].token_ids == outputs[2].token_ids == alone.token_ids
-    assert outputs[1].token_ids != alone.token_ids
-    conforms(outputs[1].text, SCHEMAS["person"])
 
 
 @pytest.mark.parametrize("steps_in_flight", [pytest.param(1, marks=pytest.mark.nightly), 2])
@@ -200,41 +172,3 @@ def test_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine,
 
 def test_deep_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
     assert refuse_all(engine, demo, list(deep_grammars())) >= 8
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
-def test_2000_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
-    assert refuse_all(engine, demo, malformed_grammars(2200, seed=1)) > 2000
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"json": '{"properties": {"a": {"type": "strin"}}}'}, "json at #/properties/a: Invalid type: strin"),
-        ({"json": '{"type": "string", }'}, "line 1 column"),
-        ({"json": '{"items": {"not": {}}}'}, 'json at #/items: Unimplemented keys: ["not"]'),
-        ({"regex": "a(b"}, "unclosed group"),
-        ({"grammar": "start: word"}, 'unknown name: "word"'),
-    ],
-)
-def test_a_grammar_error_names_the_place(engines: dict[str, Client], params: dict[str, str], words: str) -> None:
-    for llm in engines.values():
-        with pytest.raises(RequestError) as caught:
-            llm.generate("x", SamplingParams(structured_outputs=params), use_tqdm=False)  # type: ignore[arg-type]
-        assert words in str(caught.value)
-
-
-def test_killing_the_grammar_process_loses_no_request(tmp_path: Path) -> None:
-    """Its requests are computed again, which changes no bit in this mode."""
-    params = [
-        SamplingParams(max_tokens=600, seed=i, structured_outputs=StructuredOutputsParams(json=SCHEMAS["all kinds"]))
-        for i in range(4)
-    ]
-    with LaunchedEngine(tmp_path, "--deterministic") as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            expected = [each.outputs[0].token_ids for each in client.generate([PROMPTS[0]] * 4, params, use_tqdm=False)]
-            futures = [client.submit(PROMPTS[0], each) for each in params]
-            engine.child("grammar").kill()
-            assert [future.result(60).outputs[0].token_ids for future in futures] == expected

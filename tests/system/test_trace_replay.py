@@ -10,19 +10,23 @@ import pytest
 from tokenloom import FlatLogprobs, RequestError, SamplingParams
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
-from tokenloom.tests.system.sampling_engine import SCHEDULES, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import (
+    SCHEDULES,
+    VOCAB_SIZE,
+    folder,
+    make_prompts,
+    open_llm,
+    oracle,
+)
 from tokenloom.tests.system.test_logprobs import check_output
+
+__all__ = ["folder", "oracle"]  # fixtures
 
 EOS = 2
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
-
-
 @pytest.mark.parametrize("schedule", some(["plain", *SCHEDULES], num_today=2))
-def test_replayed_tokens_have_the_models_logprobs(schedule: str, folder: Path) -> None:
+def test_replayed_tokens_have_the_models_logprobs(schedule: str, folder: Path, oracle: LogprobOracle) -> None:
     rng, prompts = random.Random(7), make_prompts(12, 1)
     traces = [[EOS, *rng.choices(range(VOCAB_SIZE), k=15), EOS] for _ in prompts]
     params = [
@@ -44,7 +48,6 @@ def test_replayed_tokens_have_the_models_logprobs(schedule: str, folder: Path) -
         outputs = llm.generate(prompts, params, use_tqdm=False)
     if schedule == "preempted":
         assert sum(output.metrics.num_preemptions for output in outputs) > 0
-    oracle = LogprobOracle(folder)
     for output, wanted, trace in zip(outputs, params, traces, strict=True):
         assert output.outputs[0].token_ids == trace[: wanted.max_tokens]
         assert output.outputs[0].finish_reason == "length"
@@ -65,12 +68,9 @@ def test_a_replayed_answer_is_cut_at_max_model_len(folder: Path) -> None:
 def test_flat_logprobs_hold_the_same_values_in_columns(folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3, prompt_logprobs=2)
     with open_llm(folder) as llm:
-        (dicts,) = llm.generate([[7, 8, 9]], params, use_tqdm=False)
-        (flat,) = llm.generate([[7, 8, 9]], params.replace(flat_logprobs=True), use_tqdm=False)
+        dicts, flat = llm.generate([[7, 8, 9]] * 2, [params, params.replace(flat_logprobs=True)], use_tqdm=False)
     found, of_prompt = flat.outputs[0].logprobs, flat.prompt_logprobs
-    assert isinstance(found, FlatLogprobs) and isinstance(of_prompt, FlatLogprobs)
-    assert list(found) == dicts.outputs[0].logprobs and list(of_prompt) == [{}, *(dicts.prompt_logprobs or ())[1:]]
+    assert isinstance(found, FlatLogprobs) and list(found) == dicts.outputs[0].logprobs
+    assert isinstance(of_prompt, FlatLogprobs) and list(of_prompt) == [{}, *(dicts.prompt_logprobs or ())[1:]]
     assert isinstance(found[1:3], FlatLogprobs) and list(found[1:3]) == list(found)[1:3] and found[-1] == list(found)[4]
     assert found.token_ids[found.start_indices[2] : found.end_indices[2]] == list(found[2])
-    with pytest.raises(IndexError):
-        found[5]

@@ -11,6 +11,7 @@ from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_message
 from tokenloom.frontend.intake.body_error import BodyError
 from tokenloom.frontend.intake.body_parser import OTHER_FORMATS, parse_body
+from tokenloom.frontend.openai.chat import chat_params
 from tokenloom.frontend.openai.forms.params import (
     constraint_field,
     refuse_unserved,
@@ -77,6 +78,8 @@ def test_every_spelling_of_a_schema_is_obeyed(fields: dict[str, object]) -> None
         (form("grammar", grammar='root ::= "a"'), "lark", 'root ::= "a"'),
         (form("grammar", value='root ::= "a"'), "lark", 'root ::= "a"'),
         ({"grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
+        ({"guided_grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
+        ({"guided_regex": "a+"}, "regex", "a+"),
         (form("json_object"), "json", json.dumps(OTHER, separators=(",", ":"))),
         (form("json", value=json.dumps(SCHEMA)), "json", json.dumps(SCHEMA)),
     ],
@@ -178,3 +181,23 @@ def test_a_suffix_is_refused_with_the_way_around_it() -> None:
         RequestError, match=r"suffix is not served .*: put the prompt and the suffix into `prompt`, with"
     ):
         refuse_unserved(body)
+
+
+def test_each_field_reaches_the_parameter_of_its_name() -> None:
+    given: dict[str, Any] = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "temperature": 2.0, "seed": 7, "stop": ["x"]}
+    given |= {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 2.0, "min_tokens": 2}
+    given |= {"stop_token_ids": [5], "allowed_token_ids": [5], "bad_words": ["x"], "thinking_token_budget": 3}
+    given |= {"truncate_prompt_tokens": 3, "priority": -5, "timeout_s": 9.0, "queue_timeout_s": 9.0}
+    given |= {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}
+    given |= {"spaces_between_special_tokens": False, "truncation_side": "right", "cache_salt": "s"}
+    for body in (chat(**given), response(**given)):
+        params = chat_params(body)
+        assert {name: getattr(params, name) for name in given} == given
+    assert chat_params(chat(logit_bias={"5": -100})).logit_bias == {5: -100}
+
+
+def test_logprobs_that_cannot_be_returned_are_refused() -> None:
+    with pytest.raises(RequestError, match="prompt_logprobs is not served in a stream"):
+        sampling_params(chat(stream=True, prompt_logprobs=1), max_tokens=1)
+    with pytest.raises(RequestError, match="logprob_token_ids needs logprobs"):
+        sampling_params(chat(logprob_token_ids=[5]), max_tokens=1)

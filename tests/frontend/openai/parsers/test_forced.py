@@ -53,3 +53,6 @@ def test_the_forcing_schema_allows_exactly_the_tools() -> None:
     assert schema["maxItems"] == 1
     forms = schema["items"]["anyOf"]  # type: ignore[index]
     assert [form["properties"]["name"] for form in forms] == [{"const": "f"}, {"const": "g"}]
+    own: JsonObject = {"properties": {"a": {"$ref": "#/$defs/n"}, "again": {"$ref": "#"}}, "$defs": {"n": {}}}
+    moved = forcing_schema({"f": own, "g": own}, None, is_parallel=True)["$defs"]["f1"]  # type: ignore[index]
+    assert moved["properties"] == {"a": {"$ref": "#/$defs/f1/$defs/n"}, "again": {"$ref": "#/$defs/f1"}}
