@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import threading
 from typing import Any
 
 import msgspec
@@ -102,11 +101,6 @@ def test_an_unserved_keyword_is_refused_by_name(
         call(fake, method, is_async, no_such_thing=None)
 
 
-def test_each_prompt_may_have_its_own_priority(fake: FakeFrontend, client: Client) -> None:
-    client.generate(["a", "b"], greedy(2), use_tqdm=False, priority=[1, 2])
-    assert fake.do(lambda service: [submit.params.priority for submit in service.submits]) == [1, 2]
-
-
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("method", ["generate", "chat", "embed"])
 def test_an_adapter_is_named_by_model_or_lora_request(fake: FakeFrontend, is_async: bool, method: str) -> None:
@@ -124,17 +118,15 @@ def with_vector(delta: Delta) -> Delta:
     return msgspec.structs.replace(delta, embedding=vector)
 
 
-def test_each_prompt_may_have_its_own_adapter(fake: FakeFrontend, client: Client) -> None:
+def test_each_prompt_may_have_its_own_priority_and_adapter(fake: FakeFrontend, client: Client) -> None:
     requests = [LoRARequest("sql"), None, LoRARequest("chat")]
-    outputs = client.generate(["a", "b", "c"], greedy(2), use_tqdm=False, lora_request=requests)
-    assert fake.do(lambda service: [submit.adapter for submit in service.submits]) == ["sql", "", "chat"]
+    options: Any = {"lora_request": requests, "priority": [1, 2, 3]}
+    outputs = client.generate(["a", "b", "c"], greedy(2), use_tqdm=False, **options)
     assert [output.lora_request for output in outputs] == requests
-
-
-def test_futures_and_streams_name_adapters_too(fake: FakeFrontend, client: Client) -> None:
     client.submit("a", greedy(2), model="sql").result(DEADLINE_S)
     list(client.stream("a", greedy(2), lora_request=LoRARequest("chat")))
-    assert fake.do(lambda service: [submit.adapter for submit in service.submits]) == ["sql", "chat"]
+    sent = fake.do(lambda service: [(submit.adapter, submit.params.priority) for submit in service.submits])
+    assert sent == [("sql", 1), ("", 2), ("chat", 3), ("sql", 0), ("chat", 0)]
 
 
 def test_adapters_are_loaded_listed_and_unloaded_by_both_clients(fake: FakeFrontend, client: Client) -> None:
@@ -152,16 +144,3 @@ def test_adapters_are_loaded_listed_and_unloaded_by_both_clients(fake: FakeFront
     orders = fake.do(lambda service: service.orders)
     assert [order.is_inplace for order in orders if isinstance(order, LoadAdapter)] == [True, False]
     assert len({order.order_id for order in orders}) == len(orders) == 4 and "" not in orders
-
-
-def test_an_order_is_sent_again_under_its_own_id_after_a_loss(fake: FakeFrontend, client: Client) -> None:
-    fake.set(is_mute=True)
-    thread = threading.Thread(target=client.load_adapter, args=("sql", "/sql"))
-    thread.start()
-    fake.until(lambda service: service.seen["LoadAdapter"] == 1)
-    fake.do(lambda service: service.__dict__.update(is_mute=False))
-    fake.hang_up()
-    fake.come_back()
-    thread.join(DEADLINE_S)
-    first, *others = fake.do(lambda service: service.orders)
-    assert not thread.is_alive() and all(order == first for order in others)

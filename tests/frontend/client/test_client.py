@@ -18,7 +18,6 @@ import pytest
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.addresses import closed_name
 from tokenloom.ipc.errors import EngineDead, RequestError
-from tokenloom.ipc.messages.client import ChatMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
@@ -37,28 +36,7 @@ def test_outputs_are_in_the_order_of_the_prompts(client: Client) -> None:
         assert (answer.index, answer.finish_reason, answer.stop_reason) == (0, "length", None)
         assert (output.num_cached_tokens, output.metrics.arrival_time) == (3, 1.0)
     assert len({output.request_id for output in outputs}) == 50
-
-
-@pytest.mark.parametrize(
-    "prompts",
-    ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"}, {"prompt_token_ids": [104, 105]}, [{"prompt": "hi"}]],
-)
-def test_every_form_of_a_prompt_gives_the_same_output(client: Client, prompts: object) -> None:
-    (output,) = client.generate(prompts, greedy(5), use_tqdm=False)  # type: ignore[arg-type]
-    assert output.outputs[0].text == expected_text("hi", 5)
-    assert output.prompt_token_ids == [104, 105]
-
-
-def test_no_prompts_give_no_outputs(client: Client) -> None:
     assert client.generate([], greedy()) == []
-
-
-def test_parameters_are_for_all_prompts_or_for_each_or_the_defaults(client: Client) -> None:
-    outputs = client.generate(["a", "b"], [greedy(2), greedy(3)], use_tqdm=False)
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 3]
-    assert len(client.generate("a", use_tqdm=False)[0].outputs[0].token_ids) == 16
-    with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts"):
-        client.generate(["a", "b"], [greedy()], use_tqdm=False)
 
 
 def test_requests_without_parameters_get_the_engine_s_defaults(fake: FakeFrontend, client: Client) -> None:
@@ -108,23 +86,11 @@ def test_a_long_list_completes_on_an_engine_that_admits_few_at_once(fake: FakeFr
     assert [output.outputs[0].text for output in outputs] == [expected_text(prompt, 6) for prompt in prompts]
 
 
-def test_chat_accepts_one_conversation_or_many(client: Client) -> None:
-    turns = [{"role": "user", "content": "hel"}, {"role": "assistant", "content": "lo"}]
-    (output,) = client.chat(turns, greedy(5), use_tqdm=False)
-    assert output.outputs[0].text == expected_text("hello", 5)
-    outputs = client.chat([turns, [ChatMessage("user", "x")]], greedy(5), use_tqdm=False)
-    assert [output.outputs[0].text for output in outputs] == [expected_text("hello", 5), expected_text("x", 5)]
-
-
-def test_a_stream_yields_the_text_in_pieces(client: Client) -> None:
-    pieces = list(client.stream("hello", greedy(20)))
-    assert len(pieces) == 5
-    assert "".join(pieces) == expected_text("hello", 20)
-    chat = client.stream([{"role": "user", "content": "hello"}], greedy(20))
-    assert "".join(chat) == expected_text("hello", 20)
-
-
-def test_closing_a_stream_aborts_the_request(fake: FakeFrontend, client: Client) -> None:
+def test_a_stream_yields_the_text_in_pieces_and_aborts_its_request_when_closed(
+    fake: FakeFrontend, client: Client
+) -> None:
+    pieces = list(client.stream([{"role": "user", "content": "hello"}], greedy(20)))
+    assert len(pieces) == 5 and "".join(pieces) == expected_text("hello", 20)
     fake.set(max_deltas=1)
     stream = client.stream("hello", greedy(20))
     next(stream)
@@ -137,15 +103,6 @@ def test_a_stream_raises_the_error_of_its_request(client: Client) -> None:
         list(client.stream(FORBIDDEN))
     with pytest.raises(RequestError, match="no tokens"):
         client.stream([])  # before the iterator is read
-
-
-def test_a_future_returns_the_output(client: Client) -> None:
-    futures = [client.submit(f"p{index}", greedy(9)) for index in range(20)]
-    done, _ = concurrent.futures.wait(futures, DEADLINE_S)
-    assert len(done) == 20
-    for index, future in enumerate(futures):
-        assert future.result().outputs[0].text == expected_text(f"p{index}", 9)
-    assert isinstance(client.submit(FORBIDDEN).exception(DEADLINE_S), RequestError)
 
 
 def test_cancelling_a_future_aborts_the_request(fake: FakeFrontend, client: Client) -> None:
@@ -221,13 +178,12 @@ def test_each_of_thousands_of_requests_takes_little_cpu_time(fake: FakeFrontend,
     assert per_request_us < 1000, "about 150 µs, half of them the fake's"
 
 
-def test_the_progress_bar_counts_requests_and_tokens(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_counts_requests_and_tokens_if_there_is_a_console(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
     client.generate(["a", "b"], greedy(5))
     bar = capsys.readouterr().err
     assert "2/2" in bar and "tokens/s" in bar
-
-
-def test_a_program_without_a_console_shows_no_progress_bar(client: Client) -> None:
     with contextlib.redirect_stderr(None):
         assert client.generate("a", greedy(5))[0].finished
 
@@ -329,9 +285,3 @@ def test_a_program_without_close_ends_at_once(fake: FakeFrontend, tmp_path: Path
     assert result.stderr == ""
     assert json.loads(result.stdout) == [expected_text("p", 3), []]
     assert result.returncode == 0
-
-
-def test_a_submit_is_sent_as_documented(fake: FakeFrontend, client: Client) -> None:
-    client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
-    (submit,) = fake.do(lambda service: service.submits)
-    assert submit == Submit(request_id="x", prompt="p", params=greedy(3))

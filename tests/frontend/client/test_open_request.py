@@ -33,6 +33,7 @@ def delta(start: int, num_tokens: int, index: int = 0, **more: object) -> Delta:
 def test_without_delivered_tokens_a_resubmission_contains_only_the_prompt_tokens() -> None:
     submit = accept(accepted_request())
     assert (submit.attempt, submit.prompt, submit.prompt_token_ids, submit.children) == (1, None, PROMPT, [])
+    assert submit.waited_s is not None and 0 <= submit.waited_s < 600
 
 
 def test_a_resubmission_keeps_the_adapter_that_its_name_stood_for() -> None:

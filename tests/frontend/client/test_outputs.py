@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -20,39 +21,34 @@ def new_builder(prompt: str | None = "hello", ids: bytes | None = None) -> Outpu
 def test_the_output_does_not_depend_on_the_cuts_between_deltas(seed: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(50_000) for _ in range(200)]
-    builder, start = new_builder(), 0
-    while start < len(tokens):
-        end = min(len(tokens), start + rng.randint(1, 30))
+    cuts = sorted(rng.sample(range(200), rng.randint(7, 40)))
+    builder = new_builder()
+    for start, end in itertools.pairwise([0, *cuts, 200]):
         text = "".join(map(chr, tokens[start:end]))
-        finish = "stop" if end == len(tokens) else None
-        builder.add(
-            Delta(
-                request_id="r",
-                start=start,
-                token_ids=encode_ids(tokens[start:end]),
-                text=text,
-                finish_reason=finish,
-                stop_reason=7 if finish else None,
-                metrics=RequestMetrics(num_preemptions=2, finished_time=5.0) if finish else None,
-            )
-        )
-        start = end
+        builder.add(Delta(request_id="r", start=start, token_ids=encode_ids(tokens[start:end]), text=text))
+    metrics = RequestMetrics(num_preemptions=2, finished_time=5.0)
+    builder.add(Delta(request_id="r", start=200, finish_reason="stop", stop_reason=7, metrics=metrics))
     output = builder.build()
-    assert output.outputs[0].token_ids == tokens
-    assert output.outputs[0].text == "".join(map(chr, tokens))
-    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason, output.finished) == ("stop", 7, True)
-    assert (output.metrics.num_preemptions, output.metrics.finished_time) == (2, 5.0)
+    (answer,) = output.outputs
+    assert (answer.token_ids, answer.text) == (tokens, "".join(map(chr, tokens)))
+    assert (answer.finish_reason, answer.stop_reason, output.finished, output.metrics) == ("stop", 7, True, metrics)
 
 
-def test_later_updates_do_not_change_an_output() -> None:
+def test_later_updates_do_not_change_an_output_which_has_the_fields_of_vllm() -> None:
     builder = new_builder()
     builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", num_cached_tokens=4))
     first = builder.build()
     builder.add(Delta(request_id="r", start=1, token_ids=encode_ids([2]), text="b", finish_reason="length"))
     second = builder.build()
-    assert (first.outputs[0].token_ids, first.outputs[0].text, first.finished) == ([1], "a", False)
-    assert (second.outputs[0].token_ids, second.outputs[0].text, second.finished) == ([1, 2], "ab", True)
+    found = [(*each.outputs, each.finished, each.outputs[0].finished()) for each in (first, second)]
+    assert [(answer.token_ids, answer.text, *ends) for answer, *ends in found] == [
+        ([1], "a", False, False),
+        ([1, 2], "ab", True, True),
+    ]
     assert second.num_cached_tokens == 4
+    absent = ("lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params")
+    assert {getattr(first, name) for name in absent} == {None}
+    assert first.outputs[0].lora_request is first.outputs[0].routed_experts is None
 
 
 def test_the_metrics_of_several_answers_are_those_of_the_request() -> None:
@@ -86,13 +82,3 @@ def test_a_long_output_has_a_short_repr() -> None:
     assert "request_id='r'" in text and "10000 characters" in text and "10000 ids" in text
     builder = new_builder("short", encode_ids([1, 2]))
     assert "prompt='short', prompt_token_ids=[1, 2]" in repr(builder.build())
-
-
-def test_outputs_have_the_fields_of_vllm() -> None:
-    builder = new_builder()
-    first = builder.build()
-    builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", finish_reason="length"))
-    assert [output.outputs[0].finished() for output in (first, builder.build())] == [False, True]
-    absent = ("lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params")
-    assert {getattr(first, name) for name in absent} == {None}
-    assert first.outputs[0].lora_request is first.outputs[0].routed_experts is None

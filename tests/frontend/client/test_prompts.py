@@ -80,10 +80,13 @@ def test_an_invalid_prompt_is_refused_with_the_reason(prompt: object, complaint:
         new_submit("r", prompt, PARAMS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"bytes", object()])
-def test_an_invalid_list_of_prompts_is_refused(prompts: object) -> None:
+@pytest.mark.parametrize("given", [None, 5, b"bytes", object()])
+def test_what_is_no_list_of_prompts_or_chats_is_refused(given: object) -> None:
     with pytest.raises(RequestError, match="a prompt is text, a list of token ids"):
-        list_prompts(prompts)  # type: ignore[arg-type]
+        list_prompts(given)  # type: ignore[arg-type]
+    for messages in (5, "text", {"role": "user", "content": "x"}):
+        with pytest.raises(RequestError, match="a chat is a list"):
+            list_chats(messages)  # type: ignore[arg-type]
 
 
 def test_list_chats_tells_one_chat_from_many_and_text_parts_are_kept() -> None:
@@ -141,12 +144,6 @@ def test_a_prompt_dict_may_set_cache_salt() -> None:
         new_submit("r", {"prompt": "a", "cache_salt": 5}, PARAMS)
 
 
-@pytest.mark.parametrize("messages", ["text", {"role": "user", "content": "x"}, 5])
-def test_an_invalid_chat_is_refused(messages: object) -> None:
-    with pytest.raises(RequestError, match="a chat is a list"):
-        list_chats(messages)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("request_id", ["", "x" * 257, 5])
 def test_a_bad_request_id_is_refused(request_id: object) -> None:
     with pytest.raises(RequestError, match="1 to 256"):
@@ -156,6 +153,8 @@ def test_a_bad_request_id_is_refused(request_id: object) -> None:
 def test_parameters_are_counted_and_checked() -> None:
     assert list_params(None, 2) == [PARAMS, PARAMS]
     assert list_params(PARAMS, 3) == [PARAMS] * 3
+    with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts"):
+        list_params([PARAMS], 2)
     for bad in ({"temperature": 0}, "greedy", 5):
         with pytest.raises(RequestError, match="SamplingParams"):
             list_params(bad, 1)  # type: ignore[arg-type]

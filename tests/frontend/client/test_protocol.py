@@ -15,7 +15,7 @@ from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
 from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.client import Credit, Delta, Deltas, GetInfo, Info, Submit
-from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids, text_of
+from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids
 from tokenloom.tests.frontend.requests.rig import HELLO, Rig, accepted, check_answer
 
 
@@ -76,24 +76,6 @@ def test_a_request_keeps_its_adapter_through_losses_while_the_name_is_given_to_o
         assert tokens in [answer_tokens(prompt, 5 + digest, num_tokens) for digest in range(1, 5)]
 
 
-def test_a_resubmission_contains_the_seed_and_the_delivered_tokens() -> None:
-    rig = Rig()
-    first = rig.submit("a", max_tokens=20)
-    for _ in range(3):
-        rig.carry()
-    rig.service.generate()
-    rig.carry()
-    rig.service.sessions.clear()
-    rig.hear(Unknown())
-    assert isinstance(rig.to_frontend[0], Hello)
-    rig.hear(HELLO)
-    (submit,) = rig.sent(Submit)
-    assert isinstance(submit, Submit) and submit.attempt == 1
-    assert submit.waited_s is not None and 0 <= submit.waited_s < 600 and submit.arrival_time == 0.0
-    assert (submit.prompt, submit.prompt_token_ids) == (None, prompt_ids(first))
-    assert submit.children[0].seed == 5 and len(submit.children[0].output_token_ids) == 4 * 4
-
-
 def test_several_unknowns_cause_one_hello() -> None:
     rig = Rig()
     rig.settle()
@@ -110,15 +92,6 @@ def test_accepted_of_an_older_attempt_is_ignored() -> None:
     assert rig.updates["a"] == []
 
 
-def test_duplicate_tokens_are_dropped_without_a_reconnect() -> None:
-    rig = Rig()
-    rig.service.spoil = lambda delta: [delta, delta]
-    submit = rig.submit("a", max_tokens=30)
-    rig.settle()
-    check_answer(submit, rig.updates["a"])
-    assert rig.service.seen["Hello"] == rig.service.seen["Submit"] == 1
-
-
 def test_a_request_fails_after_too_many_gaps() -> None:
     rig = Rig()
     rig.service.spoil = lambda delta: [Delta(request_id=delta.request_id, start=delta.start + 1, token_ids=b"\0" * 4)]
@@ -128,26 +101,6 @@ def test_a_request_fails_after_too_many_gaps() -> None:
     (*_, last) = rig.updates["a"]
     assert isinstance(last, ProtocolError)
     assert str(MAX_GAPS) in str(last)
-
-
-def test_a_partly_overlapping_delta_is_requested_again() -> None:
-    rig = Rig()
-    submit = rig.submit("a", max_tokens=12)
-    is_first = [True]
-
-    def overlap(delta: Delta) -> list[Delta]:
-        if delta.start == 4 and is_first:
-            is_first.clear()
-            tokens = answer_tokens(prompt_ids(submit), 5, 8)[2:]
-            return [
-                Delta(request_id="a", start=2, token_ids=delta.token_ids[:8] + delta.token_ids, text=text_of(tokens))
-            ]
-        return [delta]
-
-    rig.service.spoil = overlap
-    rig.settle()
-    assert not is_first
-    check_answer(submit, rig.updates["a"])
 
 
 def test_the_window_bounds_unanswered_requests() -> None:
@@ -265,17 +218,6 @@ def test_without_an_engine_the_error_names_the_address_and_a_later_submit_retrie
     rig.now = 11.0
     rig.settle()
     check_answer(submit, rig.updates["b"])
-
-
-def test_requests_resume_when_a_lost_engine_returns() -> None:
-    rig = Rig()
-    rig.service.max_deltas = 2
-    submit = rig.submit("a", max_tokens=20)
-    rig.settle()
-    rig.lose_sessions()
-    assert rig.protocol.tick(29.0) == 30.0
-    rig.serve()
-    check_answer(submit, rig.updates["a"])
 
 
 @pytest.mark.parametrize("model_digest", ["", "m"])

@@ -15,7 +15,6 @@ import pytest
 import zmq
 
 from tokenloom.frontend.client.client import Client
-from tokenloom.frontend.client.zmq_transport import ZmqTransport
 from tokenloom.ipc.errors import EngineDead, InternalError, Overloaded, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
@@ -40,13 +39,6 @@ def test_an_idle_client_reconnects_to_the_new_frontend(fake: FakeFrontend, clien
     fake.come_back()
     fake.until(lambda service: service.seen["Hello"] == 2)
     assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
-
-
-def test_requests_made_without_a_frontend_are_served_when_it_returns(fake: FakeFrontend, client: Client) -> None:
-    fake.hang_up()
-    future = client.submit("p", greedy())
-    fake.come_back()
-    assert future.result(DEADLINE_S).finished
 
 
 def test_all_waits_end_with_engine_dead_if_the_engine_does_not_return(fake: FakeFrontend) -> None:
@@ -117,18 +109,6 @@ def _context_switches() -> int:
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "tokenloom connection"]
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
-
-
-def test_fail_ends_all_waits_at_once(fake: FakeFrontend) -> None:
-    transport = ZmqTransport(fake.address)
-    fake.set(is_paused=True)
-    with Client(fake.address) as client:
-        future = client.submit("p")
-        client._transport.fail(EngineDead("exit code 9"))  # type: ignore[attr-defined]
-        for ask in (lambda: future.result(DEADLINE_S), lambda: client.generate("q"), client.health):
-            with pytest.raises(EngineDead, match="exit code 9"):
-                ask()
-    transport.close()
 
 
 def test_an_exception_in_a_sink_leaves_no_caller_waiting(fake: FakeFrontend) -> None:

@@ -86,14 +86,6 @@ async def test_an_open_answer_gets_no_error_of_the_request_behind_it(
     assert await client.rest() == b"" and server.refused == []
 
 
-@served(new_loop=ClockLoop)
-async def test_a_bad_url_behind_a_complete_answer_gets_400(server: Server) -> None:
-    client = await server.connect(GET % b"/")
-    assert (await client.answer())[0] == 200
-    client.send(GET % BAD_URL)
-    assert (await client.answer())[0] == 400 and server.refused == [(400, "http")]
-
-
 @served()
 async def test_the_time_of_a_body_does_not_run_while_the_answer_before_it_is_open(server: Server) -> None:
     client = await server.connect(GET % b"/slow" + HEAD % 3 + b"x")
@@ -166,12 +158,19 @@ async def test_if_all_connections_are_busy_a_new_one_gets_503_except_for_probes(
     assert (await again.answer())[0] == 200
 
 
+@pytest.mark.parametrize("request_line", [b"\x16\x03\x01 this is TLS\r\n\r\n", GET % BAD_URL], ids=["tls", "url"])
 @served(new_loop=ClockLoop)
-async def test_a_request_that_is_not_http_gets_400_in_openais_form(server: Server) -> None:
-    client = await server.connect(b"\x16\x03\x01 this is TLS\r\n\r\n")
-    status, body = await client.answer()
-    assert status == 400 and "HTTP/1.1" in json.loads(body)["error"]["message"]
-    assert await client.rest() == b"" and server.refused == [(400, "http")]
+async def test_a_request_that_is_not_http_gets_400_in_openais_form_also_behind_an_answer(
+    server: Server, request_line: bytes
+) -> None:
+    client = await server.connect(GET % b"/")
+    assert (await client.answer())[0] == 200
+    for each in (client, await server.connect()):
+        each.send(request_line)
+        status, body = await each.answer()
+        assert status == 400 and "HTTP/1.1" in json.loads(body)["error"]["message"]
+        assert await each.rest() == b""
+    assert server.refused == [(400, "http")] * 2
 
 
 @pytest.mark.parametrize("keeps", [b"", b"connection: keep-alive\r\n"])

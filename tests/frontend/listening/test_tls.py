@@ -108,19 +108,6 @@ def run(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
         return runner.run(asyncio.wait_for(ask(folder, client), 20.0))
 
 
-def test_a_client_with_the_certificate_gets_an_answer(folder: Path) -> None:
-    async def client(port: int) -> bytes:
-        context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
-        reader, writer = await asyncio.open_connection("localhost", port, ssl=context, family=socket.AF_INET)
-        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        return answer
-
-    answer = run(folder, client)
-    assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b'"https"')
-
-
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_the_batch_command_speaks_tls(folder: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool) -> None:
     if is_trusted:

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from tokenloom.frontend.media.audio.audio_processor_config import AudioProcessorConfig
 from tokenloom.frontend.media.placeholders import Placeholders
 from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.models.audio_config import AudioFamily
 from tokenloom.tests.frontend.media.audio.encoders import ENCODERS
+from tokenloom.tests.frontend.media.test_placeholders import DIGEST, Item, texts
 from tokenloom.tests.support.media_checkpoints import DEMO
 
-DIGEST = bytes(32)
 QWEN_NAMES = ("audio_token", "audio_bos_token", "audio_eos_token")
 TOKENS: dict[AudioFamily, dict[str, str]] = {  # by their names in the tokenizer's config
     "qwen2_audio": dict(zip(QWEN_NAMES, ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True)),
@@ -33,11 +32,6 @@ FRAMED = {
     "voxtral": "[AUDIO]",
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
 }
-
-
-class Item(NamedTuple):
-    digest: bytes
-    grid: tuple[int, int, int]
 
 
 class Model(NamedTuple):
@@ -88,7 +82,6 @@ def our_ids(family: AudioFamily, text: str, lengths: list[int]) -> list[int]:
     return ids
 
 
-texts = st.text(st.sampled_from("ab C1.\n \té漢🙂<>|"), max_size=12)
 lengths = st.integers(321, 64_000)
 
 
@@ -122,21 +115,3 @@ def test_clips_of_voxtral_begin_with_one_token_of_their_own(text: str) -> None:
 def test_markers_are_those_of_the_family(family: AudioFamily) -> None:
     marker = model_of(family).placeholders.marker
     assert (marker.kind, marker.text, marker.framed) == ("audio", TOKENS[family]["audio_token"], FRAMED[family])
-
-
-@pytest.mark.parametrize("family", TOKENS)
-def test_number_of_placeholders_must_be_that_of_the_clips(family: AudioFamily) -> None:
-    ours = model_of(family).placeholders
-    for num_markers, num_items in ((0, 1), (2, 1), (1, 0)):
-        words = (
-            rf"has {num_markers} placeholders? of audio clips \(.*\) for {num_items} audio clips?: write one for each"
-        )
-        with pytest.raises(RequestError, match=words):
-            ours.expand([5] + [ours.marker_id, 7] * num_markers, [Item(DIGEST, (1, 1, 16_000))] * num_items)
-
-
-def test_tokenizer_without_the_tokens_of_audio_is_refused() -> None:
-    ours, other = model_of("voxtral").placeholders, model_of("qwen3_asr").placeholders
-    encoder = type(ENCODERS["voxtral"])(**{**fields_of("voxtral"), "audio_token_id": other.placeholder_id})
-    with pytest.raises(ConfigError, match=r"the tokenizer has no token \[BEGIN_AUDIO\] for audio clips"):
-        Placeholders.load(ours.config, encoder, other.tokenizer)

@@ -9,14 +9,13 @@ import pytest
 
 from tokenloom.frontend.cli.status import lines
 from tokenloom.frontend.metrics.adapter_metrics import OTHER, AdapterMetrics
-from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.adapter import AdaptersProgress
 from tokenloom.ipc.messages.client import GetInfo, Health, Info
-from tokenloom.ipc.messages.core import EngineCoreRequest, Finished, Started
+from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.ipc.messages.metrics import Counter, Gauge
 from tokenloom.ipc.messages.supervisor import Progress
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
-from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, ids
 
 STATE = AdaptersProgress(
     num_slots=4, num_ready=2, num_filling=1, num_waiting=3, num_queued=20, num_hits=15, num_fills=5, num_failed_fills=1,
@@ -94,18 +93,9 @@ def test_ended_answers_count_for_their_adapter(tmp_path: Path, monkeypatch: pyte
     bench = Bench(config=spec.config, run_directory=spec.run_directory)
     bench.frontend.adapters.load_modules()
     for request_id, adapter in (("one", "sql"), ("two", "sql"), ("base", ""), ("named", "sample")):
-        bench.say(new_submit(request_id, adapter=adapter))
-        request = bench.to_core[-1]
-        assert isinstance(request, EngineCoreRequest)
-        key = request.children[0].key
-        bench.core(
-            accepted=[key],
-            started=[Started(key=key)],
-            keys=encode_ids([key]),
-            starts=encode_ids([0]),
-            counts=encode_ids([2]),
-            token_ids=encode_ids(ids("The The")[:2]),
-            finished=[Finished(key=key, reason="length")],
+        key = bench.submit(request_id, adapter=adapter)
+        bench.tokens(
+            (key, 0, ids("The The")[:2]), started=[Started(key=key)], finished=[Finished(key=key, reason="length")]
         )
     assert bench.frontend.metrics.adapters is not None
     assert bench.frontend.metrics.adapters.requests.totals == {("sql",): 2}

@@ -17,16 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenloom.core.stats import CoreStats
 from tokenloom.frontend.metrics.registry import Counter, Gauge, Histogram, Registry
 from tokenloom.frontend.requests.engine_metrics import ROWS, SECONDS, STEP_TOKENS, EngineMetrics
-from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import metrics as messages
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
-from tokenloom.ipc.messages.client import Abort, Submit
-from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from tokenloom.ipc.messages.client import Abort
+from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.ipc.messages.supervisor import Progress
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.frontend.bench import Bench
 from tokenloom.tests.support.engine_specs import new_spec
 
 GOLDEN = Path(__file__).parent / "metric_names.txt"
@@ -59,19 +57,6 @@ def test_names_and_types_equal_the_golden_file() -> None:
     assert names(new_metrics(speculation="off")) == plain
 
 
-def test_an_endpoint_picker_finds_what_it_reads_under_vllms_names() -> None:
-    metrics = new_metrics(metrics_names="vllm", block_size=32)
-    work = progress(num_running=1, num_waiting=7, num_blocks=100, num_free_blocks=25)
-    metrics.num_kv_blocks = 100
-    metrics.on_progress(work)
-    found = {sample.name: sample for family in families(metrics).values() for sample in family.samples}
-    assert found["vllm:num_requests_waiting"].value == 7
-    assert found["vllm:num_requests_running"].value == 1
-    assert found["vllm:kv_cache_usage_perc"].value == 0.75
-    labels = found["vllm:cache_config_info"].labels
-    assert (labels["block_size"], labels["num_gpu_blocks"]) == ("32", "100")
-
-
 def test_blocks_of_cores_that_do_not_run_are_not_in_use() -> None:
     metrics = new_metrics()
     metrics.num_kv_blocks = 200
@@ -101,7 +86,7 @@ histogram iteration_tokens_total request_prompt_tokens request_generation_tokens
 def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> None:
     metrics = new_metrics(metrics_names="vllm")
     metrics.num_kv_blocks = 192
-    metrics.on_progress(progress(num_waiting=5, num_deferred=2))
+    metrics.on_progress(progress(num_running=1, num_waiting=5, num_deferred=2, num_blocks=100, num_free_blocks=25))
     found = families(metrics)
     kind = ""
     for word in NAMES_OF_VLLM.split():
@@ -115,6 +100,8 @@ def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> N
     assert config.value == 1 and labels.items() <= config.labels.items()
     waiting = {sample.labels["reason"]: sample.value for sample in found["vllm:num_requests_waiting_by_reason"].samples}
     assert waiting == {"capacity": 3, "deferred": 2}
+    read_by_pickers = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
+    assert [found[f"vllm:{name}"].samples[0].value for name in read_by_pickers] == [5, 1, 0.75]
 
 
 def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
@@ -216,65 +203,53 @@ def test_the_dashboard_shows_every_metric_and_the_alerts_use_existing_ones() -> 
 
 
 def test_a_request_refused_by_the_core_counts_as_refused_not_as_finished() -> None:
-    frontend = Frontend(new_spec(), None, None, lambda: None)
-    session = frontend.open_local(lambda message: None)
-    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
+    bench = Bench()
     for kind in ("overloaded", "internal"):
-        submit = Submit(request_id=kind, params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))
-        frontend.on_message(session, submit)
-        (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
+        bench.submit(kind, accept=False, params={"n": 2})
         error = ErrorInfo(kind, "a test")
-        finished = [Finished(key=child.key, reason="error", error=error) for child in request.children]
-        frontend.on_core_message(EngineCoreOutputs(finished=finished))
-        frontend.outbox.to_cores[0].clear()
-    metrics = frontend.metrics
+        bench.core(finished=[Finished(key=key, reason="error", error=error) for key in keys_of(bench)])
+    metrics = bench.frontend.metrics
     assert metrics.refused.get("overloaded") == metrics.refused.sum == 1
     assert metrics.finished.sum == metrics.finished.get("error") == metrics.end_to_end.count == 2
     assert metrics.num_open == 0
 
 
+def keys_of(bench: Bench) -> list[int]:
+    """Return the keys of the answers of the last request."""
+    return [child.key for child in bench.to_core[-1].children]
+
+
 def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
-    rng = random.Random(9)
-    frontend = Frontend(new_spec(), None, None, lambda: None)
-    session = frontend.open_local(lambda message: None)
-    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
+    rng, bench = random.Random(9), Bench()
     num_tokens: dict[int, int] = {}  # by key of an open answer
     id_by_key: dict[int, str] = {}
     made = 0
     for turn in range(400):
         if rng.random() < 0.4:
-            request_id, n = f"r{turn}", rng.choice([1, 1, 3])
-            params = SamplingParams(max_tokens=200, n=n)
             prompt = encode_ids(range(5, 5 + rng.randrange(1, 9)))
-            frontend.on_message(session, Submit(request_id=request_id, params=params, prompt_token_ids=prompt))
-            (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
-            keys = [child.key for child in request.children]
+            params = {"max_tokens": 200, "n": rng.choice([1, 1, 3])}
+            bench.submit(f"r{turn}", accept=False, params=params, prompt_token_ids=prompt)
+            keys = keys_of(bench)
             num_tokens |= dict.fromkeys(keys, 0)
-            id_by_key |= dict.fromkeys(keys, request_id)
+            id_by_key |= dict.fromkeys(keys, f"r{turn}")
             started = [Started(key=key, num_cached_tokens=rng.randrange(2)) for key in keys]
-            frontend.on_core_message(EngineCoreOutputs(accepted=keys[:1], started=started))
-        busy = [key for key in num_tokens if num_tokens[key] < 150 and rng.random() < 0.5]
-        counts = [rng.randrange(1, 5) for _ in busy]
-        ended = [key for key in busy if rng.random() < 0.1]
-        frontend.on_core_message(
-            EngineCoreOutputs(
-                keys=encode_ids(busy),
-                starts=encode_ids(num_tokens[key] for key in busy),
-                counts=encode_ids(counts),
-                token_ids=encode_ids([7] * sum(counts)),
-                finished=[Finished(key=key, reason=rng.choice(["stop", "length", "timeout"])) for key in ended],
-            )
+            bench.core(accepted=keys[:1], started=started)
+        new = {key: rng.randrange(1, 5) for key in num_tokens if num_tokens[key] < 150 and rng.random() < 0.5}
+        ended = [key for key in new if rng.random() < 0.1]
+        bench.tokens(
+            *((key, num_tokens[key], [7] * count) for key, count in new.items()),
+            finished=[Finished(key=key, reason=rng.choice(["stop", "length", "timeout"])) for key in ended],
         )
-        made += sum(counts)
-        for key, count in zip(busy, counts, strict=True):
+        made += sum(new.values())
+        for key, count in new.items():
             num_tokens[key] += count
         aborted = rng.choice(list(id_by_key.values())) if id_by_key and rng.random() < 0.05 else None
         if aborted is not None:
-            frontend.on_message(session, Abort(request_id=aborted))
+            bench.say(Abort(request_id=aborted))
         for key in [key for key in num_tokens if key in ended or id_by_key[key] == aborted]:
             del num_tokens[key], id_by_key[key]
-        frontend.tick(float(turn))
-        frontend.outbox.to_cores[0].clear()
+        bench.to_core.clear()
+    frontend = bench.frontend
     metrics = frontend.metrics
     assert metrics.num_open == len(num_tokens) > 0
     frontend.stop("the test is over")

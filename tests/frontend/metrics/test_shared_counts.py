@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.frontend.metrics.registry import Counter, Gauge, Histogram
 from tokenloom.frontend.metrics.shared_counts import NEVER, SharedCounts
 from tokenloom.frontend.requests.engine_metrics import EngineMetrics
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -116,18 +115,3 @@ def test_the_only_frontend_has_no_file(tmp_path: Path) -> None:
     one.count(2)
     one.shared.tick(NOW)
     assert one.sums() == (2, 2, 2) and one.shared.next_at == NEVER and not list(tmp_path.iterdir())
-
-
-def test_a_state_is_what_a_copy_adds() -> None:
-    counter, gauge = Counter("c_total", "", ["kind"]), Gauge("g", "", lambda: [({"kind": "a"}, 2.0)])
-    histogram = Histogram("h", "", [1.0, 2.0])
-    counter.add(2, "a")
-    histogram.observe(1.5)
-    for metric in (counter, gauge, histogram):
-        twice = metric.copy()
-        twice.add_state(metric.state)
-        before, after = metric.read("n", {}), twice.read("n", {})
-        assert before != after and metric.read("n", {}) == before
-    added = counter.copy()
-    added.add_state(counter.state)
-    assert added.get("a") == 4 and histogram.copy().buckets == {"1": 0, "2": 1, "+Inf": 1}

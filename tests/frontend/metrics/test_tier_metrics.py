@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from tokenloom.frontend.requests.engine_metrics import EngineMetrics
-from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
-from tokenloom.ipc.messages.client import Deltas, Submit
-from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.ipc.messages.metrics import Counter, Gauge
 from tokenloom.ipc.messages.supervisor import Progress
 from tokenloom.ipc.messages.tier import SourceState, TiersProgress
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.frontend.bench import Bench
 from tokenloom.tests.support.engine_specs import new_spec
 
 DISK = SourceState(
@@ -72,20 +67,14 @@ def test_each_total_and_state_of_a_source_is_a_metric() -> None:
 
 
 def test_prompt_tokens_divide_by_the_place_of_their_blocks_and_the_caller_learns_it() -> None:
-    frontend, updates = Frontend(new_spec(config=EngineConfig(kv_disk="/disk")), None, None, lambda: None), list[Any]()
-    session = frontend.open_local(updates.append)
-    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
-    submit = Submit(request_id="r", params=SamplingParams(), prompt_token_ids=encode_ids(range(5, 105)))
-    frontend.on_message(session, submit)
-    (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
-    key = request.children[0].key
-    started = Started(key=key, num_cached_tokens=80, num_loaded_tokens={"host": 16, "disk": 48})
-    frontend.on_core_message(EngineCoreOutputs(accepted=[key], started=[started]))
-    frontend.on_core_message(EngineCoreOutputs(finished=[Finished(key=key, reason="length")]))
-    by_source = {source: total for (source,), total in frontend.metrics.prompt_tokens_by_source.totals.items()}
+    bench = Bench(config=EngineConfig(kv_disk="/disk"))
+    key = bench.submit(prompt_token_ids=encode_ids(range(5, 105)))
+    bench.core(started=[Started(key=key, num_cached_tokens=80, num_loaded_tokens={"host": 16, "disk": 48})])
+    bench.core(finished=[Finished(key=key, reason="length")])
+    metrics = bench.frontend.metrics
+    by_source = {source: total for (source,), total in metrics.prompt_tokens_by_source.totals.items()}
     assert by_source == {"local_compute": 20, "local_cache_hit": 16, "host": 16, "disk": 48}
-    assert frontend.metrics.prompt_tokens.sum == frontend.metrics.prompt_tokens_by_source.sum == 100
-    frontend.tick(0.0)
-    deltas = [delta for update in updates if isinstance(update, Deltas) for delta in update.deltas]
-    assert deltas[-1].num_cached_tokens == 80
-    assert deltas[-1].metrics is not None and deltas[-1].metrics.num_loaded_tokens == {"host": 16, "disk": 48}
+    assert metrics.prompt_tokens.sum == metrics.prompt_tokens_by_source.sum == 100
+    last = bench.deltas()[-1]
+    assert last.num_cached_tokens == 80
+    assert last.metrics is not None and last.metrics.num_loaded_tokens == {"host": 16, "disk": 48}

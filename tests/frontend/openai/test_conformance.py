@@ -40,9 +40,7 @@ def test_the_table_has_every_field_at_its_endpoints() -> None:
         assert any(cells), name
 
 
-@pytest.mark.parametrize(
-    "named", sorted(set(re.findall(r"`tests/([\w/]+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT)))
-)
+@pytest.mark.parametrize("named", sorted(NAMED))
 def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
     file, function, case = named
     source = (TESTS / file).read_text()

@@ -89,17 +89,6 @@ def test_no_response_replaces_another(tmp_path: Path) -> None:
     assert run(store, work()) == [done("a", 10), waiting("w")]
 
 
-def test_ended_responses_expire(tmp_path: Path) -> None:
-    store = new_store(tmp_path, response_store_age_s=1e-9)
-
-    async def work() -> str:
-        await store.add(done("a"))
-        await store.add(waiting("w"))
-        return await kept(store, "aw")
-
-    assert run(store, work()) == "w"
-
-
 def test_the_clock_of_ages_does_not_jump_and_is_that_of_all_processes(tmp_path: Path) -> None:
     """Else a clock that is set by a year would end all responses, or keep them for a year longer."""
     now = [100.0]

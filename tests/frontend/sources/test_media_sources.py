@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from tokenloom.frontend.sources.local_files import LocalFiles
 from tokenloom.frontend.sources.media_sources import MediaSources
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.frontend.sources.web import ANSWER, fetcher, web
+from tokenloom.tests.frontend.sources.web import ANSWER, Web, fetcher, with_web
 
 HELLO = hashlib.sha256(b"hello").digest()
 
@@ -25,26 +24,19 @@ def store(tmp_path: Path) -> Iterator[BlobStore]:
     store.unpin(HELLO, "u")
 
 
-def test_a_url_and_a_file_give_the_digest_of_their_bytes(store: BlobStore, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with web() as server:
-            server.answers.update(
-                {
-                    "/x": [ANSWER],
-                    "/bad": [b"HTTP/1.1 500 No\r\n\r\n"],
-                    "/empty": [b"HTTP/1.1 200 OK\r\n\r\n"],
-                }
-            )
-            (tmp_path / "f").write_bytes(b"hello")
-            sources = MediaSources(store, fetcher(), LocalFiles(str(tmp_path), 10))
-            assert await sources.fetch(server.url("/x"), "u") == HELLO
-            assert await sources.fetch(f"FILE://{tmp_path}/f", "u") == HELLO
-            for path in ("/bad", "/empty"):
-                with pytest.raises(RequestError):
-                    await sources.fetch(server.url(path), "u")
-        assert [file.name for file in store.folder.files()] == [HELLO.hex()]
-
-    asyncio.run(run())
+@with_web
+async def test_a_url_and_a_file_give_the_digest_of_their_bytes(server: Web, store: BlobStore, tmp_path: Path) -> None:
+    server.answers.update(
+        {"/x": [ANSWER], "/bad": [b"HTTP/1.1 500 No\r\n\r\n"], "/empty": [b"HTTP/1.1 200 OK\r\n\r\n"]}
+    )
+    (tmp_path / "f").write_bytes(b"hello")
+    sources = MediaSources(store, fetcher(), LocalFiles(str(tmp_path), 10))
+    for url in (server.url("/x"), f"FILE://{tmp_path}/f"):
+        assert await sources.fetch(url, "u") == HELLO
+    for path in ("/bad", "/empty"):
+        with pytest.raises(RequestError):
+            await sources.fetch(server.url(path), "u")
+    assert [file.name for file in store.folder.files()] == [HELLO.hex()]
 
 
 def test_a_uuid_names_bytes_within_its_scope(store: BlobStore) -> None:

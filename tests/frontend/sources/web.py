@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tokenloom.frontend.sources.http_fetch import HttpFetcher, Resolve
 from tokenloom.frontend.sources.media_url import AllowedDomains
+from tokenloom.tests.support.in_loop import in_loop
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -48,6 +49,9 @@ async def web() -> AsyncIterator[Web]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield Web(server.sockets[0].getsockname()[1], requests, answers)
+
+
+with_web = in_loop(lambda _: web())  # the first argument of a test
 
 
 def answering(*addresses: str) -> Resolve:

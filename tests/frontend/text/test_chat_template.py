@@ -182,14 +182,6 @@ def test_a_chat_overrides_the_default_variables(tmp_path: Path) -> None:
     assert template.render(CHAT) == "False" and template.render(CHAT, ChatForm(variables={"think": 1})) == "1"
 
 
-@pytest.mark.parametrize(
-    "given, words", [("{% for m in %}", "--chat-template is not a Jinja"), ("/no/file", "cannot be")]
-)
-def test_check_template_refuses_a_bad_chat_template_option(given: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check_template(EngineConfig(chat_template=given))
-
-
 def test_the_error_of_a_broken_or_missing_template_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in %}")
     message = r"/chat_template\.jinja is not a Jinja template: line 1: .*: mend it, or start with --chat-template FILE$"
@@ -216,11 +208,6 @@ def test_a_broken_template_is_an_error_of_its_giver(source: str, words: str) -> 
         ChatTemplate("", {}).render(CHAT, ChatForm(template=source))
 
 
-def test_tojson_keeps_html_and_unicode() -> None:
-    rendered = ChatTemplate("{{ messages | tojson }}", {}).render([ChatMessage("user", "<é>")])
-    assert json.loads(rendered) == [{"role": "user", "content": "<é>"}] and "<é>" in rendered
-
-
 IMAGE_PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
@@ -240,32 +227,6 @@ SYSTEM = ChatMessage("system", [TextPart("s"), MediaPart(0)])
 TURNS = [ChatMessage("user", [TextPart("a"), MediaPart(1), TextPart("b"), MediaPart(2)]), ChatMessage("user", "c")]
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (IMAGE_PARTS, "<system>s<image><user>a<image>b<image><user>c"),
-        (PARTS_ALONE, "<system>s<image><user>a<image>b<image><user>c"),
-        (TEXT_ALONE, "<system><image>\ns<user><image>\n<image>\na\nb<user>c"),
-        (IMAGES_OF_USERS, "<system><image>\ns<user>a<image>b<image><user>c"),
-    ],
-)
-def test_images_stand_where_the_template_shows_them_else_before_the_text(source: str, expected: str) -> None:
-    template = ChatTemplate(source, {}, marker=MediaMarker("image", "<image>", "<image>"))
-    assert template.render([SYSTEM, *TURNS]) == expected
-
-
-def test_a_chat_that_ends_with_an_image_can_be_continued() -> None:
-    template = ChatTemplate(IMAGE_PARTS, {}, marker=MediaMarker("image", "<image>", "<image>"))
-    form = ChatForm(is_continued=True)
-    assert template.render([ChatMessage("user", [TextPart("a"), MediaPart(0)])], form) == "<user>a<image>"
-
-
-def test_the_template_of_a_processor_is_found(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": IMAGE_PARTS}))
-    template = ChatTemplate.load(tmp_path, None, marker=MediaMarker("image", "<image>", "<image>"))
-    assert template is not None and template.render(TURNS) == "<user>a<image>b<image><user>c"
-
-
 # Of Qwen2-Audio's and Qwen3-ASR's published files, as far as they show clips.
 CLIPS_BY_URL = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
@@ -273,20 +234,38 @@ CLIPS_BY_URL = (
     "{% endfor %}{% endif %}{% endfor %}"
 )
 CLIPS_BY_TYPE = CLIPS_BY_URL.replace("'audio' in c or 'audio_url' in c", "c.type == 'audio'")
+IMAGE, AUDIO = MediaMarker("image", "<image>", "<image>"), MediaMarker("audio", "<clip>", "(<clip>)")
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("marker", "source", "expected"),
     [
-        (CLIPS_BY_URL, "<system>s<clip><user>a<clip>b<clip><user>c"),
-        (CLIPS_BY_TYPE, "<system>s<clip><user>a<clip>b<clip><user>c"),
-        (TEXT_ALONE, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
-        (IMAGE_PARTS, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
+        (IMAGE, IMAGE_PARTS, "<system>s<image><user>a<image>b<image><user>c"),
+        (IMAGE, PARTS_ALONE, "<system>s<image><user>a<image>b<image><user>c"),
+        (IMAGE, TEXT_ALONE, "<system><image>\ns<user><image>\n<image>\na\nb<user>c"),
+        (IMAGE, IMAGES_OF_USERS, "<system><image>\ns<user>a<image>b<image><user>c"),
+        (AUDIO, CLIPS_BY_URL, "<system>s<clip><user>a<clip>b<clip><user>c"),
+        (AUDIO, CLIPS_BY_TYPE, "<system>s<clip><user>a<clip>b<clip><user>c"),
+        (AUDIO, TEXT_ALONE, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
+        (AUDIO, IMAGE_PARTS, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
     ],
 )
-def test_clips_stand_where_the_template_shows_them_else_framed_before_the_text(source: str, expected: str) -> None:
-    template = ChatTemplate(source, {}, marker=MediaMarker("audio", "<clip>", "(<clip>)"))
-    assert template.render([SYSTEM, *TURNS]) == expected
+def test_media_stand_where_the_template_shows_them_else_framed_before_the_text(
+    marker: MediaMarker, source: str, expected: str
+) -> None:
+    assert ChatTemplate(source, {}, marker=marker).render([SYSTEM, *TURNS]) == expected
+
+
+def test_a_chat_that_ends_with_an_image_can_be_continued() -> None:
+    template = ChatTemplate(IMAGE_PARTS, {}, marker=IMAGE)
+    form = ChatForm(is_continued=True)
+    assert template.render([ChatMessage("user", [TextPart("a"), MediaPart(0)])], form) == "<user>a<image>"
+
+
+def test_the_template_of_a_processor_is_found(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": IMAGE_PARTS}))
+    template = ChatTemplate.load(tmp_path, None, marker=IMAGE)
+    assert template is not None and template.render(TURNS) == "<user>a<image>b<image><user>c"
 
 
 CLIP = "[BEGIN_AUDIO][AUDIO]"
@@ -330,17 +309,15 @@ def voxtral_spec(folder: Path, config: EngineConfig = DEFAULTS) -> EngineSpec:
     return msgspec.structs.replace(spec, model=model)
 
 
-def test_named_templates_of_any_form_are_taken_or_left_out(tmp_path: Path) -> None:
-    for named in ([{"name": [], "template": "x"}], [{"name": "default", "template": 1}], [1, {}]):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-        assert ChatTemplate.load(tmp_path, None) is None
-
-
 def test_a_damaged_or_endless_file_with_a_template_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="/dev/zero has more than 4194304 characters"):
-        check_template(EngineConfig(chat_template="/dev/zero"))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        check_template(EngineConfig(chat_template="a\0b"))
+    for given, words in (
+        ("/dev/zero", "/dev/zero has more than 4194304 characters"),
+        ("a\0b", "cannot be read"),
+        ("/no/file", "cannot be read"),
+        ("{% for m in %}", "--chat-template is not a Jinja"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_template(EngineConfig(chat_template=given))
     (tmp_path / "chat_template.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"chat_template\.json cannot be read"):
         ChatTemplate.load(tmp_path, None)

@@ -51,15 +51,6 @@ def test_a_character_that_the_prompt_began_belongs_to_the_output() -> None:
         assert "".join(stream(detokenizer, token_ids[cut:])) == "漢"
 
 
-def test_a_run_of_bytes_streams_character_by_character() -> None:
-    """Text in a language without characters in the vocabulary must not wait for the end of the run."""
-    tokenizer = new_tokenizer("byte_fallback")
-    prompt, text = tokenizer.encode("The"), "漢字かな"
-    token_ids = tokenizer.encode(text, add_special_tokens=False)[1:]
-    pieces = [piece for piece in stream(DetokenizerFactory(tokenizer).new(prompt, True), token_ids) if piece]
-    assert pieces == list(text)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_ids_and_skipped_special_tokens_have_no_effect_on_the_text(kind: str) -> None:
     tokenizer = new_tokenizer(kind)
@@ -82,17 +73,6 @@ def test_replayed_tokens_rebuild_the_state_at_any_cut(kind: str) -> None:
         resumed = factory.new(prompt, True)
         assert [resumed.append(token_id) for token_id in token_ids[:cut]] == pieces[:cut]
         assert list(stream(resumed, token_ids[cut:])) == pieces[cut:]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_window_and_piece_detokenizers_agree_on_valid_text(kind: str) -> None:
-    tokenizer = new_tokenizer(kind)
-    for sentence in SENTENCES:
-        token_ids = tokenizer.encode(sentence, add_special_tokens=False)
-        cut = tokenizer.encode("The capital", add_special_tokens=False)
-        pieces = stream(DetokenizerFactory(tokenizer).new(cut, True), token_ids)
-        windows = stream(WindowDetokenizer(tokenizer, cut, True), token_ids)
-        assert "".join(windows) == "".join(pieces)
 
 
 def test_the_window_detokenizer_holds_back_at_most_three_invalid_tokens() -> None:

@@ -71,19 +71,13 @@ def test_a_word_with_and_one_without_a_space_have_different_texts(kind: str) -> 
     assert (texts[spelled(tokenizer, "▁and")], texts[spelled(tokenizer, "and")]) == (" and", "and")
 
 
-def test_a_part_of_a_character_has_its_own_bytes() -> None:
-    for kind, expected in (("byte_fallback", list("漢".encode())), ("byte_level", list("漢".encode()))):
-        tokenizer = new_tokenizer(kind)
-        texts = DetokenizerFactory(tokenizer).texts
-        parts = tokenizer.encode("漢", add_special_tokens=False)[-3:]
-        assert [byte for each in parts for byte in texts.bytes_of(each)] == expected
-        assert [texts[each] for each in parts] == ["\ufffd"] * 3
-
-
-def test_an_unknown_id_has_no_text() -> None:
-    tokenizer = new_tokenizer("byte_fallback")
+@pytest.mark.parametrize("kind", ["byte_fallback", "byte_level"])
+def test_a_part_of_a_character_has_its_own_bytes_and_an_unknown_id_no_text(kind: str) -> None:
+    tokenizer = new_tokenizer(kind)
     texts = DetokenizerFactory(tokenizer).texts
-    assert [texts[each] for each in (tokenizer.size + 1, -1)] == ["", ""]
+    parts = tokenizer.encode("漢", add_special_tokens=False)[-3:]
+    assert b"".join(map(texts.bytes_of, parts)) == "漢".encode()
+    assert [texts[each] for each in (*parts, tokenizer.size + 1, -1)] == ["\ufffd"] * 3 + ["", ""]
 
 
 def test_a_tokenizer_in_python_that_strips_texts_has_words_with_their_spaces() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -153,20 +152,3 @@ def test_code_of_a_checkpoint_runs_only_with_trust_remote_code(tmp_path: Path, m
     assert not proof.exists()
     trusted = Tokenizer.load(folder, trust_remote_code=True)
     assert proof.exists() and trusted is not None and trusted.encode("aa") == [0, 0]
-
-
-@pytest.mark.parametrize(
-    "listed",
-    [
-        {"x": {"content": "a"}},
-        {"0": 1},
-        {"0": {}},
-        {"0": {"content": 1}},
-        {"0": {"content": []}},
-        {"0": {"content": "\ud800"}},
-    ],
-)
-def test_an_entry_of_added_tokens_that_is_no_token_is_an_error_of_one_line(listed: dict[str, Any]) -> None:
-    backend = tokenizers.Tokenizer.from_str(backend_json("byte_level"))
-    with pytest.raises(ConfigError, match=r"added_tokens_decoder of tokenizer_config\.json"):
-        Tokenizer.from_backend(backend, {"added_tokens_decoder": listed})

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.transcriptions.languages import LANGUAGES
-from tokenloom.frontend.transcriptions.prompts import PlainReader, Spoken
+from tokenloom.frontend.transcriptions.prompts import PlainReader
 from tokenloom.frontend.transcriptions.qwen3_asr import HeadReader
 from tokenloom.frontend.transcriptions.subtitles import srt, vtt
 from tokenloom.frontend.transcriptions.transcript import Segment, Transcript, joint
@@ -120,20 +120,6 @@ def test_the_language_is_that_of_the_longest_time() -> None:
     for place, name in enumerate(("German", "Dutch", "Dutch")):
         transcript.add(place, Delta(request_id="r", text=f"language {name}<asr_text>ja", finish_reason="stop"))
     assert transcript.language == LANGUAGES["nl"]
-
-
-class TimedReader(PlainReader):
-    """Reader of answers with two parts."""
-
-    def spoken(self) -> list[Spoken]:
-        return [Spoken("one ", 0, 4, 0.0, 2.5), Spoken("two.", 4, 9, 2.5, 99.0)]
-
-
-def test_parts_with_times_become_segments_in_the_times_of_the_clip() -> None:
-    transcript = Transcript([Piece(30.0, 36.0)], TimedReader)
-    transcript.add(0, delta((5, "one ", 0.0), (6, "two", 0.0), (7, ".", 0.0), finish_reason="stop"))
-    found = [(each.start_s, each.end_s, each.text, [t.token_id for t in each.tokens]) for each in transcript.segments()]
-    assert found == [(30.0, 32.5, "one", [5]), (32.5, 36.0, "two.", [6, 7])]
 
 
 @pytest.mark.parametrize("ends", [(23,), (12, 23), (11, 13, 23), (5, 23)])

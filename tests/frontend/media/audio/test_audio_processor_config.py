@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import transformers
 
@@ -89,9 +88,3 @@ def test_no_clip_has_more_embeddings_than_the_bound(
     longest = min(int(max_audio_s * 16_000), config.max_samples or 1 << 40)
     for samples in (longest, longest // 2, 1):
         assert config.num_embeds(config.grid(samples)) <= most
-
-
-def test_grids_and_json() -> None:
-    config = AudioProcessorConfig(encoder=ENCODERS["voxtral"], max_audio_s=5.0)
-    assert config.grid(480_001) == (2, 1, 480_001) and config.num_embeds((2, 1, 480_001)) == 750
-    assert msgspec.json.decode(msgspec.json.encode(config), type=AudioProcessorConfig) == config

@@ -62,12 +62,6 @@ def test_a_tone_is_heard_in_every_format_and_at_every_rate(name: str, rate: int)
     assert amplitude_db(found[4000:28_000], 440) < (-70 if name in ("WAV", "FLAC") else -20)
 
 
-def test_channels_become_their_mean() -> None:
-    left, right = tone(1, 16_000, 300), tone(1, 16_000, 500)
-    found = decoded(stored(np.stack([left, right], 1), 16_000, "WAV", "FLOAT"))
-    np.testing.assert_allclose(found, (left + right) / 2, atol=1e-7)
-
-
 @pytest.mark.parametrize("kind", ["PCM_16", "FLOAT", "DOUBLE"])
 @pytest.mark.parametrize("num_channels", [2, 8, 16])
 def test_a_voice_in_one_of_many_channels_is_heard_whichever_it_is(num_channels: int, kind: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,15 +50,6 @@ def test_pieces_are_bounded_complete_and_end_at_the_quietest_place(
         start += len(piece)
     assert len(samples) - start <= most
     assert all(0 < len(piece) <= most for piece in pieces)
-
-
-@pytest.mark.parametrize("pause_s", [25.4, 27.0, 29.7])
-def test_a_pause_in_the_last_seconds_is_found(pause_s: float) -> None:
-    samples = np.random.default_rng(1).standard_normal(45 * SAMPLE_RATE).astype(np.float32)
-    pause = int(pause_s * SAMPLE_RATE)
-    samples[pause : pause + QUIET] = 0
-    first, second = pieces_of(samples, 30 * SAMPLE_RATE)
-    assert abs(len(first) - pause - QUIET // 2) <= STEP and len(second) == len(samples) - len(first)
 
 
 def test_silence_gives_pieces_as_long_as_they_may_be_and_short_audio_stays_whole() -> None:

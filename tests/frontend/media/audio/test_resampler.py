@@ -51,15 +51,6 @@ def test_noise_is_that_of_its_fourier_series(rate: int) -> None:
     assert snr_db(found[EDGE:-EDGE], expected[EDGE:-EDGE]) > MIN_SNR_DB
 
 
-@pytest.mark.parametrize("rate", some(RATES, 4))
-def test_a_sine_keeps_frequency_amplitude_and_phase(rate: int) -> None:
-    hertz = 0.43 * min(rate, SAMPLE_RATE)  # 0.86 of the Nyquist frequency
-    samples = np.sin(2 * np.pi * hertz * np.arange(2 * rate) / rate + 0.3).astype(np.float32)
-    found = resampled(samples, rate)
-    expected = np.sin(2 * np.pi * hertz * np.arange(len(found)) / SAMPLE_RATE + 0.3)
-    assert snr_db(found[EDGE:-EDGE], expected[EDGE:-EDGE]) > MIN_SNR_DB
-
-
 @pytest.mark.parametrize("rate", [rate for rate in RATES if rate > SAMPLE_RATE])
 def test_frequencies_above_half_of_the_rate_are_suppressed(rate: int) -> None:
     for hertz in (8250, min(10_000, 0.49 * rate)):

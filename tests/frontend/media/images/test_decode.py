@@ -62,11 +62,6 @@ def test_every_mode_of_png_becomes_rgb_as_transformers_converts_it(mode: str) ->
         assert np.array_equal(decode(data), expected)
 
 
-def test_transparency_lies_over_white() -> None:
-    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
-    assert decode(encoded(image)).getpixel((0, 0)) == (255, 255, 255)
-
-
 def test_cmyk_becomes_rgb_as_transformers_converts_it() -> None:
     data = encoded(new_pixels(16, 8).convert("CMYK"), "JPEG")
     with Image.open(io.BytesIO(data)) as image:

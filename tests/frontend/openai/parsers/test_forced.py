@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tokenloom.frontend.openai.parsers.forced import ForcedParser, forcing_schema
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin
 from tokenloom.ipc.codec import JsonObject
-from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, parse
+from tokenloom.tests.frontend.openai.parsers.cuts import parse
 
 LIST = '[{"name": "f", "parameters": {"a": "]}"}},\n {"name": "g", "parameters": {"b": [1]}} ]'
-
-
-@given(st.sampled_from([None, "f"]), st.integers(0, len(LIST)), st.lists(st.integers(0, 100), max_size=8))
-def test_parts_of_forced_answers_do_not_depend_on_cuts(name: str | None, length: int, places: list[int]) -> None:
-    check_cuts(lambda: ForcedParser(name), LIST[:length], places)
 
 
 @pytest.mark.parametrize("length", range(len(LIST) + 1))

@@ -103,29 +103,6 @@ def test_each_form_is_read(parser: Callable[[], Parser], text: str, calls: list[
         assert not any(sign in content for sign in "<[{")
 
 
-@pytest.mark.parametrize(
-    ("parser", "text"),
-    [
-        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": [1, 2'),
-        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
-        (HermesParser, "<tool_call>x</tool_call>"),
-        (LlamaParser, '{"name": "f", "parameters": {"a": '),
-        (LlamaParser, '{"a": 1}'),
-        (LlamaParser, '<|python_tag|>{"a": 1} and so'),
-        (MistralParser, '[TOOL_CALLS]f[ARGS]{"a": '),
-        (MistralParser, "[TOOL_CALLS] of several words"),
-        (PythonicParser, "[f(a=1), g(b="),
-        (PythonicParser, "[f(a=open)]"),
-        (PythonicParser, "[f(1)]"),
-        (lambda: Qwen3CoderParser(SCHEMAS), CODER[:60]),
-        (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call>x</tool_call>"),
-    ],
-)
-def test_incomplete_calls_and_other_json_are_content(parser: Callable[[], Parser], text: str) -> None:
-    for pieces in ([text], list(text)):
-        assert parse(parser(), pieces) == ("", text, [])
-
-
 def test_arguments_stream() -> None:
     texts = {
         "hermes": '<tool_call>{"name": "f", "arguments": {"a": ["x',

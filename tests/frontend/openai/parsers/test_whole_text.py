@@ -242,9 +242,22 @@ def test_no_arguments_are_an_empty_object(name: str, text: str) -> None:
         ("qwen3_coder", "<function=></function>"),
         ("pythonic", "[a(**{'x': 1})]"),
         ("pythonic", "[a().b()]"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, 2'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
+        ("hermes", "<tool_call>x</tool_call>"),
+        ("llama", '{"name": "f", "parameters": {"a": '),
+        ("llama", '{"a": 1}'),
+        ("llama", '<|python_tag|>{"a": 1} and so'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": '),
+        ("mistral", "[TOOL_CALLS] of several words"),
+        ("pythonic", "[f(a=1), g(b="),
+        ("pythonic", "[f(a=open)]"),
+        ("pythonic", "[f(1)]"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<par"),
+        ("qwen3_coder", "<tool_call>x</tool_call>"),
     ],
 )
-def test_calls_without_a_name_or_an_object_are_content(name: str, text: str) -> None:
+def test_incomplete_calls_and_those_without_a_name_or_an_object_are_content(name: str, text: str) -> None:
     for pieces in ([text], list(text)):
         assert parse(FORMS[name].new_parser(), pieces) == ("", text, [])
 
