@@ -12,17 +12,17 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
+from tokenloom.ipc.codec import Decoder, decode_ids, encode
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Hello, Welcome
-from tokenloom.ipc.messages.core import CoreChild, CoreToFrontend, EngineCoreOutputs, EngineCoreRequest
+from tokenloom.ipc.messages.core import CoreToFrontend, EngineCoreOutputs
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
 from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker
-from tokenloom.tests.core.harness import make_spec
+from tokenloom.tests.core.harness import make_spec, new_message
 from tokenloom.tests.support.engine_specs import in_folder
 from tokenloom.tests.support.waiting import Deadline
 
@@ -151,18 +151,8 @@ class Bench:
         adapter: int = 0,
         num_losses: int = 0,
     ) -> None:
-        self.say(
-            EngineCoreRequest(
-                children=[CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs))],
-                prompt_token_ids=encode_ids(prompt),
-                params=SamplingParams(max_tokens=max_tokens),
-                max_tokens=max_tokens,
-                stop_token_ids=[],
-                arrival_time=time.time(),
-                adapter=adapter_of(adapter),
-                num_losses=num_losses,
-            )
-        )
+        fields = {"arrival_time": time.time(), "adapter": adapter_of(adapter), "num_losses": num_losses}
+        self.say(new_message({key: outputs}, prompt, SamplingParams(max_tokens=max_tokens), **fields))
 
     def tokens(self) -> dict[int, list[int]]:
         """Return the tokens of each key, in order."""

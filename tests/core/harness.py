@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -214,8 +214,8 @@ class Harness:
         self.renew_core()
         for key, request in self.requests.items():
             if key not in self.finished:
-                child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
-                self.core.add_request(frontend_of(key), msgspec.structs.replace(request, children=[child]))
+                request = msgspec.structs.replace(request, children=[child_of(key, self.tokens[key])])
+                self.core.add_request(frontend_of(key), request)
 
     def fill(self, rank: Rank, error: str = "") -> None:
         """A rank ends its oldest fill; only the core that ordered it gets the answer."""
@@ -236,14 +236,17 @@ class Harness:
         rows = decode_ids(self.worker.queue[0].rows) if self.worker.queue else ()
         return [each for each in self.core.scheduler.rows.requests() if each.row in rows]
 
-    def run_with_a_killer(self, key: int, num_outputs: int = 0) -> None:
-        """Until all requests end, beside workers that end at a step with this one when it has told so many outputs."""
+    def computes(self, key: int) -> bool:
+        """Return whether the step that the worker runs has this request."""
+        return any(each.key == key for each in self._computed())
+
+    def run_with_deadly_workers(self, is_deadly: Callable[[], bool]) -> None:
+        """Run until all requests end; the workers end whenever they do something deadly."""
         while self.core.num_requests:
             self.core.step()
-            is_deadly = any(each.key == key for each in self._computed())
-            if is_deadly and len(self.tokens[key]) >= num_outputs:
+            if is_deadly():
                 self.lose_worker()
-                assert self.generation < 12, "the killer is not found"
+                assert self.generation < 12, "the cause is not found"
             else:
                 self.turn()
             self.take()
@@ -254,40 +257,39 @@ class Harness:
         prompt: list[int],
         max_tokens: int = 8,
         *,
-        stop: list[int] | None = None,
-        outputs: list[int] | None = None,
-        attempt: int = 0,
+        n: int = 1,
+        stop: Sequence[int] = (),
+        outputs: Sequence[int] | Mapping[int, Sequence[int]] = (),
         pooling: PoolingParams | None = None,
-        thought_end: bytes = b"",
         adapter: int = 0,
-        media: list[MediaSpan] | None = None,
-        num_losses: int = 0,
-        **params: object,
+        media: Sequence[MediaSpan] = (),
+        **more: object,
     ) -> None:
-        self.media[key] = media or []
+        """Add a request for `n` answers, with keys from `key` on. outputs: tokens that each of them has, or some by
+        key. more: of its sampling, and fields of the message."""
         self.clock += 1.0
-        if pooling is not None:
-            self.poolings[key], max_tokens = pooling, 1
-        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-        self.prompts[key] = (seen(prompt, self.media[key]), sampling, key, stop or [])
-        self.tokens[key] = list(outputs or [])
-        self.adapters[key] = adapter_of(adapter)
-        child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
-        self.requests[key] = EngineCoreRequest(
-            children=[child],
-            prompt_token_ids=encode_ids(prompt),
-            params=sampling,
-            max_tokens=max_tokens,
-            stop_token_ids=stop or [],
-            arrival_time=self.clock,
-            attempt=attempt,
+        of_sampling = {name: more.pop(name) for name in SamplingParams.__struct_fields__ if name in more}
+        sampling = SamplingParams(max_tokens=1 if pooling else max_tokens, n=n, **of_sampling)  # type: ignore[arg-type]
+        keys = range(key, key + n)
+        had = outputs if isinstance(outputs, Mapping) else dict.fromkeys(keys, outputs)
+        for each in keys:
+            self.media[each], self.tokens[each] = list(media), list(had.get(each, ()))
+            self.prompts[each] = (seen(prompt, media), sampling, each, list(stop))
+            self.adapters[each] = adapter_of(adapter)
+            if pooling is not None:
+                self.poolings[each] = pooling
+        request = new_message(
+            {each: self.tokens[each] for each in keys},
+            prompt,
+            sampling,
+            stop_token_ids=list(stop),
             pooling=pooling,
-            thought_end=thought_end,
-            adapter=self.adapters[key],
+            adapter=adapter_of(adapter),
             media=self.media[key],
-            num_losses=num_losses,
+            **{"arrival_time": self.clock, **more},
         )
-        self.core.add_request(frontend_of(key), self.requests[key])
+        self.requests.update(dict.fromkeys(keys, request))
+        self.core.add_request(frontend_of(key), request)
 
     def abort(self, key: int) -> None:
         self.aborted.add(key)
@@ -347,10 +349,8 @@ class Harness:
         fit."""
         self.run()
         assert self.finished.keys() == self.prompts.keys()
-        assert (
-            self.accepted | {key for key in self.prompts if self.finished[key].reason == "error"} == self.prompts.keys()
-        )
         for key, finished in self.finished.items():
+            assert finished.reason == "error" or self.requests[key].children[0].key in self.accepted
             if finished.reason == "abort":
                 assert key in self.aborted
             elif finished.reason == "error":
@@ -406,6 +406,24 @@ def make_request(key: int, **fields: object) -> Request:
         "num_tokens": 1,
     }
     return Request(key=key, **usual | fields)  # type: ignore[arg-type]
+
+
+def child_of(key: int, token_ids: Sequence[int]) -> CoreChild:
+    """Return an answer that has these tokens."""
+    return CoreChild(key=key, seed=key, output_token_ids=encode_ids(token_ids))
+
+
+def new_message(
+    outputs: Mapping[int, Sequence[int]], prompt: Sequence[int], params: SamplingParams, **fields: object
+) -> EngineCoreRequest:
+    """Return the message of a request for answers with these keys, and the tokens that each has."""
+    usual: dict[str, object] = {"max_tokens": params.max_tokens, "stop_token_ids": [], "arrival_time": 0.0}
+    return EngineCoreRequest(
+        children=[child_of(key, ids) for key, ids in outputs.items()],
+        prompt_token_ids=encode_ids(prompt),
+        params=params,
+        **usual | fields,  # type: ignore[arg-type]
+    )
 
 
 def frontend_of(key: int) -> int:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import pytest
 
 from tokenloom.core.engine import BEAT_S
 from tokenloom.core.kv.block_hash import block_key, shared_root
 from tokenloom.core.scheduling.adapter_queue import MAX_OVERTAKES
 from tokenloom.core.scheduling.adapter_table import SlotState
-from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.adapter import AdaptersProgress
 from tokenloom.ipc.messages.base import Rank
-from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.harness import Harness
@@ -145,27 +141,6 @@ def test_a_preempted_request_whose_slot_is_gone_waits_for_another() -> None:
     assert 1 not in harness.finished and harness.core.adapters.table.slots[0].digest == digest_of(2)
     harness.run_to_the_end()
     assert harness.finished[1].num_preemptions == 1 and harness.worker.adapters.num_begun == 3
-
-
-def test_n_answers_with_an_adapter_share_the_computation_of_their_prompt() -> None:
-    harness = new_harness()
-    harness.add(1, [1], 1, adapter=1)
-    harness.run()
-    children = [CoreChild(key=key, seed=key) for key in (2, 3, 4)]
-    request = msgspec.structs.replace(harness.requests[1], children=children, prompt_token_ids=encode_ids(PROMPT))
-    harness.core.add_request(0, request)
-    for _ in range(12):
-        harness.turn()
-    assert {2, 3, 4} <= harness.finished.keys()
-    assert harness.worker.num_computed_tokens == 1 + len(PROMPT) + 2 * 4, "the prompt is computed once"
-
-
-def test_equal_prompts_share_blocks_only_under_the_same_adapter() -> None:
-    harness = new_harness(max_loras=4)
-    for key, adapter in enumerate((0, 1, 2, 1, 0)):
-        harness.add(key, PROMPT, 1, adapter=adapter)
-        harness.run()
-    assert [harness.cached[key] for key in range(5)] == [0, 0, 0, 16, 16]
 
 
 def test_the_keys_of_the_base_model_do_not_depend_on_adapters() -> None:
@@ -368,15 +343,6 @@ def test_an_aborted_request_leaves_its_fill_to_the_next_one(stage: str) -> None:
     assert harness.worker.adapters.num_begun == 1
 
 
-def test_a_request_may_expire_while_it_waits_for_its_adapter() -> None:
-    harness = by_hand()
-    harness.add(1, PROMPT, 2, adapter=1, timeout_s=5.0)
-    harness.turn()
-    harness.core.expire(harness.clock + 6.0)
-    harness.take()
-    assert harness.finished[1].reason == "timeout" and harness.core.adapters.progress().num_waiting == 0
-
-
 # ── losses, pauses and reloads ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -395,18 +361,6 @@ def test_a_new_core_adopts_the_adapters_that_all_ranks_hold() -> None:
     harness.fills_by_itself = True
     harness.run_to_the_end()
     assert harness.worker.adapters.num_begun == 4, "only the one that a rank still loaded"
-
-
-def test_new_workers_get_the_adapters_that_the_queue_wants() -> None:
-    harness = new_harness()
-    for key, adapter in ((1, 1), (2, 2), (3, 1)):
-        harness.add(key, PROMPT, 20, adapter=adapter)
-    while not all(harness.tokens[key] for key in (1, 2, 3)):
-        harness.turn()
-    harness.lose_worker()
-    assert states(harness) == [SlotState.EMPTY] * 2
-    harness.run_to_the_end()
-    assert harness.worker.adapters.num_begun == 2
 
 
 def test_an_answer_to_a_fill_from_before_a_reload_counts_for_no_other_fill() -> None:
@@ -459,18 +413,6 @@ def test_a_pause_that_lets_requests_end_gives_them_slots_that_new_ones_ahead_wan
     harness.run_to_the_end()
 
 
-def run_with_deadly_workers(harness: Harness, is_deadly: Callable[[], bool]) -> None:
-    """Run until all requests end; the workers end whenever they do something deadly."""
-    while harness.core.num_requests:
-        harness.core.step()
-        if is_deadly():
-            harness.lose_worker()
-            assert harness.generation < 12, "the cause is not found"
-        else:
-            harness.turn()
-        harness.take()
-
-
 @pytest.mark.parametrize("num_requests", [1, 5])
 def test_an_adapter_that_ends_the_workers_is_given_up_and_all_others_go_on(num_requests: int) -> None:
     harness = new_harness(max_loras=2)
@@ -478,7 +420,7 @@ def test_an_adapter_that_ends_the_workers_is_given_up_and_all_others_go_on(num_r
         harness.add(key, [key] * 5, 4, adapter=key % 3)
     for key in range(10, 10 + num_requests):
         harness.add(key, [key] * 5, 4, adapter=9)
-    run_with_deadly_workers(harness, lambda: digest_of(9) in harness.worker.adapters.loading(0))
+    harness.run_with_deadly_workers(lambda: digest_of(9) in harness.worker.adapters.loading(0))
     harness.failed_adapters.add(digest_of(9))
     harness.run_to_the_end()
     ends = {key: finished.reason for key, finished in harness.finished.items()}
@@ -490,12 +432,7 @@ def test_a_request_with_an_adapter_that_ends_the_workers_is_found_among_requests
     harness = new_harness(max_loras=1)
     for key in range(8):
         harness.add(key, [key] * 5, 6, adapter=key % 4)
-
-    def is_deadly() -> bool:
-        rows = decode_ids(harness.worker.queue[0].rows) if harness.worker.queue else ()
-        return any(each.key == 5 for each in harness.core.scheduler.rows.requests() if each.row in rows)
-
-    run_with_deadly_workers(harness, is_deadly)
+    harness.run_with_deadly_workers(lambda: harness.computes(5))
     harness.run_to_the_end()
     assert [key for key, finished in harness.finished.items() if finished.reason == "error"] == [5]
     assert "this request has ended the workers" in harness.error_of(5)

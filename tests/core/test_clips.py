@@ -38,23 +38,6 @@ def test_equal_clips_are_encoded_and_written_once_and_share_their_blocks() -> No
     assert harness.worker.num_computed_tokens == num_computed + new_tokens, "the clip was not written again"
 
 
-def test_equal_tokens_behind_other_clips_are_no_hits() -> None:
-    harness = new_harness()
-    for key in (1, 2):
-        add(harness, key, number=key, text=TEXT[:20])
-        harness.run_to_the_end()
-    assert harness.cached[2] == 0
-    assert harness.tokens[1] != harness.tokens[2]
-
-
-def test_requests_with_one_clip_at_once_write_it_into_their_own_blocks_from_one_entry() -> None:
-    harness = new_harness()
-    for key in range(4):
-        add(harness, key, number=1, text=TEXT[: 3 + key])
-    harness.run_to_the_end()
-    assert harness.worker.encoder.num_begun == {image_digest(1): 1}
-
-
 def test_a_preempted_request_finds_its_clip_and_needs_no_other_encode() -> None:
     harness = new_harness(num_blocks=19, max_num_batched_tokens=64)
     for key in range(3):

@@ -46,24 +46,6 @@ def test_drafts_preempt_nobody() -> None:
         assert harness.worker.num_drafts > 0
 
 
-def test_a_step_holds_no_more_tokens_than_its_budget_with_drafts() -> None:
-    """The FakeWorker checks the budget of each step."""
-    harness = Harness(proposer=Adversary(random.Random(3), 0.9), max_num_batched_tokens=8, max_num_seqs=4)
-    for key in range(8):
-        harness.add(key, prompt_of(random.Random(key), 30), 20)
-    harness.run_to_the_end()
-    assert harness.worker.num_accepted > 0
-
-
-@pytest.mark.parametrize("reason", ["stop", "length"])
-def test_what_follows_the_end_of_an_answer_in_its_drafts_is_dropped(reason: str) -> None:
-    tokens = expected_tokens([1, 2, 3], 0, 30, [])
-    harness = Harness(proposer=Adversary(random.Random(1), 1.0), block_size=4)
-    harness.add(0, [1, 2, 3], 30 if reason == "stop" else 11, stop=tokens[13:14] if reason == "stop" else None)
-    harness.run_to_the_end()
-    assert harness.finished[0].reason == reason and harness.worker.num_accepted > 3
-
-
 def test_blocks_of_drafts_go_to_tiers_with_known_tokens_only() -> None:
     for seed in range(4):
         options = OffloadOptions(40, 1024, 4, "cpu", b"{}", 1.0, is_host_tier=True)
@@ -93,17 +75,3 @@ def test_a_result_that_does_not_fit_its_drafts_is_refused(count: int, changed: i
     bad = msgspec.structs.replace(result, counts=encode_ids([count]), token_ids=encode_ids(tokens))
     with pytest.raises(ProtocolError, match="row 0 brought the tokens"):
         harness.core.on_result(bad)
-
-
-def test_a_row_with_drafts_in_flight_is_in_no_other_step() -> None:
-    harness = Harness(proposer=Adversary(random.Random(2), 0.5), steps_in_flight=2, block_size=4)
-    for key in range(3):
-        harness.add(key, [1, 2, key], 40)
-    while harness.core.num_requests:
-        harness.core.step()
-        flights = [set(entry.batch.drafts) for entry in harness.core.scheduler.ledger.entries]
-        rows = [set(entry.batch.rows.tolist()) for entry in harness.core.scheduler.ledger.entries]
-        if len(flights) == 2:
-            assert not flights[0] & rows[1] and not flights[1] & rows[0]
-        harness.answer()
-    assert harness.worker.num_accepted > 0

@@ -16,15 +16,6 @@ def test_the_limit_grows_with_longer_steps_and_with_more_tokens() -> None:
     assert watch.limit_s(4096) == MARGIN * 6.0
 
 
-def test_steps_that_score_prompts_are_judged_by_their_like() -> None:
-    watch = HangDetector()
-    watch.on_step(512, 0.01)
-    assert watch.limit_s(512, scores_prompts=True) == FIRST_LIMIT_S
-    watch.on_step(512, 2.0, scores_prompts=True)
-    assert watch.limit_s(512, scores_prompts=True) == MARGIN * 2.0
-    assert watch.limit_s(512) == MIN_LIMIT_S
-
-
 def test_the_operators_limit_is_taken_as_it_is() -> None:
     watch = HangDetector(0.5)
     watch.on_step(1, 100.0)

@@ -7,9 +7,6 @@ import random
 import pytest
 
 from tokenloom.core.request import Request
-from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
-from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.harness import Harness, prompt_of
 
 NUM_OTHERS = 5
@@ -47,7 +44,7 @@ def test_a_request_with_two_losses_that_ends_the_workers_is_given_up_at_once_and
         harness.answer()
     harness.add(SUSPECT, prompt_of(random.Random(4), 30), 10, num_losses=2)
     generation = harness.generation
-    harness.run_with_a_killer(SUSPECT)
+    harness.run_with_deadly_workers(lambda: harness.computes(SUSPECT))
     assert harness.generation == generation + 1
     assert "3 times and was given up" in harness.error_of(SUSPECT)
     for key in range(NUM_OTHERS):
@@ -56,19 +53,8 @@ def test_a_request_with_two_losses_that_ends_the_workers_is_given_up_at_once_and
 
 def test_several_suspects_with_several_answers_each_run_one_after_the_other() -> None:
     harness = new_harness()
-    prompt = encode_ids(prompt_of(random.Random(5), 20))
     for first in (100, 102):
-        children = [CoreChild(key=key, seed=key) for key in (first, first + 1)]
-        request = EngineCoreRequest(
-            children=children,
-            prompt_token_ids=prompt,
-            params=SamplingParams(max_tokens=5, n=2),
-            max_tokens=5,
-            stop_token_ids=[],
-            arrival_time=0.0,
-            num_losses=2,
-        )
-        harness.core.add_request(0, request)
+        harness.add(first, prompt_of(random.Random(5), 20), 5, n=2, num_losses=2, arrival_time=0.0)
     ran = set[tuple[int, ...]]()
     for _ in range(400):
         harness.core.step()

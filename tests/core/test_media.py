@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -59,17 +58,6 @@ def test_a_hit_may_end_inside_an_image_and_other_images_are_never_hits() -> None
     harness.run_to_the_end()
     assert (harness.cached[2], harness.cached[3]) == (12, 0)
     assert harness.worker.encoder.num_begun == {image_digest(1): 1, image_digest(2): 1}
-
-
-def test_an_image_in_the_prefix_cache_is_not_encoded_after_a_restart(tmp_path: Path) -> None:
-    harness = new_harness(record=tmp_path / "blocks")
-    add(harness, 1, TEXT[:4], (1, 8), TEXT[:6])
-    harness.run_to_the_end()
-    harness.lose_core(0)
-    add(harness, 2, TEXT[:4], (1, 8), TEXT[:6])
-    harness.run_to_the_end()
-    assert harness.cached[2] == 16
-    assert harness.worker.encoder.num_begun == {image_digest(1): 1}
 
 
 def test_an_image_larger_than_the_step_before_it_is_computed_in_chunks_unless_it_is_bidirectional() -> None:
@@ -152,21 +140,6 @@ def test_more_images_than_fit_are_encoded_in_turn_and_none_twice() -> None:
     assert set(harness.worker.encoder.num_begun.values()) == {1} and len(harness.worker.encoder.num_begun) == 12
 
 
-def test_the_answers_of_a_prompt_share_its_image() -> None:
-    harness = new_harness()
-    prompt, media = with_images([TEXT[:3], (1, 9), TEXT[:3]])
-    harness.add(1, prompt, 4, media=media)
-    request = harness.requests[1]
-    children = [msgspec.structs.replace(request.children[0], key=key, seed=key) for key in (2, 3, 4)]
-    for key in (2, 3, 4):
-        harness.prompts[key], harness.media[key] = (*harness.prompts[1][:2], key, []), media
-    harness.core.add_request(0, msgspec.structs.replace(request, children=children))
-    harness.run()
-    for key in (1, 2, 3, 4):
-        harness.check(key)
-    assert harness.worker.encoder.num_begun == {image_digest(1): 1}
-
-
 def test_a_text_model_refuses_images_and_an_image_above_the_cache_is_named() -> None:
     harness = Harness()
     add(harness, 1, TEXT[:3], (1, 9))
@@ -183,14 +156,9 @@ def test_an_image_that_kills_workers_is_found() -> None:
     killer = image_digest(3)
     for key in range(4):
         add(harness, key, TEXT[: 3 + key], (key, 9), TEXT[:3])
-    while harness.core.num_requests:
-        harness.core.step()
-        if any(each.digest == killer for each in (harness.worker.queue[0].encodes if harness.worker.queue else ())):
-            harness.lose_worker()
-            assert harness.generation < 12, "the killer is not found"
-        else:
-            harness.turn()
-        harness.take()
+    harness.run_with_deadly_workers(
+        lambda: any(each.digest == killer for step in harness.worker.queue[:1] for each in step.encodes)
+    )
     assert [harness.finished[key].reason for key in range(4)] == ["length"] * 3 + ["error"]
     assert "given up" in harness.error_of(3)
 
@@ -220,13 +188,12 @@ class Pace:
         self.harness.core.step()
         queue = self.harness.worker.queue
         num_pieces = sum(encode.num_pieces for step in queue for encode in step.encodes)
-        num_tokens = sum(sum(memoryview(step.counts).cast("i")) for step in queue)
-        work = sum(
-            encode.num_pieces * encode.num_embeds / encode.pieces_per_stage for step in queue for encode in step.encodes
-        )
-        self.harness.answer()
-        worker = self.harness.worker
-        return worker.step_s + worker.token_s * num_tokens + worker.encode_s * work, num_pieces
+        result = self.harness.worker.answer()
+        if result is None:
+            return 0.0, 0
+        self.harness.core.on_result(result)
+        self.harness.take()
+        return result.execute_s, num_pieces
 
 
 def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages.workers import ModelRunnerOutput
 from tokenloom.tests.core.fake_worker import expected_tokens, fake_logprob
 from tokenloom.tests.core.harness import Harness
 
@@ -41,14 +40,6 @@ def test_a_stop_id_below_min_tokens_ends_nothing_within_a_result() -> None:
     assert harness.tokens[0] == tokens[:6]
 
 
-def test_a_row_without_a_token_computes_its_last_one_again_beside_rows_with_tokens() -> None:
-    counts = iter([1, 1, 0, 1, 0, 0, 1, 3])
-    harness = Harness(num_new_tokens=lambda: next(counts, 1), block_size=2, steps_in_flight=2)
-    harness.add(0, [1, 2, 3], 12)
-    harness.add(1, [4, 5, 6, 7], 12)
-    harness.run_to_the_end()
-
-
 def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
     harness = Harness(num_new_tokens=lambda: 4, block_size=4, steps_in_flight=2)
     harness.add(0, [1, 2, 3], 6, logprobs=1)
@@ -69,38 +60,25 @@ def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "ids", "message"),
+    ("columns", "message"),
     [
-        ("rows", [0], "tokens, .* were asked for"),
-        ("rows", [1, 0], "asked for"),
-        ("rows", [0, 3], "asked for"),
-        ("counts", [1], "asked for"),
-        ("counts", [2, -1], "asked for"),
-        ("counts", [2, 2], "2 tokens came, the counts say 4"),
-        ("token_ids", [5], "1 tokens came, the counts say 2"),
+        ({"rows": [0]}, "tokens, .* were asked for"),
+        ({"rows": [1, 0]}, "asked for"),
+        ({"rows": [0, 3]}, "asked for"),
+        ({"counts": [1]}, "asked for"),
+        ({"counts": [2, -1]}, "asked for"),
+        ({"counts": [2, 2]}, "2 tokens came, the counts say 4"),
+        ({"token_ids": [5]}, "1 tokens came, the counts say 2"),
+        ({"rows": [0], "counts": [1], "token_ids": [5]}, r"no result for rows \[1\]"),
     ],
 )
-def test_a_result_that_does_not_fit_its_step_is_refused(field: str, ids: list[int], message: str) -> None:
-    with pytest.raises(ProtocolError, match=message):
-        _core_with(lambda result: msgspec.structs.replace(result, **{field: encode_ids(ids)}))
-
-
-def test_a_result_that_leaves_out_a_row_is_refused() -> None:
-    def without_row_1(result: ModelRunnerOutput) -> ModelRunnerOutput:
-        return msgspec.structs.replace(
-            result, rows=result.rows[:4], counts=result.counts[:4], token_ids=result.token_ids[:4]
-        )
-
-    with pytest.raises(ProtocolError, match=r"no result for rows \[1\]"):
-        _core_with(without_row_1)
-
-
-def _core_with(change: object) -> None:
-    """Two rows sample a token each; the core gets the changed result."""
+def test_a_result_that_does_not_fit_its_step_is_refused(columns: dict[str, list[int]], message: str) -> None:
     harness = Harness(block_size=4)
     harness.add(0, [1, 2, 3])
     harness.add(1, [4, 5, 6])
     harness.core.step()
     result = harness.worker.answer()
-    assert result is not None and decode_ids(result.rows).tolist() == [0, 1] and callable(change)
-    harness.core.on_result(change(result))
+    assert result is not None and decode_ids(result.rows).tolist() == [0, 1]
+    bad = msgspec.structs.replace(result, **{name: encode_ids(ids) for name, ids in columns.items()})
+    with pytest.raises(ProtocolError, match=message):
+        harness.core.on_result(bad)

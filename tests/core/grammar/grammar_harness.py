@@ -60,9 +60,13 @@ class GrammarHarness(Harness):
     def turn(self, answers: int = 1) -> None:
         if self.prover is not None:
             self.prover.work()
+        self.mask()
+        super().turn(answers)
+
+    def mask(self) -> None:
+        """The host works, and the core takes its answers."""
         self.grammars.work()
         self.core.grammars.take()
-        super().turn(answers)
 
     def run(self, max_turns: int = 20_000) -> None:
         self.take()
@@ -70,8 +74,7 @@ class GrammarHarness(Harness):
             if not self.core.num_requests:
                 break
             self.turn()
-        self.grammars.work()
-        self.core.grammars.take()
+        self.mask()
         super().run()
 
     def check(self, key: int) -> None:

@@ -8,122 +8,74 @@ import random
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tokenizers
 
-from tokenloom.core.grammar.compiler import CACHE_BYTES, CACHE_SIZE, GrammarCompiler, Matcher
+from tokenloom.core.grammar.compiler import CACHE_BYTES, CACHE_SIZE, GrammarCompiler
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.structured_outputs import GrammarKind
+from tokenloom.tests.core.grammar.matching import COMPILER, DEMO, EOS, TOKENIZER, VOCAB_SIZE, allowed
 
-DEMO = Path(__file__).resolve().parents[3] / "demo"
-VOCAB_SIZE, EOS = 2048, 1
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(DEMO, VOCAB_SIZE, [EOS])
+DECODED = [TOKENIZER.decode([token_id], skip_special_tokens=True) for token_id in range(VOCAB_SIZE)]
+TEXTS = ["" if "\ufffd" in text else text for text in DECODED]  # "" for special tokens and parts of characters
 
 
-@pytest.fixture(scope="module")
-def texts() -> list[str]:
-    """Return the text of each token of the demo's byte-level vocabulary; "" for special tokens and parts of
-    characters."""
-    backend = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    decoded = [backend.decode([token_id], skip_special_tokens=True) for token_id in range(VOCAB_SIZE)]
-    return ["" if "\ufffd" in text else text for text in decoded]
-
-
-def allowed(compiler: GrammarCompiler, matcher: Matcher) -> set[int]:
-    words = np.zeros(compiler.num_words, np.uint32)
-    matcher.fill(words)
-    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
-
-
-def test_choices_allow_their_prefixes_and_nothing_else(compiler: GrammarCompiler, texts: list[str]) -> None:
+def test_choices_allow_their_prefixes_and_nothing_else() -> None:
     choices = ["Paris", "Panama", "Par is", "Rome"]
-    matcher, so_far = compiler.compile("choice", json.dumps(choices)), ""
+    matcher, so_far = COMPILER.compile("choice", json.dumps(choices)), ""
     draw = random.Random(0)
     while not matcher.is_complete:
         expected = {
             token_id
-            for token_id, text in enumerate(texts)
+            for token_id, text in enumerate(TEXTS)
             if text and any(each.startswith(so_far + text) for each in choices)
         }
         if so_far in choices:
             expected.add(EOS)
-        found = allowed(compiler, matcher)
+        found = set(allowed(matcher))
         rest = [each[len(so_far) :] for each in choices if each.startswith(so_far)]
         is_forced = "" not in rest and len({each[0] for each in rest}) == 1
         assert len(found) == 1 and found <= expected if is_forced else found == expected
         token_id = draw.choice(sorted(found - {EOS}))
         matcher.consume([token_id])
-        so_far += texts[token_id]
+        so_far += TEXTS[token_id]
     assert so_far in choices
 
 
 @pytest.mark.parametrize("pattern", [r"[ab]{3}", r"(x|yz)*", r"[0-9]+\.[0-9]{2}", r"é+e?"])
-def test_an_end_token_is_allowed_exactly_where_the_text_is_complete(
-    compiler: GrammarCompiler, texts: list[str], pattern: str
-) -> None:
+def test_an_end_token_is_allowed_exactly_where_the_text_is_complete(pattern: str) -> None:
     draw = random.Random(1)
     for _ in range(20):
-        matcher, so_far = compiler.compile("regex", pattern), ""
+        matcher, so_far = COMPILER.compile("regex", pattern), ""
         for _ in range(6):
-            found = allowed(compiler, matcher)
+            found = allowed(matcher)
             assert (EOS in found) == (re.fullmatch(pattern, so_far) is not None), so_far
-            choices = sorted(token_id for token_id in found if texts[token_id])
+            choices = sorted(token_id for token_id in found if TEXTS[token_id])
             if not choices or matcher.is_complete:
                 break
             token_id = draw.choice(choices)
             matcher.consume([token_id])
-            so_far += texts[token_id]
+            so_far += TEXTS[token_id]
         assert matcher.error is None
 
 
-def test_compact_json_has_white_space_in_its_strings_alone(compiler: GrammarCompiler, texts: list[str]) -> None:
-    items = {"type": "object", "properties": {"a b": {"enum": ["c d"]}}, "required": ["a b"]}
-    schema = json.dumps({"type": "array", "items": items, "minItems": 2, "maxItems": 3})
-    written = set()
-    for kind in ("json", "compact_json"):
-        draw = random.Random(3)
-        for _ in range(8):
-            matcher, so_far = compiler.compile(kind, schema), ""
-            while not matcher.is_complete:
-                token_id = draw.choice(
-                    sorted(each for each in allowed(compiler, matcher) if texts[each] or each == EOS)
-                )
-                so_far += texts[token_id]
-                matcher.consume([token_id])
-            written.add((kind, json.dumps(json.loads(so_far), separators=(",", ":")) == so_far))
-    assert ("json", False) in written and ("compact_json", False) not in written
-
-
-def test_tokens_replayed_give_the_same_place(compiler: GrammarCompiler) -> None:
+def test_tokens_replayed_give_the_same_place() -> None:
     schema = json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 3})
-    walked, taken, draw = compiler.compile("json", schema), list[int](), random.Random(2)
+    walked, taken, draw = COMPILER.compile("json", schema), list[int](), random.Random(2)
     for _ in range(30):
-        token_id = draw.choice(sorted(allowed(compiler, walked) - {EOS}))
+        token_id = draw.choice([each for each in allowed(walked) if each != EOS])
         walked.consume([token_id])
         taken.append(token_id)
-        replayed = compiler.compile("json", schema)
+        replayed = COMPILER.compile("json", schema)
         replayed.consume(taken)
-        assert allowed(compiler, replayed) == allowed(compiler, walked)
+        assert allowed(replayed) == allowed(walked)
         if walked.is_complete:
             break
 
 
-def test_a_cached_grammar_starts_anew_for_each_answer(compiler: GrammarCompiler, texts: list[str]) -> None:
-    first = compiler.compile("regex", "[ab]c")
-    first.consume([texts.index("a")])
-    assert allowed(compiler, first) == {texts.index("c")}
-    assert allowed(compiler, compiler.compile("regex", "[ab]c")) >= {texts.index("a"), texts.index("b")}
-
-
-def test_the_cache_is_bounded(compiler: GrammarCompiler) -> None:
+def test_the_cache_is_bounded() -> None:
     for i in range(CACHE_SIZE + 10):
-        compiler.compile("regex", f"a{{{i + 1}}}")
-    assert len(compiler._cache) == CACHE_SIZE
+        COMPILER.compile("regex", f"a{{{i + 1}}}")
+    assert len(COMPILER._cache) == CACHE_SIZE
 
 
 def test_the_cache_is_bounded_by_the_memory_that_its_grammars_took() -> None:
@@ -138,8 +90,8 @@ def test_the_cache_is_bounded_by_the_memory_that_its_grammars_took() -> None:
     assert compiler.compile("regex", "a") and not compiler._cache, "it alone is too large to be kept"
 
 
-def test_a_token_that_is_not_allowed_is_an_error_and_not_a_completion(compiler: GrammarCompiler) -> None:
-    matcher = compiler.compile("choice", '["Paris"]')
+def test_a_token_that_is_not_allowed_is_an_error_and_not_a_completion() -> None:
+    matcher = COMPILER.compile("choice", '["Paris"]')
     matcher.consume([5])
     assert matcher.error is not None and not matcher.is_complete
 
@@ -164,12 +116,12 @@ def test_a_token_that_is_not_allowed_is_an_error_and_not_a_completion(compiler: 
         ("lark", 'root ::= "a" | foo', "Rule 'foo' not found"),
     ],
 )
-def test_errors_say_where(compiler: GrammarCompiler, kind: GrammarKind, text: str, words: str) -> None:
+def test_errors_say_where(kind: GrammarKind, text: str, words: str) -> None:
     if not words:  # one branch is enough, and true allows anything
-        compiler.compile(kind, text)
+        COMPILER.compile(kind, text)
         return
     with pytest.raises(RequestError) as caught:
-        compiler.compile(kind, text)
+        COMPILER.compile(kind, text)
     assert words in str(caught.value)
 
 
@@ -183,20 +135,19 @@ def test_masks_are_as_wide_as_the_larger_of_model_and_tokenizer() -> None:
     assert GrammarCompiler(DEMO, 100, [EOS, 9999]).num_words == VOCAB_SIZE // 32
 
 
-def test_the_language_of_a_grammar_is_found_in_linear_time(compiler: GrammarCompiler) -> None:
+def test_the_language_of_a_grammar_is_found_in_linear_time() -> None:
     with pytest.raises(RequestError, match="Expected ::="):
-        compiler.compile("lark", "\n" * 200_000 + "x")
-    compiler.compile("lark", "\n" * 1000 + ' \tstart : "a"')
+        COMPILER.compile("lark", "\n" * 200_000 + "x")
+    COMPILER.compile("lark", "\n" * 1000 + ' \tstart : "a"')
 
 
 @pytest.mark.parametrize("num_choices", [1, 2500, 4096])
-def test_each_of_many_choices_can_be_written_to_its_end(compiler: GrammarCompiler, num_choices: int) -> None:
+def test_each_of_many_choices_can_be_written_to_its_end(num_choices: int) -> None:
     choices = [f"{'é' * (i % 3)}choice {i * 7919}" for i in range(num_choices)]
-    backend = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    start = compiler.compile("choice", json.dumps(choices))
+    start = COMPILER.compile("choice", json.dumps(choices))
     for choice in random.Random(0).sample(choices, min(num_choices, 40)):
         matcher = start.copy()
-        for token_id in backend.encode(choice, add_special_tokens=False).ids:
-            assert token_id in allowed(compiler, matcher), choice
+        for token_id in TOKENIZER.encode(choice, add_special_tokens=False).ids:
+            assert token_id in allowed(matcher), choice
             matcher.consume([token_id])
         assert matcher.error is None and matcher.inner.is_accepting()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tokenloom.core.grammar.compiler import GrammarCompiler, Matcher, Words
+from tokenloom.core.grammar.compiler import Matcher, Words
 from tokenloom.core.grammar.cursor import AHEAD_S, MAX_AHEAD, GrammarCursor
+from tokenloom.tests.core.grammar.matching import COMPILER, VOCAB_SIZE, allowed, ids_of
 
-DEMO = Path(__file__).resolve().parents[3] / "demo"
-VOCAB_SIZE, EOS = 2048, 1
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -28,39 +26,28 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(DEMO, VOCAB_SIZE, [EOS])
-
-
-def bits_of(words: Words) -> list[int]:
-    ids: list[int] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-    return ids
-
-
-def plain_mask(compiler: GrammarCompiler, matcher: Matcher) -> list[int]:
-    words = np.zeros(compiler.num_words, np.uint32)
-    matcher.fill(words)
-    return bits_of(words)
-
-
-def told_mask(compiler: GrammarCompiler, answer: GrammarCursor) -> list[int]:
-    words = np.zeros(compiler.num_words, np.uint32)
+def first_mask(answer: GrammarCursor) -> Words:
+    words = np.zeros(COMPILER.num_words, np.uint32)
     if answer.unmasked is not None:
         answer.unmasked.fill(words)
+    return words
+
+
+def told_mask(answer: GrammarCursor) -> list[int]:
+    words = first_mask(answer)
     answer.finish_mask(words)
-    return bits_of(words)
+    return ids_of(words)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_looking_ahead_makes_the_masks_of_a_plain_matcher(compiler: GrammarCompiler, seed: int) -> None:
+def test_looking_ahead_makes_the_masks_of_a_plain_matcher(seed: int) -> None:
     rng, text = random.Random(seed), json.dumps(SCHEMA)
-    plain, answer = compiler.compile("json", text), GrammarCursor(compiler.compile("json", text), VOCAB_SIZE)
+    plain, answer = COMPILER.compile("json", text), GrammarCursor(COMPILER.compile("json", text), VOCAB_SIZE)
     forced, num_forced, num_single = list[int](), 0, 0
     while not plain.is_complete:
-        expected = plain_mask(compiler, plain)
+        expected = allowed(plain)
         if rng.random() < 0.7 or not answer.ahead:  # a token that is known need not be asked for
-            assert told_mask(compiler, answer) == expected
+            assert told_mask(answer) == expected
             assert (len(expected) == 1) == bool(answer.ahead)
             forced = list(answer.ahead)
         token_id = rng.choice(expected)
@@ -75,32 +62,27 @@ def test_looking_ahead_makes_the_masks_of_a_plain_matcher(compiler: GrammarCompi
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_masks_after_drafts_are_those_of_a_plain_matcher_and_end_at_a_forbidden_one(
-    compiler: GrammarCompiler, seed: int
-) -> None:
+def test_masks_after_drafts_are_those_of_a_plain_matcher_and_end_at_a_forbidden_one(seed: int) -> None:
     rng, text = random.Random(seed), json.dumps(SCHEMA)
-    plain, answer = compiler.compile("json", text), GrammarCursor(compiler.compile("json", text), VOCAB_SIZE)
+    plain, answer = COMPILER.compile("json", text), GrammarCursor(COMPILER.compile("json", text), VOCAB_SIZE)
     num_masks = num_broken = num_ended = 0
     while not plain.is_complete:
-        words = np.zeros(compiler.num_words, np.uint32)
-        if answer.unmasked is not None:
-            answer.unmasked.fill(words)
+        words = first_mask(answer)
         if np.count_nonzero(words) <= 1:
             answer.finish_mask(words)
         drafts, expected, walker = list[int](), list[list[int]](), plain.copy()
         for _ in range(rng.randrange(1, 12)):
-            allowed = plain_mask(compiler, walker)
-            drafts.append(rng.choice(allowed))
+            drafts.append(rng.choice(allowed(walker)))
             walker.consume(drafts[-1:])
             if walker.has_stopped:
                 num_ended += 1
                 break
-            expected.append(plain_mask(compiler, walker))
+            expected.append(allowed(walker))
         if not walker.has_stopped and rng.random() < 0.5:
             forbidden = set(range(VOCAB_SIZE)) - set(expected[-1])
             drafts += [rng.choice(sorted(forbidden)), 5]
             num_broken += 1
-        assert [bits_of(mask) for mask in answer.draft_masks(words, drafts)] == expected
+        assert [ids_of(mask) for mask in answer.draft_masks(words, drafts)] == expected
         num_masks += len(expected)
         answer.take(drafts[0])
         plain.consume(drafts[:1])
@@ -108,9 +90,7 @@ def test_masks_after_drafts_are_those_of_a_plain_matcher_and_end_at_a_forbidden_
 
 
 @pytest.mark.parametrize(("seconds", "num_ahead"), [(AHEAD_S / 1000, MAX_AHEAD), (AHEAD_S * 0.9, 2), (AHEAD_S * 2, 1)])
-def test_a_look_ahead_ends_after_its_time_and_goes_on_with_the_next_mask(
-    compiler: GrammarCompiler, seconds: float, num_ahead: int
-) -> None:
+def test_a_look_ahead_ends_after_its_time_and_goes_on_with_the_next_mask(seconds: float, num_ahead: int) -> None:
     now = [0.0]
 
     class SlowMatcher(Matcher):
@@ -119,12 +99,12 @@ def test_a_look_ahead_ends_after_its_time_and_goes_on_with_the_next_mask(
             super().fill(words)
 
     choices = json.dumps(["xq" * 300])
-    plain = compiler.compile("choice", choices)
-    matcher = SlowMatcher(compiler.compile("choice", choices).inner)
+    plain = COMPILER.compile("choice", choices)
+    matcher = SlowMatcher(COMPILER.compile("choice", choices).inner)
     answer = GrammarCursor(matcher, VOCAB_SIZE, lambda: now[0])
     for _ in range(700):
-        expected = plain_mask(compiler, plain)
-        assert told_mask(compiler, answer) == expected and 1 <= len(answer.ahead) <= num_ahead
+        expected = allowed(plain)
+        assert told_mask(answer) == expected and 1 <= len(answer.ahead) <= num_ahead
         for token_id in list(answer.ahead):
             answer.take(token_id)
             plain.consume([token_id])

@@ -12,7 +12,7 @@ import pytest
 
 from tokenloom.core.grammar.exact_numbers import LARGEST, inexact_number, narrowed
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.core.grammar.test_json_schema import COMPILER, Schema, accepts, answer
+from tokenloom.tests.core.grammar.matching import COMPILER, Schema, accepts, answer
 from tokenloom.tests.support.today import seeds
 
 EDGES = [2**k + d for k in (31, 52, 53, 54, 60, 62, 63, 64) for d in (-1025, -2, -1, 0, 1, 2, 1025)]

@@ -3,8 +3,6 @@ grammar ends its own request and nothing else. The grammars are a fake host's.""
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import pytest
 
@@ -21,12 +19,10 @@ from tokenloom.tests.core.harness import Harness
 def test_the_next_step_is_sent_with_the_masks_of_the_first_and_not_with_its_result() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 20, "7,20")
-    harness.grammars.work()
-    harness.core.grammars.take()
+    harness.mask()
     assert harness.core.step() == 1
     assert harness.worker.answer() is None, "the first step waits for its mask"
-    harness.grammars.work()
-    harness.core.grammars.take()
+    harness.mask()
     assert harness.core.step() == 1 and len(harness.worker.queue) == 2
     harness.run_to_the_end()
 
@@ -45,8 +41,7 @@ def test_jump_forward_tokens_leave_with_the_step_that_samples_the_first_of_them(
     harness, num_told = GrammarHarness(block_size=4), 0
     harness.ask(0, [1, 2, 3], 40, FORCING)
     while harness.core.num_requests:
-        harness.grammars.work()
-        harness.core.grammars.take()
+        harness.mask()
         harness.take()
         assert len(harness.tokens[0]) == num_told or 0 in harness.finished, "before their step is over"
         Harness.turn(harness)
@@ -61,8 +56,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, FORCING)
     for _ in range(40):
-        harness.grammars.work()
-        harness.core.grammars.take()
+        harness.mask()
         harness.core.step()
         result = harness.worker.answer()
         if harness.core.scheduler.rows.known_tokens().popitem()[1] > 3 + len(harness.tokens[0]):
@@ -97,19 +91,6 @@ def test_forced_tokens_end_at_the_limit_and_at_a_stop_token(max_tokens: int) -> 
     assert (harness.finished[0].reason, harness.finished[1].reason) == ("length", "stop")
 
 
-def test_a_request_waits_for_its_grammar_while_others_run() -> None:
-    harness = GrammarHarness(block_size=4)
-    harness.ask(0, [1, 2, 3], 8, "5,8")
-    harness.add(1, [4, 5, 6], 8)
-    for _ in range(20):
-        Harness.turn(harness)
-    harness.check(1)
-    assert 0 not in harness.finished and not harness.tokens[0]
-    assert harness.core.scheduler.waiting.num_blocked == 1
-    harness.run_to_the_end()
-    assert harness.core.scheduler.waiting.num_blocked == 0
-
-
 def test_a_bad_grammar_fails_its_own_request_and_says_why() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 8, "bad")
@@ -133,14 +114,6 @@ def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
     assert harness.grammars.num_starts == 1
 
 
-def _let_pass(harness: GrammarHarness, seconds: float) -> None:
-    """The core goes on, the host stands still."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        harness.core.grammars.take()
-        Harness.turn(harness)
-
-
 def test_grammars_wait_while_no_host_can_be_started() -> None:
     clock = iter(range(1 << 30))  # a second each time that it is read
     harness = GrammarHarness(block_size=4, monotonic=lambda: float(next(clock)))
@@ -152,15 +125,6 @@ def test_grammars_wait_while_no_host_can_be_started() -> None:
     assert harness.grammars.num_refusals == 0
     for key in range(3):
         harness.check(key)
-
-
-def test_a_hung_grammar_host_fails_no_request() -> None:
-    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
-    for key in range(3):
-        harness.ask(key, [1, 2, 3], 8, "3,8")
-    _let_pass(harness, 0.05)
-    assert not harness.finished
-    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -185,19 +149,6 @@ def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bo
     harness.run_to_the_end()
 
 
-def test_a_grammar_that_was_compiled_before_may_take_longer() -> None:
-    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
-    outputs, _ = expected_with_grammar("6,10", [5, 6, 7], 3, 20, [])
-    harness.ask(3, [5, 6, 7], 20, "6,10", outputs=outputs[:4])
-    late = harness.grammars.inbox.pop()
-    for _ in range(5):
-        harness.turn()
-        _let_pass(harness, 0.02)
-    assert not harness.finished
-    harness.grammars.inbox.append(late)
-    harness.run_to_the_end()
-
-
 def test_an_aborted_request_leaves_nothing_open() -> None:
     harness = GrammarHarness(block_size=4)
     for key in range(4):
@@ -215,11 +166,9 @@ def test_an_aborted_request_leaves_nothing_open() -> None:
 def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 12, "7,12")
-    harness.grammars.work()
-    harness.core.grammars.take()
+    harness.mask()
     harness.core.step()
-    harness.grammars.work()
-    harness.core.grammars.take()  # the first step has its mask
+    harness.mask()  # the first step has its mask
     harness.grammars.die()
     harness.core.grammars.take()  # opened again with the tokens of now: none
     result = harness.worker.answer()
@@ -257,12 +206,10 @@ def test_a_request_at_which_the_host_ends_again_and_again_is_given_up() -> None:
 def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 8, "3,8")
-    harness.grammars.work()
-    harness.core.grammars.take()
+    harness.mask()
     harness.core.step()
     while_waiting = harness.core.overdue_at, harness.core.grammars.next_deadline is None
-    harness.grammars.work()
-    harness.core.grammars.take()
+    harness.mask()
     with_mask = harness.core.overdue_at is None, harness.core.grammars.next_deadline
     assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run_to_the_end()

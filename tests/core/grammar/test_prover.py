@@ -9,7 +9,6 @@ from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S, NUM_COMPILERS, REOPEN_
 from tokenloom.core.grammar.prover import MAX_WAIT_S, PATIENCE, REFUSED_S, GrammarProver
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
-from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
 
 LIMIT_S = 2.0
 
@@ -37,28 +36,6 @@ class Bench:
     def settle(self, seconds: float = LIMIT_S) -> None:
         for _ in range(4):
             self.turn(seconds)
-
-
-def test_a_late_grammar_is_refused_and_its_process_is_killed_at_once() -> None:
-    bench = Bench()
-    bench.add(1, "slow")
-    bench.turn()
-    bench.turn(LIMIT_S)
-    bench.turn()
-    assert "not compiled within 2 s" in str(bench.errors[1])
-    assert not bench.host.is_started, "its thread would go on"
-    assert not bench.prover.is_active and bench.prover.next_deadline is None
-
-
-def test_others_are_compiled_again_after_a_kill_and_not_blamed() -> None:
-    bench = Bench()
-    bench.add(1, "slow")
-    for i in range(2, 8):
-        bench.add(i, f"{i},3")
-    for _ in range(60):
-        bench.turn(LIMIT_S / 20)
-    assert bench.errors.pop(1) is not None
-    assert bench.errors == dict.fromkeys(range(2, 8))
 
 
 def test_the_same_grammar_is_tried_once_however_often_it_is_sent() -> None:
@@ -141,16 +118,6 @@ def test_a_resumed_grammar_gets_more_time() -> None:
     assert "not compiled within 20 s" in str(bench.errors[1])
 
 
-@pytest.mark.parametrize("num_dropped", [1, NUM_COMPILERS + 1])
-def test_dropped_requests_leave_nothing(num_dropped: int) -> None:
-    bench = Bench()
-    for i in range(num_dropped):
-        bench.add(i, f"{i + 1},8")
-        bench.prover.drop(i)
-    bench.settle()
-    assert not bench.errors and not bench.prover.is_active
-
-
 def test_a_newcomer_waits_for_no_crowd_and_nobody_starves() -> None:
     bench = Bench()
     for i in range(200):
@@ -167,22 +134,6 @@ def test_a_newcomer_waits_for_no_crowd_and_nobody_starves() -> None:
         for _ in range(3):
             bench.turn(LIMIT_S)
         assert sum(each < 200 for each in bench.errors) > num_before
-
-
-def test_eight_callers_of_hostile_grammars_slow_others_little() -> None:
-    bench, num_sent, num_tried = Bench(), 8, list[int]()
-    for i in range(num_sent):
-        bench.add(i, f"slow {i}")
-    for honest in range(1000, 1020):
-        bench.add(honest, f"{honest},8")
-        before = set(bench.errors)
-        while honest not in bench.errors:
-            bench.turn(LIMIT_S)
-            for _ in range(sum(each < 1000 for each in bench.errors) - (num_sent - 8)):  # each sends its next one
-                bench.add(num_sent, f"slow {num_sent}")
-                num_sent += 1
-        num_tried.append(len(set(bench.errors) - before) - 1)
-    assert sum(num_tried) <= len(num_tried) * NUM_COMPILERS
 
 
 @pytest.mark.parametrize("num_hostile", [1, 8])
@@ -295,18 +246,3 @@ def test_dropped_grammars_hold_no_memory_while_others_are_compiled() -> None:
         bench.prover.drop(i)
     bench.settle()
     assert not bench.errors and not bench.prover.is_active
-
-
-def test_hostile_grammars_stop_no_answer() -> None:
-    now = [0.0]
-    harness = GrammarHarness(block_size=4, monotonic=lambda: now[0], has_prover=True, grammar_timeout_s=LIMIT_S)
-    harness.ask(0, [1, 2, 3], 40, "4,40")
-    for key in range(1, 9):
-        harness.ask(key, [1, 2, 3], 8, "slow")
-    for _ in range(80):
-        now[0] += 0.1
-        harness.turn()
-    harness.check(0)
-    harness.run()
-    assert harness.grammars.num_starts == 1 and harness.core.scheduler.num_preemptions == 0
-    assert all("not compiled within" in harness.error_of(key) for key in range(1, 9))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,10 @@ class SlowMatcher(Matcher):
         super().fill_at(address, num_bytes)
 
 
+def new_server(folder: Path, **options: Any) -> GrammarServer:
+    return GrammarServer(in_folder(make_spec(), folder, tokenizer_folder=str(DEMO_FOLDER)), **options)
+
+
 def optional(count: int) -> str:
     """A schema of properties that may all be absent."""
     return json.dumps({"type": "object", "properties": {f"k{i}": {"enum": [1]} for i in range(count)}})
@@ -65,10 +71,9 @@ def branches(count: int) -> str:
     ],
 )
 def test_a_grammar_that_would_fail_in_its_answer_is_refused_before(
-    kind: GrammarKind, text: str, words: str, tmp_path_factory: pytest.TempPathFactory
+    kind: GrammarKind, text: str, words: str, tmp_path: Path
 ) -> None:
-    spec = in_folder(make_spec(), tmp_path_factory.mktemp("run"), tokenizer_folder=str(DEMO_FOLDER))
-    result = GrammarServer(spec, cache_size=0).prove(OpenGrammar(grammar_id=1, kind=kind, text=text))
+    result = new_server(tmp_path, cache_size=0).prove(OpenGrammar(grammar_id=1, kind=kind, text=text))
     if words:
         assert isinstance(result, ErrorInfo)
         assert any(each in result.message for each in words.split("|")), result.message
@@ -104,11 +109,9 @@ def served(server: GrammarServer, clock: Clock, seconds: list[float], num_steps:
 
 
 @pytest.mark.parametrize(("seconds", "is_ended"), [(0.7, True), (0.2, True), (0.09, False), (0.0, False)])
-def test_an_answer_whose_masks_become_slow_ends_alone(
-    seconds: float, is_ended: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    spec, clock = in_folder(make_spec(), tmp_path_factory.mktemp("run"), tokenizer_folder=str(DEMO_FOLDER)), Clock()
-    server = GrammarServer(spec, thread_time=clock, process_time=clock)
+def test_an_answer_whose_masks_become_slow_ends_alone(seconds: float, is_ended: bool, tmp_path: Path) -> None:
+    clock = Clock()
+    server = new_server(tmp_path, thread_time=clock, process_time=clock)
     failures = served(server, clock, [0.0, seconds, 0.0], 30)
     assert [each.grammar_id for each in failures] == [1] * is_ended
     assert all("masks take" in str(each.error.message) for each in failures)
@@ -128,12 +131,10 @@ class SlowExecutor:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.7])
-def test_one_slow_answer_among_many_is_found_and_the_others_go_on_together(
-    seconds: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    spec, clock = in_folder(make_spec(), tmp_path_factory.mktemp("run"), tokenizer_folder=str(DEMO_FOLDER)), Clock()
-    server = GrammarServer(spec, thread_time=clock, process_time=clock)
-    num_answers, num_steps = 2 * (PARALLEL_FROM // spec.model.vocab_size + 1), 10
+def test_one_slow_answer_among_many_is_found_and_the_others_go_on_together(seconds: float, tmp_path: Path) -> None:
+    clock = Clock()
+    server = new_server(tmp_path, thread_time=clock, process_time=clock)
+    num_answers, num_steps = 2 * (PARALLEL_FROM // make_spec().model.vocab_size + 1), 10
     server._executor = executor = SlowExecutor(clock, num_answers, seconds)  # type: ignore[assignment]
     failures = served(server, clock, [seconds * (i == 3) for i in range(num_answers)], num_steps)
     assert [each.grammar_id for each in failures] == [3] * (seconds > 0)

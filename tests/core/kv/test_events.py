@@ -13,7 +13,6 @@ import pytest
 
 from tokenloom.core.kv.events import KVEvents
 from tokenloom.core.kv.offload.options import OffloadOptions
-from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
 from tokenloom.tests.core.harness import Harness, prompt_of
@@ -218,13 +217,8 @@ def test_the_images_of_a_block_are_told_with_their_places() -> None:
 def test_blocks_of_private_answers_are_not_told() -> None:
     harness = Harness(block_size=4, enable_prefix_caching=False)
     router = Router(harness)
-    harness.add(1, list(range(9)), 1)
-    children = [CoreChild(key=key, seed=key) for key in (2, 3, 4)]
-    harness.core.add_request(0, msgspec.structs.replace(harness.requests[1], children=children))
-    for _ in range(20):
-        harness.core.step()
-        if (result := harness.worker.answer()) is not None:
-            harness.core.on_result(result)
+    harness.add(1, list(range(9)), 1, n=3)
+    harness.run()
     assert harness.core.scheduler.kv_cache.num_hit_tokens > 0, "the answers share their prompt"
     router.mirror.take(router.events.take())
     assert router.mirror.num_stored == 0 and not router.events._content_by_key

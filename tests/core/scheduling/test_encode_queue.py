@@ -50,6 +50,13 @@ class Steps:
         self.queue.cache.check_invariants()
         return encodes, seconds
 
+    def finish(self, wanted: MediaSpan, num_decodes: int = NUM_ROWS) -> list[float]:
+        """Run steps until an image is encoded; return the seconds that each spends on it."""
+        taken = []
+        while self.queue.cache.ready(wanted.digest) is None:
+            taken.append(self.run([wanted], num_decodes)[1])
+        return taken
+
 
 def image(number: int, num_embeds: int) -> MediaSpan:
     grid = (1, 2 * num_embeds, 2)
@@ -62,9 +69,7 @@ def test_every_image_is_encoded_within_the_share_once_each_kind_of_stage_is_know
         32, {"patches": layer_s / 4, "windowed layer": layer_s / 5, "layer": layer_s, "projector": layer_s / 3}
     )
     for number in range(4):
-        taken = []
-        while steps.queue.cache.ready(image(number, 256).digest) is None:
-            taken.append(steps.run([image(number, 256)])[1])
+        taken = steps.finish(image(number, 256))
         assert max(taken) <= SHARE + layer_s * 32, "more than a piece above the share"
         assert sum(taken) == pytest.approx(1024 * (sum(map(steps.cost_s.__getitem__, STAGES)) - layer_s / 4 / 32))
     assert sum(taken) / len(taken) > 0.8 * SHARE, "the share is used up"
@@ -88,12 +93,10 @@ def test_without_decoding_rows_images_are_encoded_whole(num_pieces: int, per_sta
 def test_costs_of_steps_with_several_kinds_follow_when_the_machine_becomes_slower() -> None:
     steps = Steps(512, dict.fromkeys(STAGES, 0.0005))
     for number in range(2):
-        while steps.queue.cache.ready(image(number, 40).digest) is None:
-            steps.run([image(number, 40)])
+        steps.finish(image(number, 40))
     steps.cost_s = dict.fromkeys(STAGES, 0.002)
     for number in range(2, 6):
-        while steps.queue.cache.ready(image(number, 40).digest) is None:
-            steps.run([image(number, 40)])
+        steps.finish(image(number, 40))
     for stage in STAGES[1:]:
         assert steps.throttle.row_s(stage, 160) == pytest.approx(0.002, rel=0.1)
     assert steps.throttle.row_s("layer", 320) == steps.throttle.row_s("layer", 160)
@@ -142,8 +145,7 @@ def test_all_images_of_a_burst_are_encoded_at_once_and_later_ones_are_not() -> N
             assert len(encodes) == 1 and is_whole(encodes)
         later = [image(first + 8, 256)]
         assert not is_whole(steps.run(later, 8)[0])
-        while steps.queue.cache.ready(later[0].digest) is None:
-            steps.run(later, 8)
+        steps.finish(later[0], 8)
 
 
 def test_a_burst_is_over_once_no_image_is_wanted() -> None:

@@ -12,6 +12,14 @@ def cost(num_decodes: int, num_prompt_tokens: int) -> float:
     return (0.010 if num_decodes else 0.0) + 0.0001 * num_prompt_tokens
 
 
+def taught(decode_s: float = 0.010) -> PrefillThrottle:
+    """Return a throttle that knows decode steps of 16 rows, and prompt tokens of 0.1 ms."""
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, decode_s)
+    throttle.on_step(0, 512, 0.0512)
+    return throttle
+
+
 def test_one_prompt_among_many_streams_at_most_doubles_their_step() -> None:
     throttle, rng = PrefillThrottle(), random.Random(0)
     throttle.on_step(0, 512, cost(0, 512))
@@ -38,38 +46,24 @@ def test_a_few_steps_that_other_work_slows_down_hardly_raise_the_share() -> None
 
 
 def test_many_prompts_for_few_streams_take_the_budget() -> None:
-    throttle = PrefillThrottle()
-    throttle.on_step(16, 0, 0.010)
-    throttle.on_step(0, 512, 0.0512)
+    throttle = taught()
     assert throttle.limit(4, 60, 2048) == 2048
     throttle.limit(64, 0, 2048)  # the burst ends
     assert throttle.limit(16, 1, 2048) < throttle.limit(16, 2, 2048) < throttle.limit(16, 4, 2048) == 2048
 
 
 def test_the_last_prompts_of_a_burst_take_the_budget_for_as_many_steps_as_the_burst_had() -> None:
-    throttle = PrefillThrottle()
-    throttle.on_step(16, 0, 0.010)
-    throttle.on_step(0, 512, 0.0512)
+    throttle = taught()
     held = throttle.limit(28, 4, 512)
     burst = [throttle.limit(num_decodes, 32 - num_decodes, 512) for num_decodes in (0, 12, 24)]
     tail = [throttle.limit(28, 4, 512) for _ in range(4)]
     assert held < 512 and burst == [512] * 3 and tail == [512, 512, 512, held]
-
-
-def test_a_prompt_that_comes_after_a_burst_is_held_back() -> None:
-    throttle = PrefillThrottle()
-    throttle.on_step(16, 0, 0.010)
-    throttle.on_step(0, 512, 0.0512)
-    for num_decodes in (0, 12, 24):
-        throttle.limit(num_decodes, 32 - num_decodes, 512)
     throttle.limit(32, 0, 480)
     assert throttle.limit(32, 1, 480) < 100
 
 
 def test_the_fixed_cost_of_a_mixed_step_lowers_the_number_of_prompt_tokens() -> None:
-    throttle = PrefillThrottle()
-    throttle.on_step(16, 0, 0.020)
-    throttle.on_step(0, 512, 0.0512)
+    throttle = taught(0.020)
     before = throttle.limit(16, 1, 2048)
     for _ in range(50):
         tokens = throttle.limit(16, 1, 2048)

@@ -9,15 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, KeyLogprobs
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.messages.core import EngineCoreOutputs, KeyLogprobs
 from tokenloom.tests.core.fake_worker import FakeWorker, fake_logprob
 from tokenloom.tests.core.harness import Harness, frontend_of, prompt_of
 
 
 class GroupHarness(Harness):
-    """Also submits several answers at once, and keeps the logprobs that each key was told."""
+    """Keeps the logprobs that each key was told."""
 
     def __init__(self, num_blocks: int = 64, **options: object) -> None:
         super().__init__(num_blocks, **options)
@@ -37,34 +36,6 @@ class GroupHarness(Harness):
             return outputs
 
         self.core.take_outputs = listen  # type: ignore[method-assign]
-
-    def add_group(
-        self,
-        keys: range,
-        prompt: list[int],
-        max_tokens: int = 8,
-        outputs: dict[int, list[int]] | None = None,
-        num_prompt_logprobs: int = 0,
-        **params: object,
-    ) -> None:
-        self.clock += 1.0
-        sampling = SamplingParams(max_tokens=max_tokens, n=len(keys), **params)  # type: ignore[arg-type]
-        for key in keys:
-            self.prompts[key] = (prompt, sampling, key, [])
-            self.tokens[key] = list((outputs or {}).get(key, []))
-        children = [CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key])) for key in keys]
-        self.core.add_request(
-            frontend_of(keys[0]),
-            EngineCoreRequest(
-                children=children,
-                prompt_token_ids=encode_ids(prompt),
-                params=sampling,
-                max_tokens=max_tokens,
-                stop_token_ids=[],
-                arrival_time=self.clock,
-                num_prompt_logprobs=num_prompt_logprobs,
-            ),
-        )
 
     def check_told(self, key: int, num_had: int = 0) -> None:
         """Each output token from `num_had` on has its logprob."""
@@ -100,7 +71,7 @@ def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], bu
     harness.run()
     before = harness.worker.num_computed_tokens
     prompt = prompt_of(random.Random(1), 62)
-    harness.add_group(range(5), prompt)
+    harness.add(0, prompt, n=5)
     harness.run()
     for key in range(5):
         harness.check(key)
@@ -111,7 +82,7 @@ def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], bu
 def test_after_a_loss_the_prompt_is_computed_once_more() -> None:
     harness = GroupHarness(num_blocks=128, max_num_seqs=16, block_size=4)
     prompt = prompt_of(random.Random(1), 62)
-    harness.add_group(range(5), prompt, 30)
+    harness.add(0, prompt, 30, n=5)
     while any(len(harness.tokens[key]) < 4 for key in range(5)):
         harness.turn()
     harness.core.lose_workers("a test")
@@ -127,9 +98,9 @@ def test_after_a_loss_the_prompt_is_computed_once_more() -> None:
 def test_without_caching_only_siblings_share() -> None:
     harness = GroupHarness(num_blocks=128, block_size=4, enable_prefix_caching=False)
     prompt = prompt_of(random.Random(2), 40)
-    harness.add_group(range(3), prompt)
+    harness.add(0, prompt, n=3)
     harness.run()
-    harness.add_group(range(10, 13), prompt)
+    harness.add(10, prompt, n=3)
     harness.add(20, prompt)
     harness.run()
     assert harness.cached[10] == harness.cached[20] == 0 and harness.cached[11] == 36
@@ -142,7 +113,7 @@ def test_without_caching_only_siblings_share() -> None:
 def test_an_aborted_answer_keeps_no_other_from_its_end(ended: list[int], turns: int) -> None:
     harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
     prompt = prompt_of(random.Random(3), 30)
-    harness.add_group(range(4), prompt, prompt_logprobs=1)
+    harness.add(0, prompt, prompt_logprobs=1, n=4)
     for _ in range(turns):
         harness.turn()
     harness.core.abort(0, ended)
@@ -156,7 +127,7 @@ def test_an_aborted_answer_keeps_no_other_from_its_end(ended: list[int], turns: 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8])
 def test_an_aborted_parent_frees_everything(turns: int) -> None:
     harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
-    harness.add_group(range(6), prompt_of(random.Random(4), 30))
+    harness.add(0, prompt_of(random.Random(4), 30), n=6)
     for _ in range(turns):
         harness.turn()
     harness.core.abort(0, list(range(6)))
@@ -169,20 +140,11 @@ def test_an_aborted_parent_frees_everything(turns: int) -> None:
 
 def test_of_n_answers_the_one_that_kills_every_group_fails_alone() -> None:
     harness = GroupHarness(max_num_seqs=4, block_size=4)
-    harness.add_group(range(4), prompt_of(random.Random(5), 30))
-    harness.run_with_a_killer(2)
+    harness.add(0, prompt_of(random.Random(5), 30), n=4)
+    harness.run_with_deadly_workers(lambda: harness.computes(2))
     assert harness.finished[2].reason == "error"
     for key in (0, 1, 3):
         harness.check(key)
-
-
-def test_a_parked_answer_ends_at_its_deadline() -> None:
-    harness = GroupHarness(max_num_seqs=2, max_num_batched_tokens=4, block_size=4)
-    harness.add_group(range(3), [1] * 40, timeout_s=5.0)
-    harness.turn()
-    harness.core.expire(harness.clock + 6)
-    harness.run()
-    assert [harness.finished[key].reason for key in range(3)] == ["timeout"] * 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -191,8 +153,8 @@ def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logp
     harness = GroupHarness(num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
     groups = [range(10 * group, 10 * group + rng.randrange(1, 5)) for group in range(6)]
     for keys in groups:
-        length = rng.randrange(2, 40)
-        harness.add_group(keys, prompt_of(rng, length), rng.randrange(1, 30), logprobs=1, prompt_logprobs=1)
+        prompt, max_tokens = prompt_of(rng, rng.randrange(2, 40)), rng.randrange(1, 30)
+        harness.add(keys[0], prompt, max_tokens, n=len(keys), logprobs=1, prompt_logprobs=1)
     for turn in range(200):
         harness.turn(answers=rng.randrange(2))
         if turn in (30, 90):
@@ -213,11 +175,11 @@ def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logp
 def test_a_resumed_prompt_group_continues_each_answer_and_delivers_only_missing_logprobs() -> None:
     whole = GroupHarness(block_size=4)
     prompt = prompt_of(random.Random(6), 21)
-    whole.add_group(range(3), prompt, 12)
+    whole.add(0, prompt, 12, n=3)
     whole.run()
     resumed = GroupHarness(block_size=4)
     had = {0: whole.tokens[0][:5], 1: [], 2: whole.tokens[2][:11]}
-    resumed.add_group(range(3), prompt, 12, had, num_prompt_logprobs=9, logprobs=1, prompt_logprobs=1)
+    resumed.add(0, prompt, 12, n=3, outputs=had, num_prompt_logprobs=9, logprobs=1, prompt_logprobs=1)
     resumed.run()
     resumed.check_prompt_told(0, start=9)
     for key in range(3):
@@ -230,9 +192,9 @@ def test_prompt_logprobs_use_the_cache_only_before_the_first_that_is_wanted() ->
     prompt = prompt_of(random.Random(7), 33)
     harness.add(0, prompt)
     harness.run()
-    harness.add_group(range(1, 2), prompt, prompt_logprobs=1)
-    harness.add_group(range(2, 3), prompt, num_prompt_logprobs=18, prompt_logprobs=1)
-    harness.add_group(range(3, 4), prompt, num_prompt_logprobs=33, prompt_logprobs=1)
+    harness.add(1, prompt, prompt_logprobs=1)
+    harness.add(2, prompt, num_prompt_logprobs=18, prompt_logprobs=1)
+    harness.add(3, prompt, num_prompt_logprobs=33, prompt_logprobs=1)
     harness.run()
     assert harness.cached == {0: 0, 1: 0, 2: 16, 3: 32}
     harness.check_prompt_told(1)
@@ -245,7 +207,7 @@ def test_answers_that_skip_the_prefix_cache_share_their_own_prompt(enable_prefix
     prompt = list(range(5, 5 + 96))
     harness = GroupHarness(enable_prefix_caching=enable_prefix_caching)
     for keys in (range(1), range(10, 14)):
-        harness.add_group(keys, prompt, max_tokens=4, skip_reading_prefix_cache=True)
+        harness.add(keys[0], prompt, 4, n=len(keys), skip_reading_prefix_cache=True)
         before = harness.core.stats.num_scheduled_tokens
         harness.run()
         num_prompt = harness.core.stats.num_scheduled_tokens - before - 3 * len(keys)

@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,17 @@ import numpy as np
 from tokenloom.core.tiers.disk import DiskSource
 from tokenloom.core.tiers.disk_folder import MARKER
 from tokenloom.core.tiers.object_file import ObjectFiles
-from tokenloom.core.tiers.source import Item, Namespace
+from tokenloom.core.tiers.source import Item, Namespace, Source
+from tokenloom.ipc.messages.tier import SourceState
 from tokenloom.ipc.process.arena import PAGE
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 SLOT_BYTES = 2 * PAGE
 OBJECT_BYTES = ObjectFiles.size(SLOT_BYTES)
 NAMESPACE = Namespace(hashlib.sha256(b"namespace").digest(), b"", SLOT_BYTES)
+SECRET = b"a secret of all engines"
+SIGNED = NAMESPACE._replace(secret=SECRET)
 
 
 def key_of(number: int) -> bytes:
@@ -42,10 +46,7 @@ def new_slots(count: int, num_bytes: int = SLOT_BYTES) -> list[memoryview]:
 
 def filled(numbers: Sequence[int], owner: int = 0, num_bytes: int = SLOT_BYTES) -> list[Item]:
     """Return blocks with their content in slots."""
-    items = [
-        Item(key_of(number), slot, owner)
-        for number, slot in zip(numbers, new_slots(len(numbers), num_bytes), strict=True)
-    ]
+    items = [item._replace(owner=owner) for item in empty(numbers, num_bytes)]
     for item in items:
         item.slot[:] = content_of(item.key, num_bytes)
     return items
@@ -58,24 +59,32 @@ def empty(numbers: Sequence[int], num_bytes: int = SLOT_BYTES) -> list[Item]:
     ]
 
 
-def load(source: DiskSource, items: list[Item]) -> list[bool]:
-    """Load blocks; return for each whether it is good, and check the content of those."""
-    results: dict[int, bool] = {}
+def load(
+    source: Source, numbers: Sequence[int], limit_s: float = DEADLINE_S, num_bytes: int = SLOT_BYTES
+) -> list[bool]:
+    """Load blocks into new slots; return for each whether it is good. Checks the content of those that are, and that
+    no slot changes after its report."""
+    items, results, seen = empty(numbers, num_bytes), dict[int, bool](), dict[int, bytes]()
 
     def on_loaded(index: int, is_good: bool) -> None:
         assert index not in results, "reported twice"
-        results[index] = is_good
+        results[index], seen[index] = is_good, bytes(items[index].slot)
 
-    source.load(items, time.monotonic() + DEADLINE_S, on_loaded)
+    source.load(items, time.monotonic() + limit_s, on_loaded)
     assert sorted(results) == list(range(len(items)))
     for index, item in enumerate(items):
-        if results[index]:
-            assert item.slot == content_of(item.key, len(item.slot)), "a block with the content of another"
+        assert item.slot == seen[index], "a slot was written after its report"
+        assert not results[index] or item.slot == content_of(item.key, num_bytes), "a block with the content of another"
     return [results[index] for index in range(len(items))]
 
 
-def find(source: DiskSource, numbers: Sequence[int]) -> int:
-    return source.find([key_of(number) for number in numbers], time.monotonic() + DEADLINE_S)
+def find(source: Source, numbers: Sequence[int], limit_s: float = DEADLINE_S) -> int:
+    return source.find([key_of(number) for number in numbers], time.monotonic() + limit_s)
+
+
+def wait_for(source: Source, holds: Callable[[SourceState], bool]) -> SourceState:
+    """Wait until the state of a source is so."""
+    return wait_until(lambda: state if holds(state := source.state()) else None, "the state of the source")
 
 
 def open_disk(root: Path, max_bytes: int = 1 << 30, quota: float = 1.0, namespace: Namespace = NAMESPACE) -> DiskSource:
@@ -95,6 +104,12 @@ def reopen(source: DiskSource, namespace: Namespace, has_started: threading.Even
 def wait_for_start(source: DiskSource, has_started: threading.Event) -> None:
     assert has_started.wait(DEADLINE_S) and source._opening.acquire(timeout=DEADLINE_S)
     source._opening.release()
+
+
+def path_of(source: DiskSource, number: int) -> Path:
+    """Return the file of a block without an owner."""
+    assert source._view is not None
+    return Path(source._view.path(key_of(number), 0))
 
 
 def files_of(root: Path) -> list[Path]:

@@ -22,9 +22,20 @@ from tokenloom.core.tiers.network.peer_server import LOAD, PeerServer, peer_keys
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.tier import SourceState
-from tokenloom.tests.core.tiers.network.blocks import DEADLINE_S, SECRET, SIGNED, find, load
 from tokenloom.tests.core.tiers.network.peer_host import Host
-from tokenloom.tests.core.tiers.slots import NAMESPACE, SLOT_BYTES, content_of, empty, filled, key_of
+from tokenloom.tests.core.tiers.slots import (
+    DEADLINE_S,
+    NAMESPACE,
+    SECRET,
+    SIGNED,
+    SLOT_BYTES,
+    content_of,
+    empty,
+    filled,
+    find,
+    key_of,
+    load,
+)
 from tokenloom.tests.support.waiting import Deadline, wait_until
 
 SHORT_S = 0.1  # a deadline that a test waits for

@@ -15,10 +15,19 @@ from tokenloom.core.tiers.network.remote import AHEAD_BYTES, RemoteSource
 from tokenloom.core.tiers.object_format import HEADER_BYTES
 from tokenloom.core.tiers.source import Namespace
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.core.tiers.network.blocks import DEADLINE_S, SIGNED, find, load, wait_for
 from tokenloom.tests.core.tiers.network.redis_server import RedisServer, free_port, needs_redis
 from tokenloom.tests.core.tiers.network.tcp_proxy import Proxy, ScriptedServer, in_pieces
-from tokenloom.tests.core.tiers.slots import NAMESPACE, SLOT_BYTES, filled, key_of
+from tokenloom.tests.core.tiers.slots import (
+    DEADLINE_S,
+    NAMESPACE,
+    SIGNED,
+    SLOT_BYTES,
+    filled,
+    find,
+    key_of,
+    load,
+    wait_for,
+)
 from tokenloom.tests.support.waiting import Deadline, wait_until
 
 pytestmark = needs_redis

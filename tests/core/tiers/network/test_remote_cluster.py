@@ -11,9 +11,14 @@ import pytest
 
 from tokenloom.core.tiers.network.breaker import Breaker
 from tokenloom.core.tiers.network.remote import RemoteSource
-from tokenloom.tests.core.tiers.network.blocks import find, load, wait_for
 from tokenloom.tests.core.tiers.network.redis_server import RedisServer, free_port, needs_redis
-from tokenloom.tests.core.tiers.slots import NAMESPACE, filled
+from tokenloom.tests.core.tiers.slots import (
+    NAMESPACE,
+    filled,
+    find,
+    load,
+    wait_for,
+)
 from tokenloom.tests.support.waiting import wait_until
 
 pytestmark = needs_redis

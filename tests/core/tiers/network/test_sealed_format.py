@@ -8,8 +8,13 @@ import pytest
 
 from tokenloom.core.tiers.network.sealed_format import MAC_BYTES, SealedFormat
 from tokenloom.core.tiers.object_format import HEADER_BYTES
-from tokenloom.tests.core.tiers.network.blocks import SECRET, SIGNED
-from tokenloom.tests.core.tiers.slots import NAMESPACE, content_of, key_of
+from tokenloom.tests.core.tiers.slots import (
+    NAMESPACE,
+    SECRET,
+    SIGNED,
+    content_of,
+    key_of,
+)
 
 KEY, PAYLOAD = key_of(1), content_of(key_of(1))
 
