@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -16,17 +17,18 @@ from tokenloom.ipc.codec import Decoder, decode_ids, encode
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Hello, Welcome
 from tokenloom.ipc.messages.core import CoreToFrontend, EngineCoreOutputs
-from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
+from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready, WorkersUp
 from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.fake_adapters import adapter_of
-from tokenloom.tests.core.fake_worker import FakeWorker
+from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens
 from tokenloom.tests.core.harness import make_spec, new_message
 from tokenloom.tests.support.engine_specs import in_folder
 from tokenloom.tests.support.waiting import Deadline
 
 DEADLINE_S = 20.0
+MessageT = TypeVar("MessageT")
 
 
 class Bench:
@@ -80,6 +82,12 @@ class Bench:
         self.results = new_socket(self.context, zmq.PUSH)
         self.results.connect(self.spec.endpoints.results_of(generation))
 
+    def renew_workers(self, generation: int) -> None:
+        """A worker of the next generation answers, and the supervisor reports it."""
+        self.is_mute = False
+        self.join(generation)
+        self.order(WorkersUp(generation=generation))
+
     def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
         """Move messages until one of type `until` was received, or for `seconds`; return them."""
         seen: list[object] = []
@@ -95,6 +103,10 @@ class Bench:
         if until is not None:
             raise AssertionError(f"no {until.__name__} within {seconds} s, but {seen}")
         return seen
+
+    def hear(self, wanted: type[MessageT]) -> MessageT:
+        """Return the next message of this type."""
+        return next(message for message in self.pump(wanted) if isinstance(message, wanted))
 
     def _receive(self, socket: object) -> Iterator[object]:
         if socket is self.control:
@@ -177,6 +189,11 @@ class Bench:
     def run_until_finished(self, *keys: int) -> None:
         while not set(keys) <= set(self.finished()):
             self.pump(EngineCoreOutputs)
+
+    def check(self, key: int, prompt: list[int], max_tokens: int = 10) -> None:
+        """Run a request to its end, and check its tokens."""
+        self.run_until_finished(key)
+        assert self.tokens()[key] == expected_tokens(prompt, key, max_tokens, [])
 
     def close(self) -> None:
         os.close(self.lifeline)

@@ -96,7 +96,6 @@ class FakeEncoder:
         self.entries: dict[int, _Entry] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()
         self.num_begun: Counter[bytes] = Counter()
-        self.num_skipped = 0  # orders for entries that have failed
         self._failed: set[int] = set()
 
     def drop(self) -> None:
@@ -124,7 +123,6 @@ class FakeEncoder:
             self.num_begun[order.digest] += 1
             self.entries[order.entry] = _Entry(order, self.num_stages * order.pieces_per_stage)
         elif order.entry in self._failed:
-            self.num_skipped += 1
             return None
         entry = self.entries[order.entry]
         num_done = self.num_stages * order.pieces_per_stage - entry.num_left

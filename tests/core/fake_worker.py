@@ -9,7 +9,8 @@ the seed, so any schedule must bring the same tokens as computing alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -168,47 +169,46 @@ class FakeWorker:
         self._copy(output)
         failed_entries = self.encoder.run(output)
         self._apply(output)
-        rows, counts = decode_ids(output.rows), decode_ids(output.counts)
-        for row_id in rows:
-            self.rows[row_id].adapter = self.adapters.digest_in(self.rows[row_id].adapter_slot)
-        assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts) and sum(counts) <= self.budget
+        work = list(zip(decode_ids(output.rows), decode_ids(output.counts), strict=True))
+        rows = {row_id: self.rows[row_id] for row_id, _ in work}
+        for row in rows.values():
+            row.adapter = self.adapters.digest_in(row.adapter_slot)
+        num_tokens = sum(count for _, count in work)
+        assert len(rows) == len(work) and all(count >= 1 for _, count in work) and num_tokens <= self.budget
         self._take_drafts(output)
-        for row_id, count in zip(rows, counts, strict=True):
-            self._check_media(self.rows[row_id], count)
-        for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
-            self._write(self.rows[row_id], count)
-        told = [
-            (row_id, position, self.rows[row_id].tokens[position], 0)
-            for row_id, count in zip(rows, counts, strict=True)
-            for position in self.rows[row_id].prompt_positions(count)
-        ]
+        for row_id, count in work:
+            self._check_media(rows[row_id], count)
+        for row_id, count in work:  # all writes of a step come before its reads
+            self._write(rows[row_id], count)
+        told = [(id_, i, rows[id_].tokens[i], 0) for id_, count in work for i in rows[id_].prompt_positions(count)]
         masks = self._take_masks()
-        sampled = [
-            (row_id, self._read(self.rows[row_id], count, masks.get(row_id)))
-            for row_id, count in zip(rows, counts, strict=True)
+        new = {
+            row_id: token_ids
+            for row_id, count in work
+            if (token_ids := self._read(rows[row_id], count, masks.get(row_id))) is not None
+        }
+        logprobs = [
+            (row_id, i, row.tokens[i], row.seed)
+            for row_id, row in rows.items()
+            if row.sampling.num_logprobs >= 0
+            for i in range(len(row.tokens) - len(new.get(row_id, ())), len(row.tokens))
         ]
-        new = [(row_id, tokens) for row_id, tokens in sampled if tokens is not None]
-        ended = [(row_id, row) for row_id, row in ((row_id, self.rows[row_id]) for row_id in rows) if row.is_at_its_end]
-        pooled = [Pooled(row=row_id, vector=fake_vector(row.tokens[row.pooled_from :])) for row_id, row in ended]
         return ModelRunnerOutput(
             step=output.step,
             core_epoch=output.core_epoch,
             generation=output.generation,
-            rows=encode_ids([row_id for row_id, _ in new]),
-            counts=encode_ids([len(tokens) for _, tokens in new]),
-            token_ids=encode_ids([token for _, tokens in new for token in tokens]),
-            logprobs=_columns(
-                [
-                    (row_id, position, row.tokens[position], row.seed)
-                    for row_id, row, count in ((row_id, self.rows[row_id], len(tokens)) for row_id, tokens in new)
-                    if row.sampling.num_logprobs >= 0
-                    for position in range(len(row.tokens) - count, len(row.tokens))
-                ]
-            ),
+            rows=encode_ids(new),
+            counts=encode_ids(map(len, new.values())),
+            token_ids=encode_ids(chain.from_iterable(new.values())),
+            logprobs=_columns(logprobs),
             prompt_logprobs=_columns(told),
-            pooled=pooled,
+            pooled=[
+                Pooled(row=row_id, vector=fake_vector(row.tokens[row.pooled_from :]))
+                for row_id, row in rows.items()
+                if row.is_at_its_end
+            ],
             execute_s=self.step_s
-            + self.token_s * sum(counts)
+            + self.token_s * num_tokens
             + self.encode_s * sum(each.num_pieces * each.num_embeds / each.pieces_per_stage for each in output.encodes),
             failed_entries=failed_entries,
         )
@@ -250,22 +250,16 @@ class FakeWorker:
             assert group == 0 and 0 < block < self.num_blocks
             assert block not in self.rows[row_id].blocks, "a block stands twice in a table"
             self.rows[row_id].blocks.append(block)
-        undrawn = list(decode_ids(output.token_appends))
-        while undrawn:
-            row_id, count, *undrawn = undrawn
-            assert len(undrawn) >= count > 0
-            self.rows[row_id].tokens += undrawn[:count]
-            undrawn = undrawn[count:]
+        for row_id, token_ids in _by_row(output.token_appends):
+            self.rows[row_id].tokens += token_ids
 
     def _take_drafts(self, output: SchedulerOutput) -> None:
         for row_id in decode_ids(output.rows):
             self.rows[row_id].drafts = []
-        frame = list(decode_ids(output.drafts))
-        while frame:
-            row_id, count, *frame = frame
-            assert len(frame) >= count > 0 and not self.rows[row_id].drafts
-            self.rows[row_id].drafts, frame = frame[:count], frame[count:]
-            self.num_drafts += count
+        for row_id, token_ids in _by_row(output.drafts):
+            assert not self.rows[row_id].drafts
+            self.rows[row_id].drafts = token_ids
+            self.num_drafts += len(token_ids)
 
     def _write(self, row: Row, count: int) -> None:
         tokens = row.tokens + row.drafts
@@ -314,6 +308,16 @@ class FakeWorker:
 
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def _by_row(frame: bytes) -> Iterator[tuple[int, list[int]]]:
+    """Yield each row of a frame with its tokens."""
+    left = list(decode_ids(frame))
+    while left:
+        row_id, count, *left = left
+        assert len(left) >= count > 0
+        yield row_id, left[:count]
+        left = left[count:]
 
 
 def _columns(told: list[tuple[int, int, int, int]]) -> RowLogprobs | None:

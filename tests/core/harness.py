@@ -74,7 +74,7 @@ class Harness:
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
         self.products_per_weight = products_per_weight
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
-        spec = make_spec(**options)
+        spec = make_spec(**{"block_size": 4, **options})
         if vision is not None:
             model = msgspec.structs.replace(spec.model, vision=vision)
             sizes = {"encoder_cache_tokens": encoder_cache, "max_item_embeds": max_item_embeds}
@@ -304,6 +304,10 @@ class Harness:
             self.answer()
         self.take()
 
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
     def answer(self) -> None:
         """The worker ends the oldest step in flight."""
         result = self.worker.answer()
@@ -347,6 +351,7 @@ class Harness:
     def run_to_the_end(self) -> None:
         """Run until every request has ended, with the tokens of a request alone, unless it was aborted or can never
         fit."""
+        self.fills_by_itself = True
         self.run()
         assert self.finished.keys() == self.prompts.keys()
         for key, finished in self.finished.items():

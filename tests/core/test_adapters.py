@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tokenloom.core.engine import BEAT_S
 from tokenloom.core.kv.block_hash import block_key, shared_root
 from tokenloom.core.scheduling.adapter_queue import MAX_OVERTAKES
-from tokenloom.core.scheduling.adapter_table import SlotState
+from tokenloom.core.scheduling.adapter_table import LEGAL_MOVES, AdapterSlot, AdapterTable, SlotState
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages.adapter import AdaptersProgress
+from tokenloom.ipc.messages.adapter import AdaptersProgress, SlotContent
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.tests.core.fake_adapters import digest_of
@@ -20,7 +22,7 @@ START_TIMEOUT_S = 5.0
 
 
 def new_harness(**options: object) -> Harness:
-    settings: dict[str, object] = {"block_size": 4, "enable_lora": True, "max_loras": 2, **options}
+    settings: dict[str, object] = {"enable_lora": True, "max_loras": 2, **options}
     return Harness(**settings)  # type: ignore[arg-type]
 
 
@@ -74,10 +76,8 @@ def test_others_go_on_while_an_adapter_is_loaded() -> None:
     harness.add(1, PROMPT, 30)
     harness.add(2, PROMPT, 5, adapter=1)
     harness.add(3, PROMPT, 5)
-    for _ in range(10):
-        harness.turn()
+    harness.turns(10)
     assert len(harness.tokens[1]) > 5 and 3 in harness.finished and not harness.tokens[2]
-    harness.fills_by_itself = True
     harness.run_to_the_end()
 
 
@@ -99,7 +99,6 @@ def test_a_slot_is_not_refilled_before_both_steps_in_flight_with_its_rows_are_do
         harness.core.step()
         num_fills.append(harness.worker.adapters.num_begun)
     assert num_fills == [1, 1, 2, 2], "the first step that may fill it follows the second result"
-    harness.fills_by_itself = True
     harness.run_to_the_end()
 
 
@@ -116,7 +115,6 @@ def test_adapters_of_waiting_requests_are_loaded_ahead_of_free_rows_two_at_a_tim
     harness.fill_all()
     harness.turn()
     assert states(harness) == [SlotState.READY] * 3, "adapter 8 is wanted behind those that wait for a row"
-    harness.fills_by_itself = True
     harness.run_to_the_end()
     assert harness.worker.adapters.num_begun == 4, "each was loaded once"
 
@@ -127,20 +125,6 @@ def test_the_least_recently_used_adapter_without_requests_loses_its_slot() -> No
         harness.add(key, PROMPT, 2, adapter=adapter)
         harness.run()
     assert [slot.digest for slot in harness.core.adapters.table.slots] == [digest_of(1), digest_of(3)]
-
-
-def test_a_preempted_request_whose_slot_is_gone_waits_for_another() -> None:
-    harness = new_harness(max_loras=1, max_num_seqs=1, scheduling_policy="priority")
-    harness.add(1, PROMPT, 20, adapter=1, priority=1)
-    for _ in range(5):
-        harness.turn()
-    harness.add(2, PROMPT, 3, priority=-9)  # the base model: it preempts
-    harness.add(3, PROMPT, 3, adapter=2, priority=-8)
-    while not harness.finished.get(2):
-        harness.turn()
-    assert 1 not in harness.finished and harness.core.adapters.table.slots[0].digest == digest_of(2)
-    harness.run_to_the_end()
-    assert harness.finished[1].num_preemptions == 1 and harness.worker.adapters.num_begun == 3
 
 
 def test_the_keys_of_the_base_model_do_not_depend_on_adapters() -> None:
@@ -199,8 +183,7 @@ def test_a_request_ahead_takes_the_slot_whose_first_request_is_the_last_in_order
     harness.add(1, PROMPT, 30, priority=-1)
     for key, priority in ((2, 2), (3, 1)):
         harness.add(key, PROMPT, 2, adapter=key, priority=priority)
-    for _ in range(3):
-        harness.turn()
+    harness.turns(3)
     assert states(harness) == [SlotState.READY] * 2
     harness.add(4, PROMPT, 2, adapter=4)
     harness.turn()
@@ -262,7 +245,6 @@ def test_a_failed_fill_ends_only_the_requests_with_its_adapter_and_the_next_one_
     assert harness.worker.adapters.num_begun == 2, "no slot is left while a rank may still write"
     harness.fill(Rank(0, 0))
     assert states(harness) == [SlotState.EMPTY, SlotState.FILLING]
-    harness.fills_by_itself = True
     harness.run_to_the_end()
     assert harness.worker.adapters.num_begun == 3 and harness.finished[5].reason == "length"
 
@@ -313,19 +295,6 @@ def test_a_suspension_of_the_core_is_no_time_of_a_fill() -> None:
     assert not harness.finished
 
 
-def test_a_slot_whose_rank_failed_is_not_taken_for_hung_while_the_others_answer() -> None:
-    slow = SlowFills(max_loras=1, tensor_parallel_size=2)
-    harness = slow.harness
-    harness.add(1, PROMPT, 2, adapter=1)
-    harness.add(2, PROMPT, 2, adapter=2)
-    harness.turn()
-    harness.fill(Rank(0, 0), "a damaged file")
-    slow.let_pass(1.0)
-    assert harness.finished.keys() == {1}
-    harness.fills_by_itself = True
-    harness.run_to_the_end()
-
-
 @pytest.mark.parametrize("stage", ["before the order", "while it is filled", "while a rank is left"])
 def test_an_aborted_request_leaves_its_fill_to_the_next_one(stage: str) -> None:
     harness = by_hand(tensor_parallel_size=2)
@@ -338,29 +307,11 @@ def test_an_aborted_request_leaves_its_fill_to_the_next_one(stage: str) -> None:
     harness.turn()
     harness.fill_all()
     harness.add(2, PROMPT, 2, adapter=1)
-    harness.fills_by_itself = True
     harness.run_to_the_end()
     assert harness.worker.adapters.num_begun == 1
 
 
 # ── losses, pauses and reloads ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_new_core_adopts_the_adapters_that_all_ranks_hold() -> None:
-    harness = new_harness(tensor_parallel_size=2, max_loras=3)
-    harness.add(1, PROMPT, 30, adapter=1)
-    harness.add(2, PROMPT, 30, adapter=2)
-    for _ in range(6):
-        harness.turn()
-    harness.fills_by_itself = False
-    harness.add(3, PROMPT, 2, adapter=3)
-    harness.turn()
-    harness.fill(Rank(0, 1))
-    harness.lose_core(1)
-    assert states(harness) == [SlotState.READY, SlotState.READY, SlotState.EMPTY]
-    harness.fills_by_itself = True
-    harness.run_to_the_end()
-    assert harness.worker.adapters.num_begun == 4, "only the one that a rank still loaded"
 
 
 def test_an_answer_to_a_fill_from_before_a_reload_counts_for_no_other_fill() -> None:
@@ -377,7 +328,6 @@ def test_an_answer_to_a_fill_from_before_a_reload_counts_for_no_other_fill() -> 
     assert states(harness) == [SlotState.FILLING, SlotState.EMPTY], "the same adapter, in the same slot"
     harness.core.adapters.on_filled(late)
     assert states(harness) == [SlotState.FILLING, SlotState.EMPTY]
-    harness.fills_by_itself = True
     harness.run_to_the_end()
 
 
@@ -393,21 +343,18 @@ def test_no_slot_is_filled_during_a_pause_and_a_fill_under_way_ends_in_it() -> N
     harness.fill_all()
     assert states(harness) == [SlotState.READY, SlotState.EMPTY]
     harness.core.resume()
-    harness.fills_by_itself = True
     harness.run_to_the_end()
 
 
 def test_a_pause_that_lets_requests_end_gives_them_slots_that_new_ones_ahead_want() -> None:
     harness = new_harness(max_loras=1, max_num_seqs=1, scheduling_policy="priority")
     harness.add(1, PROMPT, 20, adapter=1, priority=1)
-    for _ in range(5):
-        harness.turn()
+    harness.turns(5)
     harness.add(2, PROMPT, 20, priority=-1)  # preempts it
     harness.turn()
     harness.add(3, PROMPT, 20, adapter=2, priority=-2)
     harness.core.pause("wait")
-    for _ in range(60):
-        harness.turn()
+    harness.turns(60)
     assert harness.finished.keys() == {1, 2} and harness.core.is_quiet
     harness.core.resume()
     harness.run_to_the_end()
@@ -490,3 +437,27 @@ def test_progress_tells_the_state_of_the_slots() -> None:
         waiting=[digest_of(3)],
     )
     assert progress.num_deferred == 1
+
+
+def test_a_core_adopts_an_adapter_once_and_only_into_its_own_slots() -> None:
+    contents = [(1, 7), (2, 7), (3, 8), (4, 9)]
+    table = AdapterTable(3, [Rank(0, 0)])
+    table.adopt([SlotContent(slot=slot, digest=digest_of(adapter)) for slot, adapter in contents])
+    assert [(slot.state, slot.digest) for slot in table.slots] == [
+        (SlotState.READY, digest_of(7)),
+        (SlotState.EMPTY, b""),
+        (SlotState.READY, digest_of(8)),
+    ]
+    table.check_invariants([])
+
+
+def test_an_illegal_move_of_a_slot_raises_and_changes_nothing() -> None:
+    for state, other in itertools.product(SlotState, SlotState):
+        slot = AdapterSlot(1, state)
+        if (state, other) in LEGAL_MOVES:
+            slot.move(other)
+            assert slot.state is other
+        else:
+            with pytest.raises(AssertionError, match=f"slot 1: {state.name} → {other.name} is not a legal move"):
+                slot.move(other)
+            assert slot.state is state

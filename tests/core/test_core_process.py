@@ -30,6 +30,7 @@ from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_worker import expected_tokens
+from tokenloom.tests.support.waiting import num_switches
 
 
 @pytest.fixture
@@ -81,8 +82,7 @@ def test_a_worker_that_missed_a_step_gets_it_again(shared: Bench) -> None:
     shared.pump(SchedulerOutput)
     shared.is_mute = False
     shared.push(Resend(rank=Rank(0, 0), generation=0, from_step=shared.worker.num_steps + 1))
-    shared.run_until_finished(0)
-    assert shared.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
+    shared.check(0, [1, 2, 3])
 
 
 @pytest.mark.parametrize("how", ["error", "nonsense", "silence"])
@@ -96,12 +96,9 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
         bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=2, phase="execute", message="RuntimeError: boom"))
     elif how == "nonsense":
         bench.push(bench.worker.execute(msgspec.structs.replace(_empty_step(bench), step=bench.worker.num_steps + 1)))
-    seen = bench.pump(ReplaceWorkers)
-    reason = next(message.reason for message in seen if isinstance(message, ReplaceWorkers))
+    reason = bench.hear(ReplaceWorkers).reason
     assert {"error": "boom", "nonsense": "makes no sense", "silence": "hang"}[how] in reason
-    bench.is_mute = False
-    bench.join(generation=1)
-    bench.order(WorkersUp(generation=1))
+    bench.renew_workers(1)
     bench.run_until_finished(0, 1, 2)
     assert bench.tokens() == {key: expected_tokens([key + 1] * 9, key, 60, []) for key in range(3)}
 
@@ -152,22 +149,19 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     bench.pump(Probe)
     bench.order(Ping())
     assert not any(isinstance(message, ReplaceWorkers) for message in bench.pump(Pong))
-    (replace,) = [each for each in bench.pump(ReplaceWorkers) if isinstance(each, ReplaceWorkers)]
+    replace = bench.hear(ReplaceWorkers)
     assert replace.generation == 0 and "worker 0 did not answer the core's probe within 2 s" in replace.reason
     bench.join(generation=1)
     bench.order(WorkersUp(generation=1))
     bench.pump(Probe)
     bench.order(WorkersDown(generation=1, reason="killed"))
-    (replace,) = [each for each in bench.pump(ReplaceWorkers) if isinstance(each, ReplaceWorkers)]
+    replace = bench.hear(ReplaceWorkers)
     assert "did not answer" not in replace.reason
-    bench.is_mute = False
-    bench.join(generation=2)
-    bench.order(WorkersUp(generation=2))
+    bench.renew_workers(2)
     bench.say(bench.hello())
     bench.pump(Welcome)
     bench.submit(0, [1, 2, 3])
-    bench.run_until_finished(0)
-    assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
+    bench.check(0, [1, 2, 3])
 
 
 def test_requests_that_end_before_a_control_are_reported_before_it(shared: Bench) -> None:
@@ -192,7 +186,7 @@ def begin_reload(shared: Bench) -> None:
     shared.pump(Reloading)
     assert not any(isinstance(message, ReloadWeights) for message in shared.pump(seconds=0.1)), "before it is known of"
     shared.order(Reloading(generation=0, holding=Holding(model_folder="elsewhere")))
-    (order,) = [message for message in shared.pump(ReloadWeights) if isinstance(message, ReloadWeights)]
+    order = shared.hear(ReloadWeights)
     assert (order.step, order.holding) == (1, Holding(model_folder="elsewhere"))
 
 
@@ -200,7 +194,7 @@ def end_reload(shared: Bench, verdict: Reloaded | WorkersDown) -> str:
     """Return the error of the answer to a message of the supervisor, and check that none came before."""
     assert not any(isinstance(message, ControlDone) for message in shared.pump(seconds=0.1)), "before it is certain"
     shared.order(verdict)
-    (done,) = [message for message in shared.pump(ControlDone) if isinstance(message, ControlDone)]
+    done = shared.hear(ControlDone)
     assert done.control_id == 7
     return "" if done.error is None else done.error.message
 
@@ -221,12 +215,10 @@ def test_a_reload_that_a_rank_does_not_end_fails_with_the_workers(bench: Bench, 
     begin_reload(bench)
     if not is_silent:
         bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=1, phase="reload", message="OSError: boom"))
-    (lost,) = [message for message in bench.pump(ReplaceWorkers) if isinstance(message, ReplaceWorkers)]
+    lost = bench.hear(ReplaceWorkers)
     assert ("other weights were not read within --start-timeout-s 1" if is_silent else "OSError: boom") in lost.reason
     assert "the old ones stay: lost" in end_reload(bench, WorkersDown(generation=0, reason="lost"))
-    bench.is_mute = False
-    bench.join(generation=1)
-    bench.order(WorkersUp(generation=1))
+    bench.renew_workers(1)
     bench.submit(0, [1, 2, 3])
     bench.run_until_finished(0)
 
@@ -254,14 +246,9 @@ def test_an_idle_core_does_not_wake(shared: Bench) -> None:
     shared.submit(0, [1, 2, 3])
     shared.run_until_finished(0)
     shared.pump(seconds=0.3)
-
-    def switches() -> int:
-        status = Path(f"/proc/{shared.core.pid}/status").read_text()
-        return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
-
-    before = switches()
+    before = num_switches(shared.core.pid)
     shared.pump(seconds=0.5)
-    assert switches() - before <= 3
+    assert num_switches(shared.core.pid) - before <= 3
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ ACCURACIES = [0.0, 0.8, 1.0]
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 def test_drafts_change_no_token(accuracy: float, steps_in_flight: int) -> None:
     adversary = Adversary(random.Random(0), accuracy)
-    harness = Harness(proposer=adversary, steps_in_flight=steps_in_flight, block_size=4, num_blocks=200)
+    harness = Harness(proposer=adversary, steps_in_flight=steps_in_flight, num_blocks=200)
     for key in range(6):
         harness.add(key, [1, 2, key], 40)
     harness.run_to_the_end()
@@ -49,9 +49,7 @@ def test_drafts_preempt_nobody() -> None:
 def test_blocks_of_drafts_go_to_tiers_with_known_tokens_only() -> None:
     for seed in range(4):
         options = OffloadOptions(40, 1024, 4, "cpu", b"{}", 1.0, is_host_tier=True)
-        harness = Harness(
-            proposer=Adversary(random.Random(seed), 0.7), tiers=options, num_blocks=24, block_size=4, seed=seed
-        )
+        harness = Harness(proposer=Adversary(random.Random(seed), 0.7), tiers=options, num_blocks=24, seed=seed)
         for key in range(8):
             harness.add(key, prompt_of(random.Random(key % 3), 20), 30)
         harness.run_to_the_end()
@@ -62,7 +60,7 @@ def test_blocks_of_drafts_go_to_tiers_with_known_tokens_only() -> None:
     ("count", "changed"), [(4, 1), (3, 0), (17, None)], ids=["another token", "the first is another", "too many"]
 )
 def test_a_result_that_does_not_fit_its_drafts_is_refused(count: int, changed: int | None) -> None:
-    harness = Harness(proposer=Adversary(random.Random(5), 1.0), steps_in_flight=1, block_size=4)
+    harness = Harness(proposer=Adversary(random.Random(5), 1.0), steps_in_flight=1)
     harness.add(0, [1, 2, 3], 60)
     while not harness.worker.queue or not harness.worker.queue[0].drafts:
         harness.answer()

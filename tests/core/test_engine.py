@@ -14,6 +14,7 @@ from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.block_record import BlockRecord
+from tokenloom.core.scheduling.batch import Batch
 from tokenloom.core.scheduling.scheduler import MAX_SKIPS
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
@@ -24,7 +25,7 @@ from tokenloom.tests.core.harness import Harness, prompt_of
 
 
 def test_a_small_pool_preempts_and_loses_nothing() -> None:
-    harness = Harness(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
+    harness = Harness(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16)
     rng = random.Random(1)
     lengths = [rng.randrange(1, 12) for _ in range(16)]
     for key, length in enumerate(lengths):
@@ -38,7 +39,7 @@ def test_a_small_pool_preempts_and_loses_nothing() -> None:
 
 
 def test_a_prompt_that_is_scored_is_not_taken_to_hang_by_the_time_of_those_that_are_not() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2, 3, 4])
     harness.run()
 
@@ -56,7 +57,7 @@ def test_a_prompt_that_is_scored_is_not_taken_to_hang_by_the_time_of_those_that_
 
 
 def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     prompt = prompt_of(random.Random(2), 32)
     harness.add(0, prompt)
     harness.run()
@@ -68,7 +69,7 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
 
 
 def test_a_model_with_states_shares_no_blocks_not_even_among_the_answers_of_a_request() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     model = msgspec.structs.replace(harness.spec.model, has_state=True)
     harness.spec = msgspec.structs.replace(harness.spec, model=model)
     harness.renew_core()
@@ -83,12 +84,11 @@ def test_a_model_with_states_shares_no_blocks_not_even_among_the_answers_of_a_re
 
 
 def test_an_emptied_cache_has_no_hits_and_running_requests_continue(tmp_path: Path) -> None:
-    harness, rng = Harness(block_size=4, record=tmp_path / "blocks"), random.Random(5)
+    harness, rng = Harness(record=tmp_path / "blocks"), random.Random(5)
     first, other = prompt_of(rng, 32), prompt_of(rng, 32)
     harness.add(0, first, 40)
     harness.add(1, other, 1)
-    for _ in range(10):
-        harness.turn()
+    harness.turns(10)
     harness.core.reset_prefix_cache()
     harness.add(2, first, 40)
     harness.add(3, other, 4)
@@ -130,8 +130,18 @@ def test_a_block_reused_while_its_step_is_in_flight_is_not_recorded(tmp_path: Pa
     assert not pool.take_pending(), "what workers were to write that are gone"
 
 
+def test_a_block_with_a_token_that_is_still_in_flight_is_not_found() -> None:
+    harness = Harness(block_size=1)
+    harness.add(0, [1, 2, 3])
+    harness.turn()
+    harness.core.step()
+    harness.abort(0)
+    harness.add(1, [1, 2, 3, *harness.tokens[0], 0, 7])  # an empty row holds zeros
+    harness.run_to_the_end()
+
+
 def test_outputs_are_cached_for_the_next_turn_of_a_chat() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     prompt = prompt_of(random.Random(4), 10)
     harness.add(0, prompt, 11)
     harness.run()
@@ -141,7 +151,7 @@ def test_outputs_are_cached_for_the_next_turn_of_a_chat() -> None:
 
 
 def test_a_resumed_request_that_has_its_stop_finishes_without_a_step() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2], 20, outputs=[5, 6], stop=[6], min_tokens=2)
     harness.add(1, [1, 6], 20, stop=[6])
     harness.take()
@@ -150,7 +160,7 @@ def test_a_resumed_request_that_has_its_stop_finishes_without_a_step() -> None:
 
 @pytest.mark.parametrize(("policy", "order"), [("priority", [2, 1, 0]), ("fcfs", [0, 1, 2])])
 def test_priority_runs_the_lower_value_first_if_it_counts(policy: str, order: list[int]) -> None:
-    harness = Harness(max_num_seqs=1, scheduling_policy=policy, block_size=4)
+    harness = Harness(max_num_seqs=1, scheduling_policy=policy)
     for key, priority in enumerate([5, 0, -3]):
         harness.add(key, [1, 2, 3], priority=priority)
     harness.run()
@@ -158,7 +168,7 @@ def test_priority_runs_the_lower_value_first_if_it_counts(policy: str, order: li
 
 
 def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None:
-    harness = Harness(num_blocks=33, max_num_seqs=4, block_size=4)
+    harness = Harness(num_blocks=33, max_num_seqs=4)
     harness.add(0, [1] * 40, 40)
     harness.turn()
     harness.add(1, [2] * 120, 8)  # the whole pool
@@ -172,7 +182,7 @@ def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None
 
 
 def test_a_long_prompt_leaves_room_for_short_ones() -> None:
-    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4)
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32)
     harness.add(0, [1] * 200, 8)
     harness.add(1, [2] * 4, 1)
     harness.run()
@@ -181,7 +191,7 @@ def test_a_long_prompt_leaves_room_for_short_ones() -> None:
 
 @pytest.mark.parametrize(("threshold", "chunk"), [(0, 16), (10, 10)])
 def test_a_prompt_among_others_takes_its_chunk_of_a_step(threshold: int, chunk: int) -> None:
-    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4}
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
     harness = Harness(**sizes, long_prefill_token_threshold=threshold)
     harness.add(0, [1] * 40)
     harness.add(1, [2] * 40)
@@ -190,22 +200,21 @@ def test_a_prompt_among_others_takes_its_chunk_of_a_step(threshold: int, chunk: 
 
 
 def test_a_prompt_alone_takes_whole_steps() -> None:
-    harness = Harness(max_num_seqs=8, max_num_batched_tokens=64, block_size=4)
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=64)
     harness.add(0, [1] * 200, 1)
     harness.run()
     assert harness.worker.num_steps == 4
 
 
 def test_a_prompt_among_many_streams_adds_half_a_step_to_each_of_theirs() -> None:
-    harness = Harness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=1024, block_size=4, steps_in_flight=1)
+    harness = Harness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=1024, steps_in_flight=1)
     worker = harness.worker
     worker.step_s, worker.token_s = 0.010, 0.0001
     harness.add(0, [1] * 200, 1)
     harness.run()
     for key in range(1, 9):
         harness.add(key, [key], 30)
-    for _ in range(4):
-        harness.turn()
+    harness.turns(4)
     harness.add(9, [9] * 200)
     before = worker.num_computed_tokens
     harness.turn()
@@ -214,7 +223,7 @@ def test_a_prompt_among_many_streams_adds_half_a_step_to_each_of_theirs() -> Non
 
 
 def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
-    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4, steps_in_flight=1)
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32, steps_in_flight=1)
     for key in range(4):
         prompt = [key + 1] * 30
         harness.add(key, prompt, outputs=[next_token(prompt, key)])
@@ -224,12 +233,9 @@ def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
 
 
 def test_an_answer_that_goes_on_at_once_does_not_wait_while_others_are_computed_again(tmp_path: Path) -> None:
-    harness = Harness(
-        128, tmp_path / "blocks", max_num_seqs=8, max_num_batched_tokens=64, block_size=4, steps_in_flight=1
-    )
+    harness = Harness(128, tmp_path / "blocks", max_num_seqs=8, max_num_batched_tokens=64, steps_in_flight=1)
     harness.add(0, [1] * 30, 20)
-    for _ in range(4):
-        harness.turn()
+    harness.turns(4)
     for key in (1, 2):
         harness.add(key, prompt := [key + 1] * 90, outputs=[next_token(prompt, key)])
     harness.lose_core(num_done=0)
@@ -241,7 +247,7 @@ def test_an_answer_that_goes_on_at_once_does_not_wait_while_others_are_computed_
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    harness = Harness(num_blocks=9, block_size=4)
+    harness = Harness(num_blocks=9)
     harness.add(0, [1] * 30, 8)
     harness.take()
     assert harness.error_of(0).startswith("request: 30 prompt tokens") and "need 10 KV blocks" in harness.error_of(0)
@@ -256,7 +262,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize("limit", [{"max_waiting_requests": 2}, {"max_waiting_tokens": 2}], ids=str)
 def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str, int]) -> None:
-    harness = Harness(**limit, block_size=4)
+    harness = Harness(**limit)
     for key in range(3):
         harness.add(key, [1])
     harness.take()
@@ -280,7 +286,7 @@ def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str
 def test_a_request_for_too_large_a_share_of_the_queue_is_refused_for_good(
     num_prompt: int, num_answers: int, words: str
 ) -> None:
-    harness = Harness(max_waiting_requests=40, max_waiting_tokens=1024, block_size=4)
+    harness = Harness(max_waiting_requests=40, max_waiting_tokens=1024)
     harness.add(0, [1] * num_prompt, n=num_answers)
     harness.take()
     errors = [finished.error for finished in harness.finished.values()]
@@ -291,7 +297,7 @@ def test_a_request_for_too_large_a_share_of_the_queue_is_refused_for_good(
 
 
 def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2, 3])
     harness.turn()
     have = list(harness.tokens[0])
@@ -305,48 +311,8 @@ def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:
     harness.run_to_the_end()
 
 
-@pytest.mark.parametrize("was_lost_with_workers", [False, True])
-def test_a_new_core_finds_the_blocks_that_the_workers_computed_for_the_old_one(
-    was_lost_with_workers: bool, tmp_path: Path
-) -> None:
-    harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(8)
-    for key in range(5):
-        harness.add(key, prompt_of(rng, 30), 40)
-    if was_lost_with_workers:
-        harness.lose_core(num_done=0, with_worker=True)
-    else:
-        harness.lose_worker()
-        harness.core.forget_computed()
-    while min(len(tokens) for tokens in harness.tokens.values()) < 20:
-        harness.turn()
-    num_computed, num_told = harness.worker.num_computed_tokens, sum(map(len, harness.tokens.values()))
-    harness.lose_core(num_done=1)
-    harness.run()
-    num_repeated = harness.worker.num_computed_tokens - num_computed - (5 * 40 - num_told)
-    assert num_repeated < 5 * 2 * 4, "more than the blocks that were not certain is computed again"
-    for key in range(5):
-        harness.check(key)
-    assert harness.cached == dict.fromkeys(range(5), 0), "what a resumed request finds is its own"
-
-
-def test_a_new_core_of_new_workers_or_weights_finds_nothing(tmp_path: Path) -> None:
-    harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(9)
-    prompt = prompt_of(rng, 30)
-    for key, with_worker in enumerate((False, True)):
-        harness.add(key, prompt, 4)
-        harness.run()
-        if not with_worker:
-            harness.core.forget_computed()
-        num_computed = harness.worker.num_computed_tokens * (not with_worker)
-        harness.lose_core(num_done=0, with_worker=with_worker)
-        harness.add(key + 10, prompt, 1)
-        harness.run()
-        assert harness.worker.num_computed_tokens - num_computed == 30
-        harness.check(key + 10)
-
-
 def test_mean_pooling_computes_the_whole_prompt_and_last_token_pooling_reads_the_cache() -> None:
-    harness = Harness(block_size=4, max_num_batched_tokens=16, max_num_seqs=4)
+    harness = Harness(max_num_batched_tokens=16, max_num_seqs=4)
     prompt = prompt_of(random.Random(8), 33)
     harness.add(0, prompt, pooling=PoolingParams(method="mean"))
     harness.run()
@@ -360,12 +326,11 @@ def test_mean_pooling_computes_the_whole_prompt_and_last_token_pooling_reads_the
 
 
 def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
-    harness = Harness(max_num_seqs=1, block_size=4)
+    harness = Harness(max_num_seqs=1)
     harness.add(0, [1, 2, 3], 100, timeout_s=50.0)  # arrives at 1.0
     harness.add(1, [1, 2, 3], 100, queue_timeout_s=30.0)  # arrives at 2.0
     harness.add(2, [1, 2, 3], 5, queue_timeout_s=1e6)
-    for _ in range(5):
-        harness.turn()
+    harness.turns(5)
     assert harness.core.deadlines.next == 32.0
     harness.core.expire(31.9)
     assert not harness.finished
@@ -391,7 +356,7 @@ def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
     ],
 )
 def test_a_result_for_other_rows_than_the_step_is_refused(field: str, value: object, what: str) -> None:
-    harness = Harness(block_size=4, steps_in_flight=1, max_num_seqs=8, max_num_batched_tokens=64)
+    harness = Harness(steps_in_flight=1, max_num_seqs=8, max_num_batched_tokens=64)
     harness.add(0, [1, 2])
     harness.add(1, [1] * 18)
     harness.add(2, [2] * 18, prompt_logprobs=1)
@@ -410,14 +375,14 @@ def test_a_result_for_other_rows_than_the_step_is_refused(field: str, value: obj
 
 @pytest.mark.parametrize("num_outputs", [0, 3])
 def test_a_lone_request_fails_at_the_third_worker_group_that_it_crashes(num_outputs: int) -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2, 3], 20)
     harness.run_with_deadly_workers(lambda: harness.computes(0) and len(harness.tokens[0]) >= num_outputs)
     assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_FAIL
 
 
 def test_a_higher_attempt_with_all_its_tokens_ends_the_one_that_runs() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2, 3], 5)
     harness.turn()
     harness.add(0, [1, 2, 3], 5, outputs=expected_tokens([1, 2, 3], 0, 5, []), attempt=1)
@@ -428,7 +393,7 @@ def test_a_higher_attempt_with_all_its_tokens_ends_the_one_that_runs() -> None:
 
 
 def test_a_deadline_counts_the_time_that_a_request_has_waited_whatever_its_senders_clock_says() -> None:
-    harness = Harness(max_num_seqs=1, block_size=4)
+    harness = Harness(max_num_seqs=1)
     core, now = harness.core, steady_time()
     for key, arrival_time in enumerate((now - 3600.0, now + 3600.0)):  # senders whose clocks were set
         harness.add(key, [1, 2, 3], 100, timeout_s=50.0, arrival_time=arrival_time, waited_s=20.0)
@@ -436,3 +401,56 @@ def test_a_deadline_counts_the_time_that_a_request_has_waited_whatever_its_sende
     assert core.num_requests == 2
     core.expire(now + 31.0)
     assert core.num_requests == 0
+
+
+def test_progress_is_reported_at_intervals_under_load_and_at_once_for_a_pause_and_its_end() -> None:
+    harness = Harness()
+    harness.add(1, [1, 2, 3], max_tokens=50)
+    core, now = harness.core, 1000.0
+    assert core.progress(now) is not None and core.progress(now) is None
+    for is_paused in (True, False):
+        if is_paused:
+            core.pause("keep")
+        else:
+            core.resume()
+        progress = core.progress(now)
+        assert progress is not None and progress.is_paused == is_paused
+        assert core.progress(now) is None
+
+
+def batches_of_steps(harness: Harness, num_steps: int) -> list[Batch]:
+    batches = []
+    for _ in range(num_steps):
+        harness.core.step()
+        entry = harness.core.scheduler.ledger.oldest
+        assert entry is not None
+        batches.append(entry.batch)
+        result = harness.worker.answer()
+        assert result is not None
+        harness.core.on_result(result)
+        harness.take()
+    return batches
+
+
+def test_decode_steps_share_a_batch_until_a_row_comes_or_goes() -> None:
+    harness = Harness(steps_in_flight=1)
+    harness.add(0, [1, 2, 3], 40)
+    harness.add(1, [4, 5], 20)
+    prompts, *decodes = batches_of_steps(harness, 12)  # over the ends of two blocks
+    assert prompts is not decodes[0]
+    assert set(decodes) == {decodes[0]}
+    harness.add(2, [6], 40)
+    *_, with_another = batches_of_steps(harness, 3)
+    assert with_another is not decodes[0]
+    harness.core.abort(0, [2])
+    *_, without_it = batches_of_steps(harness, 2)
+    assert without_it is not with_another
+    harness.run()
+    for key in (0, 1):
+        harness.check(key)
+
+
+def test_a_step_that_scores_a_prompt_shares_nothing_with_the_decodes_after_it() -> None:
+    harness = Harness(steps_in_flight=1, max_num_seqs=1, max_num_batched_tokens=2)
+    harness.add(0, [5, 6, 7], 8, prompt_logprobs=1)  # two tokens, and one
+    assert [batch.scores_prompts for batch in batches_of_steps(harness, 4)] == [True, True, False, False]

@@ -15,11 +15,10 @@ SUSPECT = 99
 
 def new_harness() -> Harness:
     """Return a harness in which others run, with some tokens each."""
-    harness, rng = Harness(num_blocks=200, max_num_seqs=8, block_size=4), random.Random(3)
+    harness, rng = Harness(num_blocks=200, max_num_seqs=8), random.Random(3)
     for key in range(NUM_OTHERS):
         harness.add(key, prompt_of(rng, 9), 30)
-    for _ in range(6):
-        harness.turn()
+    harness.turns(6)
     assert all(harness.tokens[key] for key in range(NUM_OTHERS))
     return harness
 

@@ -19,7 +19,7 @@ TEXT = prompt_of(random.Random(0), 40)
 def new_harness(
     *, num_layers: int = 6, is_bidirectional: bool = False, capacity: int = 64, **options: object
 ) -> Harness:
-    sizes = {"num_blocks": 200, "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64, **options}
+    sizes = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64, **options}
     vision = new_vision(num_layers, is_bidirectional=is_bidirectional)
     return Harness(vision=vision, encoder_cache=capacity, max_item_embeds=20, **sizes)  # type: ignore[arg-type]
 
@@ -86,29 +86,13 @@ def test_a_missing_file_ends_the_requests_that_need_it_and_no_others() -> None:
     harness.check(6)
 
 
-def test_an_image_that_turns_out_to_be_damaged_with_its_last_piece_is_never_used() -> None:
-    harness = new_harness()
-    harness.worker.step_s, harness.worker.encode_s = 1.0, 0.05
-    add(harness, 1, TEXT[:3], max_tokens=40)
-    for _ in range(3):
-        harness.turn()
-    harness.damaged.add(image_digest(1))
-    add(harness, 2, TEXT[:3], (1, 9), TEXT[:3])
-    add(harness, 3, TEXT[:3], (2, 9), TEXT[:3])
-    harness.run_to_the_end()
-    assert [harness.finished[key].reason for key in (1, 2, 3)] == ["length", "error", "length"]
-    assert harness.error_of(2).endswith("the file is damaged: send it again")
-
-
 def test_an_abort_leaves_the_entry_to_others_and_an_encode_under_way_is_completed() -> None:
     harness = new_harness(steps_in_flight=1)
     harness.worker.step_s, harness.worker.encode_s = 1.0, 0.05
     add(harness, 1, TEXT[:3], max_tokens=60)
-    for _ in range(3):
-        harness.turn()
+    harness.turns(3)
     add(harness, 2, TEXT[:3], (1, 9), TEXT[:3])
-    for _ in range(2):
-        harness.turn()
+    harness.turns(2)
     encodes = harness.core.scheduler.encodes
     assert encodes.partial is not None
     harness.abort(2)
@@ -210,16 +194,6 @@ def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
     assert sum(count for _, count in turns) == 80
 
 
-def test_an_image_whose_layers_take_longer_than_a_step_goes_in_smaller_pieces() -> None:
-    pace = Pace(layer_s=2.0, num_layers=6, max_products=1)
-    for number in range(2):
-        add(pace.harness, 50 + number, TEXT[:3], (number, 9), TEXT[:3])
-        turns = [pace.turn() for _ in range(60)]
-        assert sum(count for _, count in turns) == 8 * 9
-        assert max(seconds for seconds, _ in turns) <= 1 + SHARE + 0.01
-        assert sum(count == 2 for _, count in turns) >= 25, "the share is used up"
-
-
 def pace_of(num_rows: int, encode_s: float) -> tuple[Pace, float]:
     """Return rows that decode with known costs of prompts, and the seconds of their steps."""
     pace = Pace(num_rows=0, max_num_batched_tokens=512)
@@ -242,17 +216,6 @@ def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
     turns = [pace.turn() for _ in range(40)]
     assert sum(count for _, count in turns) > 60 and harness.tokens[50]
     assert max(seconds for seconds, _ in turns) <= (1 + SHARE) * decode_s + 19 * worker.encode_s + 0.05
-
-
-def test_more_images_than_decoding_rows_go_one_by_one_with_their_prompts() -> None:
-    """Up to twice as many: neither the images nor their prompts add more to a step than one of them may."""
-    pace, decode_s = pace_of(10, 0.001)
-    harness, worker = pace.harness, pace.harness.worker
-    for key in range(50, 62):
-        add(harness, key, TEXT[:3], (key, 19), [*TEXT, key], max_tokens=1)
-    seconds = [pace.turn()[0] for _ in range(190)]
-    assert all(harness.tokens[key] for key in range(50, 62))
-    assert max(seconds) <= (1 + SHARE) * decode_s + 19 * worker.encode_s + 0.05
 
 
 def test_an_image_is_encoded_at_once_if_nothing_decodes_or_if_thrice_as_many_images_wait_as_rows_decode() -> None:

@@ -16,7 +16,7 @@ from tokenloom.tests.core.harness import Harness
 def test_several_tokens_a_row_take_fewer_results_and_bring_the_same_text(
     num_new_tokens: int, steps_in_flight: int
 ) -> None:
-    harness = Harness(num_new_tokens=lambda: num_new_tokens, steps_in_flight=steps_in_flight, block_size=4)
+    harness = Harness(num_new_tokens=lambda: num_new_tokens, steps_in_flight=steps_in_flight)
     for key in range(3):
         harness.add(key, [1, 2, key], 30)
     harness.run_to_the_end()
@@ -25,7 +25,7 @@ def test_several_tokens_a_row_take_fewer_results_and_bring_the_same_text(
 
 def test_tokens_after_a_stop_id_or_the_limit_are_dropped() -> None:
     stop = expected_tokens([1, 2, 3], 0, 10, [])[4:5]
-    harness = Harness(num_new_tokens=lambda: 7, block_size=4)
+    harness = Harness(num_new_tokens=lambda: 7)
     harness.add(0, [1, 2, 3], 20, stop=stop)
     harness.add(1, [1, 2, 3], 5)
     harness.run_to_the_end()
@@ -34,14 +34,14 @@ def test_tokens_after_a_stop_id_or_the_limit_are_dropped() -> None:
 
 def test_a_stop_id_below_min_tokens_ends_nothing_within_a_result() -> None:
     tokens = expected_tokens([1, 2, 3], 0, 10, [])
-    harness = Harness(num_new_tokens=lambda: 10, block_size=4)
+    harness = Harness(num_new_tokens=lambda: 10)
     harness.add(0, [1, 2, 3], 20, stop=tokens[1:2] + tokens[5:6], min_tokens=4)
     harness.run()
     assert harness.tokens[0] == tokens[:6]
 
 
 def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
-    harness = Harness(num_new_tokens=lambda: 4, block_size=4, steps_in_flight=2)
+    harness = Harness(num_new_tokens=lambda: 4, steps_in_flight=2)
     harness.add(0, [1, 2, 3], 6, logprobs=1)
     told: list[tuple[int, int, float]] = []
     while harness.core.num_requests:
@@ -73,7 +73,7 @@ def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
     ],
 )
 def test_a_result_that_does_not_fit_its_step_is_refused(columns: dict[str, list[int]], message: str) -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     harness.add(0, [1, 2, 3])
     harness.add(1, [4, 5, 6])
     harness.core.step()

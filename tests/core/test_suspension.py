@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tokenloom.core.engine import BEAT_S
-from tokenloom.core.hang_detector import MAX_EXCUSES, MIN_LIMIT_S
+from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MAX_EXCUSES, MIN_LIMIT_S, HangDetector
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 
@@ -16,7 +16,7 @@ class Suspension:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.harness = Harness(block_size=4, monotonic=lambda: self.now)
+        self.harness = Harness(monotonic=lambda: self.now)
         self.core = self.harness.core
         self.harness.add(0, [1, 2, 3, 4], 4)
         self.harness.run()
@@ -69,10 +69,29 @@ def test_the_time_of_a_step_that_was_suspended_does_not_raise_the_limit_of_other
 
 def test_a_grammar_does_not_fail_because_the_core_was_suspended_while_it_compiled() -> None:
     now = 0.0
-    harness = GrammarHarness(block_size=4, monotonic=lambda: now)
+    harness = GrammarHarness(monotonic=lambda: now)
     harness.ask(0, [1, 2, 3], 8, "3,8")
     for _ in range(3):
         now += 1000.0
         harness.core.grammars.take()
         assert not harness.finished
     harness.run_to_the_end()
+
+
+def test_the_limit_grows_with_longer_steps_and_with_more_tokens() -> None:
+    watch = HangDetector()
+    assert watch.limit_s(1) == FIRST_LIMIT_S
+    watch.on_step(1, 0.01)
+    assert watch.limit_s(1) == MIN_LIMIT_S
+    watch.on_step(1, 1.0)
+    assert watch.limit_s(1) == MARGIN
+    assert watch.limit_s(2048) == MARGIN * 2048
+    watch.on_step(2048, 3.0)
+    assert watch.limit_s(2048) == MARGIN * 3.0
+    assert watch.limit_s(4096) == MARGIN * 6.0
+
+
+def test_the_operators_limit_is_taken_as_it_is() -> None:
+    watch = HangDetector(0.5)
+    watch.on_step(1, 100.0)
+    assert watch.limit_s(1) == 0.5

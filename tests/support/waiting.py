@@ -62,6 +62,13 @@ def wait_until(
     return found
 
 
+def num_switches(pid: int) -> int:
+    """Return how often the threads of a process gave up a CPU, or had to."""
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    lines = [line for status in statuses for line in status.splitlines()]
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
 def _cpu_waits_s(orphans: Iterable[int]) -> dict[str, float]:
     """Return how long each thread of this process, of its descendants and of orphans has waited for a CPU, by its
     file."""

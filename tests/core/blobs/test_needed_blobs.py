@@ -113,16 +113,6 @@ def test_requests_run_with_all_their_blobs_and_nothing_else_is_kept(seed: int) -
     assert not bench.wanted and not bench.here, "something is kept for nobody"
 
 
-def test_a_blob_is_fetched_once_and_serves_requests_of_all_gateways() -> None:
-    bench = Bench()
-    first, second = bench.add(1, 1, media=(DIGESTS[0],)), bench.add(2, 2, media=(DIGESTS[0], DIGESTS[0]))
-    (wanted,) = bench.wanted
-    bench.find(wanted)
-    assert bench.num_asked == 1 and bench.waiting.pop() is first and bench.waiting.pop() is second
-    third = bench.add(3, 3, media=(DIGESTS[0],))
-    assert not third.waits_for and bench.num_asked == 1
-
-
 def test_a_blob_that_one_gateway_does_not_have_comes_from_another_and_else_ends_its_requests_alone() -> None:
     bench = Bench()
     bench.add(1, 1, adapter=DIGESTS[0])

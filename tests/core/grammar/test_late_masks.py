@@ -3,8 +3,6 @@ hangs, is replaced or is slow. No token changes."""
 
 from __future__ import annotations
 
-import pytest
-
 from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S
 from tokenloom.core.grammar.manager import LATE_S
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
@@ -18,7 +16,7 @@ class Engine:
 
     def __init__(self, *texts: str, **options: object) -> None:
         self.now = 0.0
-        self.harness = GrammarHarness(monotonic=lambda: self.now, block_size=4, **options)
+        self.harness = GrammarHarness(monotonic=lambda: self.now, **options)
         self.harness.add(PLAIN, [1, 2, 3], 100)
         for i, text in enumerate(texts):
             self.harness.ask(STRUCTURED + i, [1, 2, 3 + i], 30, text)
@@ -104,22 +102,6 @@ def test_a_host_that_hangs_is_replaced_and_no_answer_changes() -> None:
     engine.finish()
 
 
-@pytest.mark.parametrize("end", ["abort", "expire"])
-def test_a_request_with_late_masks_can_end(end: str) -> None:
-    engine = Engine("7,30", "9,30")
-    engine.turn()
-    engine.turn(LATE_S)
-    if end == "abort":
-        engine.harness.abort(STRUCTURED)
-    else:
-        engine.harness.aborted.add(STRUCTURED)
-        (request,) = (each for each in engine.harness.core.open_requests if each.key == STRUCTURED)
-        engine.harness.core._end(request, "timeout")
-    engine.turn()
-    assert STRUCTURED in engine.harness.finished
-    engine.finish()
-
-
 def test_prompts_are_computed_while_masks_are_late() -> None:
     engine = Engine("7,30", max_num_seqs=8, max_num_batched_tokens=16)
     engine.turn()
@@ -136,12 +118,3 @@ def test_calm_masks_preempt_nobody() -> None:
     engine = Engine("7,30", "9,30")
     engine.finish()
     assert engine.harness.core.scheduler.num_preemptions == 0
-
-
-def test_workers_lost_while_masks_are_late_lose_no_place() -> None:
-    engine = Engine("7,30", "9,30")
-    engine.turn()
-    engine.turn(LATE_S)
-    engine.harness.lose_worker()
-    engine.turn()
-    engine.finish()

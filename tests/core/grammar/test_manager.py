@@ -17,7 +17,7 @@ from tokenloom.tests.core.harness import Harness
 
 
 def test_the_next_step_is_sent_with_the_masks_of_the_first_and_not_with_its_result() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 20, "7,20")
     harness.mask()
     assert harness.core.step() == 1
@@ -31,14 +31,14 @@ FORCING = "992,40"  # leaves one token, and at times two
 
 
 def test_forced_tokens_are_computed_together() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, FORCING)
     harness.run_to_the_end()
     assert harness.worker.num_steps < 15, "40 tokens, of which most leave no choice"
 
 
 def test_jump_forward_tokens_leave_with_the_step_that_samples_the_first_of_them() -> None:
-    harness, num_told = GrammarHarness(block_size=4), 0
+    harness, num_told = GrammarHarness(), 0
     harness.ask(0, [1, 2, 3], 40, FORCING)
     while harness.core.num_requests:
         harness.mask()
@@ -53,7 +53,7 @@ def test_jump_forward_tokens_leave_with_the_step_that_samples_the_first_of_them(
 
 
 def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, FORCING)
     for _ in range(40):
         harness.mask()
@@ -75,24 +75,14 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
     ids=lambda params: next(iter(params)),
 )
 def test_requests_with_logprobs_or_other_token_rules_get_no_jump_forward_tokens(params: dict[str, object]) -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, FORCING, **params)
     harness.run_to_the_end()
     assert harness.worker.num_steps >= 40
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 11])
-def test_forced_tokens_end_at_the_limit_and_at_a_stop_token(max_tokens: int) -> None:
-    outputs, _ = expected_with_grammar(FORCING, [1, 2, 3], 1, 40, [])
-    harness = GrammarHarness(block_size=4)
-    harness.ask(0, [1, 2, 3], max_tokens, FORCING)
-    harness.ask(1, [1, 2, 3], 40, FORCING, stop=[outputs[max_tokens - 1]])
-    harness.run_to_the_end()
-    assert (harness.finished[0].reason, harness.finished[1].reason) == ("length", "stop")
-
-
 def test_a_bad_grammar_fails_its_own_request_and_says_why() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 8, "bad")
     harness.ask(1, [1, 2, 3], 8, "3,8")
     harness.run()
@@ -101,7 +91,7 @@ def test_a_bad_grammar_fails_its_own_request_and_says_why() -> None:
 
 
 def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
-    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01, has_prover=True)
+    harness = GrammarHarness(grammar_timeout_s=0.01, has_prover=True)
     for key in range(4):
         harness.ask(key, [1, 2, 3], 8, "slow")
     harness.ask(4, [1, 2, 3], 8, "3,8")
@@ -116,7 +106,7 @@ def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
 
 def test_grammars_wait_while_no_host_can_be_started() -> None:
     clock = iter(range(1 << 30))  # a second each time that it is read
-    harness = GrammarHarness(block_size=4, monotonic=lambda: float(next(clock)))
+    harness = GrammarHarness(monotonic=lambda: float(next(clock)))
     harness.grammars.num_refusals = MAX_LOSSES + 1
     for key in range(3):
         harness.ask(key, [1, 2, 3], 8, "3,8")
@@ -130,7 +120,7 @@ def test_grammars_wait_while_no_host_can_be_started() -> None:
 @pytest.mark.parametrize("stops", [True, False])
 def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bool) -> None:
     now = [0.0]
-    harness = GrammarHarness(block_size=4, monotonic=lambda: now[0])
+    harness = GrammarHarness(monotonic=lambda: now[0])
     harness.ask(0, [1, 2, 3], 8, "3,8")
     harness.run()
     harness.ask(1, [1, 2, 3], 8, "3,8")
@@ -150,12 +140,11 @@ def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bo
 
 
 def test_an_aborted_request_leaves_nothing_open() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     for key in range(4):
         harness.ask(key, [1, 2, 3], 50, "3,50")
     harness.abort(0)
-    for _ in range(5):
-        harness.turn()
+    harness.turns(5)
     harness.abort(1)
     harness.ask(2, [1, 2, 3], 50, "3,50", outputs=harness.tokens[2], attempt=1)
     harness.run_to_the_end()
@@ -163,25 +152,10 @@ def test_an_aborted_request_leaves_nothing_open() -> None:
     assert not harness.grammars.open_grammars
 
 
-def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
-    harness = GrammarHarness(block_size=4)
-    harness.ask(0, [1, 2, 3], 12, "7,12")
-    harness.mask()
-    harness.core.step()
-    harness.mask()  # the first step has its mask
-    harness.grammars.die()
-    harness.core.grammars.take()  # opened again with the tokens of now: none
-    result = harness.worker.answer()
-    assert result is not None
-    harness.core.on_result(result)
-    harness.run_to_the_end()
-
-
 def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
-    harness = GrammarHarness(block_size=4, has_prover=True)
+    harness = GrammarHarness(has_prover=True)
     harness.ask(0, [1, 2, 3], 40, "4,40")
-    for _ in range(5):
-        harness.turn()
+    harness.turns(5)
     for key in (1, 2, 3):
         harness.ask(key, [1, 2, 3], 8, "deadly" if key == 2 else "5,8")
     harness.run()
@@ -194,7 +168,7 @@ def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
 
 
 def test_a_request_at_which_the_host_ends_again_and_again_is_given_up() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, "0,40")  # its masks are deadly
     harness.add(1, [1, 2, 3], 8)
     harness.run()
@@ -204,7 +178,7 @@ def test_a_request_at_which_the_host_ends_again_and_again_is_given_up() -> None:
 
 
 def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 8, "3,8")
     harness.mask()
     harness.core.step()
@@ -224,7 +198,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
     expected, reason = expected_with_grammar(text, prompt + thought, 0, 40 - num_free, [])
     assert expected != free[num_free:][: len(expected)], "the grammar changes nothing"
     for at in range(2, num_free + 6):
-        harness = GrammarHarness(block_size=4)
+        harness = GrammarHarness()
         harness.ask(0, prompt, 40, text, thought_end=encode_ids(thought[-width:]))
         while harness.core.num_requests:
             harness.turn()
@@ -241,7 +215,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
 
 
 def test_a_thought_asks_the_host_for_nothing() -> None:
-    harness = GrammarHarness(block_size=4)
+    harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, "7,20", thought_end=encode_ids([996]))
     harness.turn()
     sent = []

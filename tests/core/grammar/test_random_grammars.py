@@ -83,7 +83,7 @@ def test_random_operations_with_drafts_keep_grammars_in_step_with_tokens(seed: i
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.9, 1.0])
 def test_a_draft_that_breaks_a_grammar_ends_there(accuracy: float) -> None:
-    harness = GrammarHarness(grammar_timeout_s=600.0, steps_in_flight=1, block_size=4)
+    harness = GrammarHarness(grammar_timeout_s=600.0, steps_in_flight=1)
     harness.give_adversary(random.Random(1), accuracy)
     for key in range(4):
         harness.ask(key, [1, 2, key], 40, f"{[3, 50, 7, 20][key]},{[30, 17, 60, 60][key]}")

@@ -63,7 +63,7 @@ def test_keys_of_another_group_differ_and_steps_name_the_group_of_each_block() -
     root = random_namespace()
     assert group_root(root, 0) == root
     assert len({group_root(root, group) for group in range(5)}) == 5
-    harness, rng = Harness(block_size=4), random.Random(0)
+    harness, rng = Harness(), random.Random(0)
     harness.add(0, prompt_of(rng, 9))
     harness.run()  # the fake worker refuses blocks of other groups than 0
     harness.check(0)

@@ -178,7 +178,7 @@ def test_old_names_stay_beside_new_ones_when_the_namespace_changes(tmp_path: Pat
 
 
 def test_a_salt_is_not_told_but_keeps_tenants_apart() -> None:
-    harness = Harness(block_size=4)
+    harness = Harness()
     router = Router(harness)
     for key, salt in enumerate((None, "tenant one", "tenant two", "tenant one")):
         harness.add(key, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1, cache_salt=salt)
@@ -192,7 +192,7 @@ def test_a_salt_is_not_told_but_keeps_tenants_apart() -> None:
 
 
 def test_the_blocks_of_an_adapter_are_told_with_its_digest() -> None:
-    harness = Harness(block_size=4, enable_lora=True)
+    harness = Harness(enable_lora=True)
     router = Router(harness)
     for key, adapter in enumerate((0, 1, 2, 1)):
         harness.add(key, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1, adapter=adapter)
@@ -203,7 +203,7 @@ def test_the_blocks_of_an_adapter_are_told_with_its_digest() -> None:
 
 
 def test_the_images_of_a_block_are_told_with_their_places() -> None:
-    harness = Harness(block_size=4, vision=new_vision(), encoder_cache=20, max_item_embeds=20)
+    harness = Harness(vision=new_vision(), encoder_cache=20, max_item_embeds=20)
     router = Router(harness)
     prompt, media = with_images([[1, 2, 3, 4, 5], (1, 5), (2, 3), [6, 7, 8, 9]])
     harness.add(1, prompt, 1, media=media, cache_salt="tenant")
@@ -215,7 +215,7 @@ def test_the_images_of_a_block_are_told_with_their_places() -> None:
 
 
 def test_blocks_of_private_answers_are_not_told() -> None:
-    harness = Harness(block_size=4, enable_prefix_caching=False)
+    harness = Harness(enable_prefix_caching=False)
     router = Router(harness)
     harness.add(1, list(range(9)), 1, n=3)
     harness.run()
@@ -225,7 +225,7 @@ def test_blocks_of_private_answers_are_not_told() -> None:
 
 
 def test_the_content_of_a_recorded_block_is_told_when_a_request_uses_it(tmp_path: Path) -> None:
-    harness = Harness(block_size=4, record=tmp_path / "blocks")
+    harness = Harness(record=tmp_path / "blocks")
     harness.add(1, list(range(9)), 1)
     harness.run()
     harness.lose_core(0)

@@ -19,7 +19,7 @@ def running_keys(harness: Harness) -> set[int]:
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
 def test_a_new_request_takes_the_row_of_the_cheapest_one_behind_it(policy: str) -> None:
-    harness = Harness(max_num_seqs=3, block_size=4, scheduling_policy=policy)
+    harness = Harness(max_num_seqs=3, scheduling_policy=policy)
     harness.add(0, [1] * 9, 30, priority=2)
     harness.add(1, [2] * 3, 30, priority=2)  # the cheapest
     harness.add(2, [3] * 2, 30, priority=1)  # has fewer tokens and a higher priority
@@ -31,7 +31,7 @@ def test_a_new_request_takes_the_row_of_the_cheapest_one_behind_it(policy: str) 
 
 
 def test_a_new_request_takes_blocks_of_as_many_as_it_needs() -> None:
-    harness = Harness(33, max_num_seqs=8, block_size=4, steps_in_flight=1, scheduling_policy="priority")
+    harness = Harness(33, max_num_seqs=8, steps_in_flight=1, scheduling_policy="priority")
     for key in range(4):
         harness.add(key, [key] * 30, 8, priority=3)
     harness.turn()
@@ -43,7 +43,7 @@ def test_a_new_request_takes_blocks_of_as_many_as_it_needs() -> None:
 
 
 def test_nothing_is_preempted_for_a_request_that_would_not_fit_then() -> None:
-    harness = Harness(num_blocks=33, max_num_seqs=8, block_size=4, scheduling_policy="priority")
+    harness = Harness(num_blocks=33, max_num_seqs=8, scheduling_policy="priority")
     harness.add(0, [1] * 60, 8)
     harness.add(1, [2] * 40, 8, priority=3)
     harness.turn()
@@ -54,7 +54,7 @@ def test_nothing_is_preempted_for_a_request_that_would_not_fit_then() -> None:
 
 
 def test_a_preempted_request_preempts_nothing() -> None:
-    harness = Harness(max_num_seqs=2, block_size=4, scheduling_policy="priority")
+    harness = Harness(max_num_seqs=2, scheduling_policy="priority")
     harness.add(0, [1] * 3, 30, priority=1)
     harness.add(1, [2] * 9, 30, priority=1)  # later, and costlier
     harness.turn()
@@ -69,7 +69,7 @@ def test_a_preempted_request_preempts_nothing() -> None:
 def test_preemptions_are_bounded_by_step_and_by_request(seed: int) -> None:
     rng = random.Random(seed)
     num_rows = rng.choice([1, 3, 12])
-    harness = Harness(400, max_num_seqs=num_rows, max_num_batched_tokens=64, block_size=4, scheduling_policy="priority")
+    harness = Harness(400, max_num_seqs=num_rows, max_num_batched_tokens=64, scheduling_policy="priority")
     scheduler, num_requests = harness.core.scheduler, 60
     began: set[Request] = set()
     for key in range(num_requests):
@@ -90,15 +90,14 @@ def test_preemptions_are_bounded_by_step_and_by_request(seed: int) -> None:
 
 
 def test_a_request_of_low_priority_is_not_overtaken_for_ever() -> None:
-    harness = Harness(max_num_seqs=1, block_size=4, scheduling_policy="priority")
+    harness = Harness(max_num_seqs=1, scheduling_policy="priority")
     harness.add(0, [1, 2, 3], 20, priority=1)
     harness.turn()
     key = 0
     while 0 not in harness.finished:
         key += 1
         harness.add(key, [key, 1], 6)
-        for _ in range(3):
-            harness.turn()
+        harness.turns(3)
         assert key < 2 * AGING_S + 40, "it runs after the requests of its first 60 s, which take twice as long"
     assert harness.finished[0].num_preemptions > 0
     harness.check(0)

@@ -66,7 +66,7 @@ def entries(columns: KeyLogprobs | None) -> list[tuple[int, int, int, float]]:
 @pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}, {"steps_in_flight": 1}], ids=str)
 @pytest.mark.parametrize("budget", [16, 2048])
 def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], budget: int) -> None:
-    harness = GroupHarness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=budget, block_size=4, **options)
+    harness = GroupHarness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=budget, **options)
     harness.add(9, [9] * 100)  # its row is the first of theirs
     harness.run()
     before = harness.worker.num_computed_tokens
@@ -80,7 +80,7 @@ def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], bu
 
 
 def test_after_a_loss_the_prompt_is_computed_once_more() -> None:
-    harness = GroupHarness(num_blocks=128, max_num_seqs=16, block_size=4)
+    harness = GroupHarness(num_blocks=128, max_num_seqs=16)
     prompt = prompt_of(random.Random(1), 62)
     harness.add(0, prompt, 30, n=5)
     while any(len(harness.tokens[key]) < 4 for key in range(5)):
@@ -95,27 +95,13 @@ def test_after_a_loss_the_prompt_is_computed_once_more() -> None:
     assert harness.worker.num_computed_tokens == 62 + 4 * 2 + num_outputs + (5 * 30 - num_outputs - 5)
 
 
-def test_without_caching_only_siblings_share() -> None:
-    harness = GroupHarness(num_blocks=128, block_size=4, enable_prefix_caching=False)
-    prompt = prompt_of(random.Random(2), 40)
-    harness.add(0, prompt, n=3)
-    harness.run()
-    harness.add(10, prompt, n=3)
-    harness.add(20, prompt)
-    harness.run()
-    assert harness.cached[10] == harness.cached[20] == 0 and harness.cached[11] == 36
-    for key in (0, 1, 2, 10, 11, 12, 20):
-        harness.check(key)
-
-
 @pytest.mark.parametrize("ended", [[0], [1], [0, 1], [0, 1, 2], [3], [2, 0]])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 def test_an_aborted_answer_keeps_no_other_from_its_end(ended: list[int], turns: int) -> None:
-    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
+    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8)
     prompt = prompt_of(random.Random(3), 30)
     harness.add(0, prompt, prompt_logprobs=1, n=4)
-    for _ in range(turns):
-        harness.turn()
+    harness.turns(turns)
     harness.core.abort(0, ended)
     harness.run()
     for key in set(range(4)) - set(ended):
@@ -126,10 +112,9 @@ def test_an_aborted_answer_keeps_no_other_from_its_end(ended: list[int], turns: 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8])
 def test_an_aborted_parent_frees_everything(turns: int) -> None:
-    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
+    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8)
     harness.add(0, prompt_of(random.Random(4), 30), n=6)
-    for _ in range(turns):
-        harness.turn()
+    harness.turns(turns)
     harness.core.abort(0, list(range(6)))
     assert harness.core.num_requests == 0 and not harness.core.scheduler.has_work()
     assert len(harness.core.scheduler.prompt_groups) == 0 and not harness.core.scheduler.prompt_groups.leaders
@@ -139,7 +124,7 @@ def test_an_aborted_parent_frees_everything(turns: int) -> None:
 
 
 def test_of_n_answers_the_one_that_kills_every_group_fails_alone() -> None:
-    harness = GroupHarness(max_num_seqs=4, block_size=4)
+    harness = GroupHarness(max_num_seqs=4)
     harness.add(0, prompt_of(random.Random(5), 30), n=4)
     harness.run_with_deadly_workers(lambda: harness.computes(2))
     assert harness.finished[2].reason == "error"
@@ -150,7 +135,7 @@ def test_of_n_answers_the_one_that_kills_every_group_fails_alone() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logprob_once(seed: int) -> None:
     rng = random.Random(seed)
-    harness = GroupHarness(num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
+    harness = GroupHarness(num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16)
     groups = [range(10 * group, 10 * group + rng.randrange(1, 5)) for group in range(6)]
     for keys in groups:
         prompt, max_tokens = prompt_of(rng, rng.randrange(2, 40)), rng.randrange(1, 30)
@@ -173,11 +158,11 @@ def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logp
 
 
 def test_a_resumed_prompt_group_continues_each_answer_and_delivers_only_missing_logprobs() -> None:
-    whole = GroupHarness(block_size=4)
+    whole = GroupHarness()
     prompt = prompt_of(random.Random(6), 21)
     whole.add(0, prompt, 12, n=3)
     whole.run()
-    resumed = GroupHarness(block_size=4)
+    resumed = GroupHarness()
     had = {0: whole.tokens[0][:5], 1: [], 2: whole.tokens[2][:11]}
     resumed.add(0, prompt, 12, n=3, outputs=had, num_prompt_logprobs=9, logprobs=1, prompt_logprobs=1)
     resumed.run()
@@ -188,7 +173,7 @@ def test_a_resumed_prompt_group_continues_each_answer_and_delivers_only_missing_
 
 
 def test_prompt_logprobs_use_the_cache_only_before_the_first_that_is_wanted() -> None:
-    harness = GroupHarness(block_size=4)
+    harness = GroupHarness()
     prompt = prompt_of(random.Random(7), 33)
     harness.add(0, prompt)
     harness.run()

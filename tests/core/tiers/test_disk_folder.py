@@ -47,12 +47,6 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
     assert snapshot(tmp_path) == before
 
 
-def test_the_folder_that_the_refusal_names_serves(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    source = open_disk(tmp_path / "kv-blocks")
-    assert source.store(filled([1])) == [True] and load(source, [1]) == [True]
-
-
 @pytest.mark.parametrize("names", [[], ["lost+found/"], ["replica-1/"]])
 def test_a_new_folder_becomes_ours_by_a_marker(tmp_path: Path, names: list[str]) -> None:
     for name in names:

@@ -70,17 +70,24 @@ def test_random_operations_agree_with_the_model(seed: int) -> None:
             assert index.owner_of(each) == its_owner
 
 
-def test_files_of_other_namespaces_go_first_and_the_oldest_of_them_before_all() -> None:
-    index = DiskIndex(SIZE, 40)
-    index.add([scanned(1, 1)], is_foreign=False, now=NOW)
-    index.add([ScannedFile(9, key_of(1), 0, 15, "young"), ScannedFile(3, key_of(5), 0, 15, "old")], True, NOW)
+def emptied(index: DiskIndex) -> list[Victim]:
+    """Remove what exceeds the limits, and what one more object needs; return it in its order."""
     gone = []
-    while isinstance(ticket := index.reserve(0), Victim):
-        gone.append(ticket.path)
-        index.release(ticket.num_bytes)
-    assert gone == ["old"] and index.held_bytes == 35
-    index.commit(key_of(2), 0, ticket, 0)
-    assert index.reserve(0) == Victim(15, path="young")
+    while (victim := index.excess()) is not None or isinstance(victim := index.reserve(0), Victim):
+        gone.append(victim)
+        index.release(victim.num_bytes)
+    return gone
+
+
+def test_files_of_other_namespaces_go_first_and_the_oldest_of_them_before_all() -> None:
+    index = DiskIndex(SIZE, 65)
+    index.add([scanned(1, 1)], is_foreign=False, now=NOW)
+    stamps = (900, 2 * NOW, 500, 3 * NOW)  # those in the future are the oldest
+    index.add([ScannedFile(stamp, key_of(5), 0, 15, str(stamp)) for stamp in stamps], is_foreign=True, now=NOW)
+    assert [victim.path for victim in emptied(index)] == ["2000"] and index.held_bytes == 65
+    index.commit(key_of(2), 0, 0, 0)
+    victims = [index.reserve(0) for _ in range(3)]
+    assert victims == [Victim(15, path=path) for path in ("3000", "500", "900")]
 
 
 def test_a_scan_sorts_by_time_and_removes_what_exceeds_the_limits() -> None:
@@ -125,25 +132,9 @@ def test_a_time_is_written_once_a_minute() -> None:
 
 def test_times_in_the_future_are_the_oldest_and_are_written_again_at_the_next_use() -> None:
     index = DiskIndex(SIZE, SIZE)
-    index.add(
-        [scanned(number, stamp) for number, stamp in ((1, 500), (2, 2 * NOW), (3, 3 * NOW), (4, 400))], False, NOW
-    )
+    stamps = ((1, 500), (2, 2 * NOW), (3, 3 * NOW), (4, 400))
+    index.add([scanned(number, stamp) for number, stamp in stamps], False, NOW)
     index.sort()
     assert [index.wants_stamp(key_of(2), NOW + second) for second in range(2)] == [True, False]
     assert index.wants_stamp(key_of(2), NOW - 500), "the clock was set back"
-    gone = []
-    while (victim := index.excess()) is not None:
-        gone.append(victim.key)
-        index.release(victim.num_bytes)
-    assert gone == [key_of(number) for number in (2, 3, 4)]
-
-
-def test_of_other_namespaces_times_in_the_future_are_the_oldest() -> None:
-    index = DiskIndex(SIZE, 40)
-    files = [ScannedFile(stamp, key_of(number), 0, 15, str(stamp)) for number, stamp in enumerate((900, 2000, 500))]
-    index.add(files, is_foreign=True, now=NOW)
-    gone = []
-    while (victim := index.excess()) is not None or isinstance(victim := index.reserve(0), Victim):
-        gone.append(victim.path)
-        index.release(victim.num_bytes)
-    assert gone == ["2000"]
+    assert [victim.key for victim in emptied(index)] == [key_of(number) for number in (2, 3, 4, 1)]

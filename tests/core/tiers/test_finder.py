@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from tokenloom.core.kv.block_hash import block_key
+from tokenloom.core.kv.block_hash import block_keys
 from tokenloom.core.tiers.finder import LIMIT_S, Finder
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.messages.tier import BlocksFound, FindBlocks, SourceName, SourceState
@@ -68,9 +68,7 @@ class Bench:
     def put(self, holders: Sequence[Sequence[int]], seed: int = 0) -> bytes:
         """Give each block of a prompt to its holders; return the prompt's tokens, 4 in a block."""
         tokens = np.random.default_rng(seed).integers(0, 1000, 4 * len(holders), dtype=np.int32).tobytes()
-        key = ROOT
-        for block, places in enumerate(holders):
-            key = block_key(key, tokens[16 * block : 16 * block + 16])
+        for key, places in zip(block_keys(ROOT, tokens, 4), holders, strict=True):
             for place in places:
                 self.sources[place].keys.add(key)
         return tokens

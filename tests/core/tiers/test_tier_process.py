@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenloom.core.kv.block_hash import block_key
+from tokenloom.core.kv.block_hash import block_keys
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.supervisor import Failed, Stop
 from tokenloom.ipc.messages.tier import (
@@ -37,7 +37,7 @@ from tokenloom.tests.core.tiers.slots import OBJECT_BYTES, SLOT_BYTES, content_o
 from tokenloom.tests.core.tiers.tier_bench import DEADLINE_S, TierBench
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.support.waiting import num_switches, wait_until
 
 SLOTS = range(1, 41)  # of 64; a quarter of them may wait to be written
 
@@ -85,10 +85,7 @@ def bench(shared: TierBench) -> TierBench:
 def test_blocks_are_stored_found_and_loaded(closed: TierBench) -> None:
     own, namespace = closed, closed.open()
     tokens = np.arange(4 * 20, dtype=np.int32).tobytes()
-    keys, key = [], namespace
-    for start in range(0, len(tokens), 16):
-        key = block_key(key, tokens[start : start + 16])
-        keys.append(key)
+    keys = list(block_keys(namespace, tokens, 4))
     for slot, each in zip(SLOTS, keys[:15], strict=False):
         own.arena.slot(slot)[:] = content_of(each)
     own.say(
@@ -111,8 +108,7 @@ def test_blocks_are_stored_found_and_loaded(closed: TierBench) -> None:
 
 
 def test_results_are_reported_in_batches(bench: TierBench) -> None:
-    bench.fill(SLOTS, SLOTS)
-    bench.store(1, SLOTS, SLOTS)
+    bench.put(1, SLOTS)
     bench.stored(1)
     bench.load(2, SLOTS, SLOTS)
     bench.get(BlocksLoaded, lambda message: message.is_last)
@@ -140,8 +136,7 @@ def test_a_source_that_is_not_configured_has_nothing(bench: TierBench) -> None:
 def test_what_finds_no_room_in_the_queue_is_returned_at_once(bench: TierBench, faults: Path) -> None:
     fault = inject(faults, "tier.store", "delay 0.5")
     slots = range(1, 101)
-    bench.fill(slots, slots)
-    bench.store(1, slots, slots)
+    bench.put(1, slots)
     first = bench.get(BlocksStored)
     assert len(decode_ids(first.slots)) >= 16 and set(first.targets) == {0}
     bench.seen.insert(0, first)
@@ -154,8 +149,7 @@ def test_what_finds_no_room_in_the_queue_is_returned_at_once(bench: TierBench, f
 
 def test_flush_awaits_the_writes_before_it(bench: TierBench, faults: Path) -> None:
     inject(faults, "tier.store", "delay 0.3")
-    bench.fill(SLOTS, SLOTS)
-    bench.store(1, SLOTS, SLOTS)
+    bench.put(1, SLOTS)
     bench.say(FlushTier(serial=5))
     assert bench.get(TierFlushed).serial == 5
     assert len(files_of(bench.root)) == len(SLOTS)
@@ -166,8 +160,7 @@ def test_flush_awaits_the_writes_before_it(bench: TierBench, faults: Path) -> No
 
 def test_a_stop_lets_queued_writes_end(own: TierBench, faults: Path) -> None:
     fault = inject(faults, "tier.store", "delay 0.3")
-    own.fill(SLOTS, SLOTS)
-    own.store(1, SLOTS, SLOTS)
+    own.put(1, SLOTS)
     wait_until(lambda: not fault.exists())
     own.order(Stop())
     assert own.process.wait(DEADLINE_S) == 0
@@ -190,8 +183,7 @@ def test_clear_removes_everything(bench: TierBench, faults: Path) -> None:
 
 
 def test_a_cancelled_load_reports_every_slot_once(bench: TierBench, faults: Path) -> None:
-    bench.fill(SLOTS, SLOTS)
-    bench.store(1, SLOTS, SLOTS)
+    bench.put(1, SLOTS)
     bench.stored(1)
     inject(faults, "tier.load", "delay 0.3 always")
     bench.load(2, SLOTS, SLOTS)
@@ -220,8 +212,7 @@ def test_an_error_in_a_thread_makes_blocks_bad_and_the_next_go_on(own: TierBench
 
 
 def test_a_stopped_process_writes_no_slot_after_its_last_report(bench: TierBench) -> None:
-    bench.fill(SLOTS, SLOTS)
-    bench.store(1, SLOTS, SLOTS)
+    bench.put(1, SLOTS)
     bench.stored(1)
     for slot in SLOTS:
         bench.arena.slot(slot + 40)[:] = bytes(SLOT_BYTES)
@@ -243,8 +234,7 @@ def test_after_a_kill_the_next_process_loads_only_whole_blocks(tmp_path: Path) -
     with contextlib.closing(TierBench(tmp_path, num_slots=160)) as bench:
         bench.start()
         namespace = bench.open()
-        bench.fill(SLOTS, SLOTS)
-        bench.store(1, SLOTS, SLOTS)
+        bench.put(1, SLOTS)
         bench.get(BlocksStored)
         bench.process.kill()
     with contextlib.closing(TierBench(tmp_path, num_slots=160)) as bench:
@@ -293,19 +283,12 @@ def test_malformed_orders_stop_nothing(bench: TierBench) -> None:
 
 
 def test_an_idle_process_does_not_wake(bench: TierBench) -> None:
-    bench.fill([1], [1])
-    bench.store(1, [1], [1])
+    bench.put(1, [1])
     bench.stored(1)
     bench.get(TierState, lambda message: not message.sources[0].queued_bytes)
-
-    def switches() -> int:
-        tasks = Path(f"/proc/{bench.process.pid}/task").iterdir()
-        lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
-        return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
-
-    before, begun = switches(), time.monotonic()
+    before, begun = num_switches(bench.process.pid), time.monotonic()
     assert not bench.core.poll(500)
-    assert switches() - before <= 5 * (time.monotonic() - begun)
+    assert num_switches(bench.process.pid) - before <= 5 * (time.monotonic() - begun)
 
 
 def test_the_process_dies_with_its_lifeline(closed: TierBench) -> None:

@@ -129,6 +129,11 @@ class TierBench:
             )
         )
 
+    def put(self, job: int, slots: Sequence[int]) -> None:
+        """Fill slots with the blocks of their numbers, and store them."""
+        self.fill(slots, slots)
+        self.store(job, slots, slots)
+
     def stored(self, job: int) -> dict[int, int]:
         """Wait for the end of a job; return where each slot's block now is."""
         found: dict[int, int] = {}

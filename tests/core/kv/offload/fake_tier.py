@@ -22,12 +22,10 @@ from tokenloom.ipc.messages.tier import (
     FindBlocks,
     LoadBlocks,
     OpenTier,
-    PinBlocks,
     StoreBlocks,
     TierCleared,
     TierOpened,
     TierToCore,
-    UnpinSlots,
 )
 
 NAMESPACE = bytes(range(32))
@@ -55,7 +53,7 @@ class FakeTier:
         self.queue: list[CoreToTier] = []
         self.jobs: list[Job] = []
         self.bad_share = self.lost_share = 0.0  # of blocks whose load fails; of objects that vanish before
-        self.num_loaded = self.num_stored = self.num_questions = self.num_cancelled = 0
+        self.num_loaded = self.num_stored = self.num_questions = 0
 
     def send(self, message: CoreToTier) -> None:
         self.queue.append(message)
@@ -89,7 +87,6 @@ class FakeTier:
             assert len(job.keys) == len(slots), "a slot stands twice in a job"
             self.jobs.append(job)
         elif isinstance(message, CancelLoad):
-            self.num_cancelled += 1
             for job in self.jobs:
                 job.is_cancelled |= job.number == message.job and job.is_load
         elif isinstance(message, ClearTier):
@@ -145,13 +142,6 @@ class FakeTier:
                 self.objects[source, job.keys[slot]] = self.arena[slot]
                 self.num_stored += 1
         return targets
-
-    def pin(self, keys: list[bytes]) -> None:
-        """Ask for slots as for a peer."""
-        self._tell(PinBlocks(serial=1, keys=b"".join(keys)))
-
-    def unpin(self, slots: list[int]) -> None:
-        self._tell(UnpinSlots(slots=encode_ids(slots)))
 
     def die(self) -> None:
         """Forget messages and jobs, as when the process is killed; half of the slots being loaded are garbage."""

@@ -25,7 +25,7 @@ class Operator:
     def __init__(self) -> None:
         tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
         vision = {"vision": new_vision(), "encoder_cache": 40, "max_item_embeds": 20}
-        options = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 4, "enable_lora": True}
+        options = {"num_blocks": 24, "max_num_seqs": 4, "enable_lora": True}
         self.harness = Harness(tiers=tiers, **vision, **options)  # type: ignore[arg-type]
         self.harness.worker.token_s = 1.0  # so that loads are worth it
         self.replies: list[ControlDone] = []

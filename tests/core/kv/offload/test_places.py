@@ -47,10 +47,18 @@ def ask(harness: Harness, key: int, prompt: list[int], **params: object) -> list
     return [after - was for after, was in zip(harness.offload.hits.num_tokens_by_place, before, strict=True)]
 
 
-def crowd_out(harness: Harness, rng: random.Random, key: int) -> None:
+def asked(sources: int = 0, num_slots: int = 60, seed: int = 0) -> tuple[Harness, list[int]]:
+    """Return a harness in which one request has run, and its prompt."""
+    harness, prompt = new_harness(sources, num_slots, seed=seed), prompt_of(random.Random(seed), LENGTH)
+    ask(harness, 0, prompt)
+    return harness, prompt
+
+
+def crowd_out(harness: Harness) -> None:
     """Fill the pool with other blocks."""
-    for number in range(6):
-        ask(harness, key + number, prompt_of(rng, 60), cache_salt="others")
+    rng = random.Random(1)
+    for key in range(10, 16):
+        ask(harness, key, prompt_of(rng, 60), cache_salt="others")
 
 
 def at(place: int, num_tokens: int) -> list[int]:
@@ -62,7 +70,7 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
     prompt = prompt_of(rng, LENGTH)
     assert ask(harness, 0, prompt) == at(POOL, 0)
     assert ask(harness, 1, prompt) == at(POOL, 40)
-    crowd_out(harness, rng, 10)
+    crowd_out(harness)
     assert ask(harness, 2, prompt) == at(HOST, 40)
     assert harness.cached[2] == 40 and harness.loaded[2] == {"host": 40}
     assert ask(harness, 3, prompt) == at(POOL, 40), "loaded blocks are in the pool again"
@@ -76,10 +84,8 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
 
 
 def test_a_resumed_request_counts_nothing() -> None:
-    harness, rng = new_harness(num_slots=200), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
-    crowd_out(harness, rng, 10)
+    harness, prompt = asked(num_slots=200)
+    crowd_out(harness)
     harness.add(1, prompt, 3, outputs=harness.tokens[0][:1])
     harness.core.step()
     harness.take()
@@ -106,20 +112,16 @@ def test_a_preempted_request_computes_its_last_block_again_at_most(steps_in_flig
 
 
 def test_a_host_tier_keeps_contexts_when_the_workers_are_lost() -> None:
-    harness, rng = new_harness(num_slots=200), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
-    crowd_out(harness, rng, 10)
+    harness, prompt = asked(num_slots=200)
+    crowd_out(harness)
     harness.lose_worker()
     assert ask(harness, 1, prompt) == at(HOST, 40)
 
 
 def test_when_a_host_is_replaced_no_slot_is_found_and_nothing_of_it_is_written() -> None:
-    harness, rng = new_harness(STORE_ON_DISK, num_slots=200), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_ON_DISK, num_slots=200)
     harness.tier.objects.clear()
-    harness.add(1, prompt_of(rng, LENGTH), 3)
+    harness.add(1, prompt_of(random.Random(1), LENGTH), 3)
     harness.core.step()
     harness.lose_host()
     assert harness.offload.slots.num_cached == 0
@@ -131,9 +133,7 @@ def test_when_a_host_is_replaced_no_slot_is_found_and_nothing_of_it_is_written()
 
 @pytest.mark.parametrize("num_slots", [60, 8])
 def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) -> None:
-    harness, rng = new_harness(STORE_ON_DISK, num_slots), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_ON_DISK, num_slots)
     harness.core.reset_prefix_cache()
     assert ask(harness, 100, prompt) == at(DISK, 40)
     assert harness.cached[100] == 40 and harness.loaded[100] == {"disk": 40}
@@ -144,9 +144,7 @@ def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) ->
 def test_blocks_that_overtook_others_on_their_way_to_the_pool_are_found(seed: int) -> None:
     """With few slots, blocks move to the pool as they come. A request may be admitted while a block between them is
     in a slot still."""
-    harness, rng = new_harness(STORE_ON_DISK, num_slots=4, seed=seed), random.Random(seed)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_ON_DISK, num_slots=4, seed=seed)
     harness.core.reset_prefix_cache()
     assert ask(harness, 1, prompt) == at(DISK, 40)
     assert harness.cached[1] == 40
@@ -156,9 +154,8 @@ def test_blocks_that_overtook_others_on_their_way_to_the_pool_are_found(seed: in
 def test_a_slot_that_a_lost_step_did_not_fill_is_not_copied_to_the_pool(seed: int) -> None:
     """A request that loads its blocks may hold a slot that a step in flight fills with one of them. If that step is
     lost, the slot loses its key, and its content is not that block."""
-    harness, rng = new_harness(STORE_ON_DISK, num_slots=4, seed=seed), random.Random(seed)
-    prompt, offload = prompt_of(rng, LENGTH), harness.offload
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_ON_DISK, num_slots=4, seed=seed)
+    offload = harness.offload
     harness.core.reset_prefix_cache()
     harness.add(1, prompt, 3)
     while not offload.fetches.stalled():
@@ -171,9 +168,7 @@ def test_a_slot_that_a_lost_step_did_not_fill_is_not_copied_to_the_pool(seed: in
 
 
 def test_the_remote_gets_blocks_that_are_seen_twice() -> None:
-    harness, rng = new_harness(STORE_REMOTELY, 60), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_REMOTELY)
     assert not harness.tier.objects
     ask(harness, 1, prompt)
     assert len(harness.tier.objects) == 10
@@ -193,25 +188,11 @@ def test_a_salt_finds_its_own_blocks_alone_and_others_blocks_never() -> None:
 
 
 def test_requests_that_may_not_read_the_cache_ask_no_tier() -> None:
-    harness, rng = new_harness(STORE_ON_DISK, 60), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
+    harness, prompt = asked(STORE_ON_DISK)
     harness.core.reset_prefix_cache()
-    asked = harness.tier.num_questions
+    num_questions = harness.tier.num_questions
     assert ask(harness, 1, prompt, skip_reading_prefix_cache=True) == at(POOL, 0)
-    assert harness.tier.num_questions == asked
-
-
-def test_cleared_tiers_have_nothing_left() -> None:
-    harness, rng = new_harness(STORE_ON_DISK, 60), random.Random(0)
-    prompt = prompt_of(rng, LENGTH)
-    ask(harness, 0, prompt)
-    done: list[bool] = []
-    harness.offload.clear(lambda: done.append(True))
-    harness.core.reset_prefix_cache()
-    settle(harness)
-    assert done == [True] and not harness.tier.objects
-    assert ask(harness, 1, prompt) == at(POOL, 0)
+    assert harness.tier.num_questions == num_questions
 
 
 def test_the_tier_process_is_woken_for_many_blocks_at_once_while_rows_decode() -> None:

@@ -61,11 +61,9 @@ class Proxy(_Listener):
 
     def __init__(self, target: tuple[str, int], to_server: Filter = whole, to_client: Filter = whole) -> None:
         self._target, self._to_server, self._to_client = target, to_server, to_client
-        self.num_connections = 0
         super().__init__()
 
     def _connect(self, client: socket.socket) -> None:
-        self.num_connections += 1
         server = socket.create_connection(self._target)
         self._sockets.append(server)
         for source, sink, rule in ((client, server, self._to_server), (server, client, self._to_client)):

@@ -21,7 +21,6 @@ from tokenloom.core.tiers.network.peer import PeerSource
 from tokenloom.core.tiers.network.peer_server import LOAD, PeerServer, peer_keys
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.messages.tier import SourceState
 from tokenloom.tests.core.tiers.network.peer_host import Host
 from tokenloom.tests.core.tiers.slots import (
     DEADLINE_S,
@@ -36,6 +35,7 @@ from tokenloom.tests.core.tiers.slots import (
     key_of,
     load,
 )
+from tokenloom.tests.core.tiers.test_finder import SetSource
 from tokenloom.tests.support.waiting import Deadline, wait_until
 
 SHORT_S = 0.1  # a deadline that a test waits for
@@ -43,35 +43,18 @@ SOON_S = 10.0  # half the time in which a call gives up
 PERIOD_S = 5.0  # for which a peer that failed is not asked
 
 
-class DiskOf:
+class DiskOf(SetSource):
     """A disk source with these blocks."""
 
-    name = "disk"
-    num_loaders = load_batch = store_batch = 1
-
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._keys = {key_of(number) for number in numbers}
-
-    def open(self, namespace: Namespace) -> None: ...
-
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
-        return next((n for n, key in enumerate(keys) if key not in self._keys), len(keys))
+        super().__init__("disk")
+        self.keys = set(map(key_of, numbers))
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         for index, item in enumerate(items):
-            if item.key in self._keys:
+            if item.key in self.keys:
                 item.slot[:] = content_of(item.key)
-            on_loaded(index, item.key in self._keys)
-
-    def store(self, items: Sequence[Item]) -> list[bool]:
-        return [False] * len(items)
-
-    def clear(self) -> None: ...
-
-    def state(self) -> SourceState:
-        return SourceState(name="disk")
-
-    def close(self) -> None: ...
+            on_loaded(index, item.key in self.keys)
 
 
 class Net:
@@ -252,31 +235,6 @@ def test_a_peer_that_sends_another_block_is_caught_and_not_used_for_long(net: Ne
         assert load(source, range(4)) == [False] * 4
         assert source.state().rejected == {"key": 4 * (number + 1)}
     assert find(source, range(4)) == 0 and source.state().is_broken
-
-
-def test_damaged_blocks_of_a_peer_are_refused(net: Net) -> None:
-    form = net.serve(Host(filled(range(6))), secret=SECRET)._form
-    assert form is not None
-    honest, damage = form.seal, iter(["", "mac", "checksum", "version", "length", ""])
-
-    def seal(key: bytes, payload: memoryview) -> tuple[bytes, bytes]:
-        head, tail = honest(key, payload)
-        match next(damage):
-            case "mac":
-                return head, bytes(32)
-            case "length":
-                return head[:-1], tail
-            case "version":
-                return head[:8] + b"\x09" + head[9:], tail
-            case "checksum":
-                payload[100] ^= 1
-        return head, tail
-
-    form.seal = seal  # type: ignore[method-assign,assignment]
-    source = net.source(namespace=SIGNED)
-    assert find(source, range(6)) == 6
-    assert load(source, range(6)) == [True, False, False, False, False, True]
-    assert source.state().rejected == {"mac": 1, "checksum": 1, "version": 1, "length": 1}
 
 
 NONSENSE = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenloom.core.kv.block_hash import block_key
+from tokenloom.core.kv.block_hash import block_keys
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import (
     BlocksFound,
@@ -77,10 +77,7 @@ def test_blocks_in_the_arena_of_one_process_are_loaded_by_another(
     namespace = giver.open()
     assert taker.open() == namespace
     tokens = np.arange(4 * 10, dtype=np.int32).tobytes()
-    keys, key = [], namespace
-    for at in range(0, len(tokens), 16):
-        key = block_key(key, tokens[at : at + 16])
-        keys.append(key)
+    keys = list(block_keys(namespace, tokens, 4))
     for number, each in enumerate(keys[:6]):
         giver.arena.slot(10 + number)[:] = content_of(each)
 
