@@ -9,8 +9,10 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
+import pytest
 
 from tokenloom import Client
 from tokenloom.ipc.messages.client import Health
@@ -57,6 +59,23 @@ def serve(engine: Engine) -> Iterator[Engine]:
         engine.wait_ready()
         yield engine
         engine.end()
+
+
+def served(*options: str) -> Any:
+    """Return a fixture for a module: an engine with these options that `serve` starts and ends."""
+
+    @pytest.fixture(scope="module")
+    def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+        yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *options))
+
+    return engine
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    """Yield a client of a module's engine; it outlives a frontend."""
+    with reconnecting(engine) as client:
+        yield client
 
 
 def reconnecting(engine: Engine, place: int = 0) -> Client:

@@ -7,7 +7,6 @@ after one, some repeat a medium at other places, and some have none. Whisper's h
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,26 +92,6 @@ def run(
     """Run all requests at once."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return client.generate([each.form(models) for each in requests], params, use_tqdm=False)
-
-
-class Streams:
-    """A run of all requests in a thread."""
-
-    def __init__(self, client: Client, models: Models, requests: Sequence[MediaRequest], max_tokens: int) -> None:
-        self.outputs: list[RequestOutput] = []
-        self._thread = threading.Thread(
-            target=lambda: self.outputs.extend(run(client, models, requests, max_tokens)), daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def wait(self, timeout_s: float) -> list[RequestOutput]:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), "the requests do not end"
-        return self.outputs
 
 
 class Checker:

@@ -1,4 +1,4 @@
-"""An engine with transformers' layers: losses, preemption, grammars and shared prompts change no token."""
+"""An engine with transformers' layers: losses, preemption and shared prompts change no token."""
 
 from __future__ import annotations
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tokenloom.tests.system.client_environments import CLIENTS, node_folder, python_of
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine, served
 
 DEADLINE_S = 200.0
 KEY = "sk-loom"
@@ -25,18 +24,8 @@ LIMA = "The capital of Peru is Lima."
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]  # includes the installation
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("libraries")
-    with LaunchedEngine(folder, "--http", "0", "--chat-template", str(CLIENTS / "tools.jinja")) as engine:
-        yield engine.wait_http()
-
-
-@pytest.fixture(scope="module")
-def keyed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    options = ("--http", "0", "--chat-template", str(CLIENTS / "tools.jinja"), "--api-key", KEY)
-    with LaunchedEngine(tmp_path_factory.mktemp("keyed"), *options) as engine:
-        yield engine.wait_http()
+OPTIONS = ("--http", "0", "--chat-template", str(CLIENTS / "tools.jinja"))
+engine, keyed = served(*OPTIONS), served(*OPTIONS, "--api-key", KEY)
 
 
 def seen_by(url: str, *command: str) -> dict[str, object]:
@@ -81,8 +70,8 @@ def test_coheres_client(url: str) -> None:
     }
 
 
-def test_anthropic_for_python(keyed_url: str) -> None:
-    seen = seen_by(keyed_url, python_of("anthropic"), str(CLIENTS / "anthropic_client.py"), KEY)
+def test_anthropic_for_python(keyed: LaunchedEngine) -> None:
+    seen = seen_by(keyed.url, python_of("anthropic"), str(CLIENTS / "anthropic_client.py"), KEY)
     block = ["content_block_start", "content_block_delta", "text", "content_block_stop"]
     assert seen == {
         "streamed": [True, ["message_start", *block, "message_delta", "message_stop"]],
@@ -117,36 +106,6 @@ def test_langchains_chat_model(url: str) -> None:
         "called": [[[True], "AIMessage"]] * 2,
         "called_in_a_stream": [[True], [True]],
         "too_long": ["OpenAIContextOverflowError"] * 2,
-    }
-
-
-@pytest.mark.parametrize("model", ["OpenAIChatModel", "OpenAIResponsesModel"])
-def test_pydantic_ai(url: str, model: str) -> None:
-    seen = seen_by(url, python_of("pydantic-ai-slim"), str(CLIENTS / "pydantic_ai_client.py"), model)
-    assert seen == {
-        "talk": [True, True],
-        "called": [True, True],
-        "structured": [True, True],
-        "streamed": [True, True],
-    }
-
-
-def test_instructor(url: str) -> None:
-    seen = seen_by(url, python_of("instructor"), str(CLIENTS / "instructor_client.py"))
-    assert seen == {
-        "modes": [True, True, True],
-        "partial": [True, True, True],
-        "responses": True,
-    }
-
-
-def test_llama_indexs_openai_like(url: str) -> None:
-    seen = seen_by(url, python_of("llama-index-llms-openai-like"), str(CLIENTS / "llama_index_client.py"))
-    assert seen == {
-        "talk": [True, True],
-        "structured": [True, True],
-        "called": [[True], "ChatResponse"],
-        "called_in_a_stream": [True],
     }
 
 

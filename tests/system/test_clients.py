@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.launched import served
 
 DEADLINE_S = 200.0
 NUM_REQUESTS = 20
@@ -27,10 +27,7 @@ NUM_REQUESTS = 20
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LaunchedEngine(tmp_path_factory.mktemp("clients"), "--http", "0") as engine:
-        yield engine.wait_http()
+engine = served("--http", "0")
 
 
 @pytest.fixture

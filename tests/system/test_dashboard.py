@@ -15,7 +15,7 @@ import pytest
 from tokenloom.scripts.screenshot_dashboard import Browser, find_chromium
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.launched import served
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 
@@ -25,11 +25,7 @@ THEMES = (("light", False), ("dark", True))
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "endless"}
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    options = ("--http", "0", "--api-key", KEY, "--num-kv-blocks", "400")
-    with LaunchedEngine(tmp_path_factory.mktemp("dashboard"), *options) as engine:
-        yield engine.wait_http()
+engine = served("--http", "0", "--api-key", KEY, "--num-kv-blocks", "400")
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +42,20 @@ def wait_for(browser: Browser, expression: str) -> None:
     wait_until(lambda: browser.evaluate(expression), expression, DEADLINE_S)
 
 
-def open_dashboard(browser: Browser, url: str, query: str = "") -> None:
-    """Open the dashboard and enter the key."""
-    browser.call("Page.navigate", url=f"{url}/dashboard{query}")
+READY = {  # pages that ask for the key
+    "dashboard": "document.getElementById('state')?.textContent === 'ready'",
+    "chat": "document.getElementById('model')?.textContent.includes('tokenloom-demo')",
+}
+
+
+def open_page(browser: Browser, url: str, page: str, script: str = "", query: str = "") -> None:
+    """Open a page, run a script there and open the page again."""
+    browser.call("Page.navigate", url=f"{url}/{page}{query}")
     wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
-    browser.evaluate(f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
-    browser.call("Page.navigate", url=f"{url}/dashboard{query}")
-    wait_for(browser, "document.getElementById('state')?.textContent === 'ready'")
+    browser.evaluate(script or f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
+    browser.call("Page.navigate", url=f"{url}/{page}{query}")
+    if not script:
+        wait_for(browser, READY[page])
 
 
 @contextmanager
@@ -78,19 +81,18 @@ def endless(url: str, **more: object) -> Iterator[list[str]]:
     assert not thread.is_alive()
 
 
-def test_the_dashboard_asks_for_a_missing_key_and_accepts_it(browser: Browser, url: str) -> None:
-    browser.call("Page.navigate", url=f"{url}/dashboard")
-    wait_for(browser, "document.getElementById('state')?.textContent === 'locked'")
-    assert not browser.evaluate("document.getElementById('locked').hidden")
+@pytest.mark.parametrize("page", READY)
+def test_a_page_asks_for_a_missing_key_and_accepts_it(browser: Browser, url: str, page: str) -> None:
+    open_page(browser, url, page, "sessionStorage.clear()")
+    wait_for(browser, "document.getElementById('locked')?.hidden === false")
     browser.evaluate(f"document.getElementById('key').value = {json.dumps(KEY)}")
     browser.evaluate("document.querySelector('#key-form button').click()")
-    wait_for(browser, "document.getElementById('state').textContent === 'ready'")
-    assert browser.evaluate("document.getElementById('locked').hidden")
+    wait_for(browser, f"{READY[page]} && document.getElementById('locked').hidden")
     browser.complaints.clear()  # Chromium logs the 401
 
 
 def test_running_requests_are_listed_and_their_buttons_abort_them(browser: Browser, url: str) -> None:
-    open_dashboard(browser, url)
+    open_page(browser, url, "dashboard")
     with endless(url, n=2) as lines:
         wait_for(browser, "document.querySelectorAll('#requests tr').length === 2")
         wait_for(browser, "document.querySelectorAll('#kv-map .k2, #kv-map .k3').length > 0")
@@ -110,7 +112,7 @@ def test_running_requests_are_listed_and_their_buttons_abort_them(browser: Brows
 
 
 def test_the_dashboard_shows_the_engines_blocks_and_phases(browser: Browser, url: str) -> None:
-    open_dashboard(browser, url)
+    open_page(browser, url, "dashboard")
     wait_for(browser, "document.querySelectorAll('#kv-map i').length > 0")
     num_cells = browser.evaluate("document.querySelectorAll('#kv-map i').length")
     assert num_cells == 200 and browser.evaluate("document.getElementById('kv-map-note').textContent").endswith("in 2")
@@ -133,7 +135,7 @@ def test_the_dashboard_is_readable_at_any_width_in_both_themes(
     browser: Browser, url: str, theme: str, is_dark: bool, width: int, height: int, is_phone: bool
 ) -> None:
     browser.resize(width, height, is_phone)
-    open_dashboard(browser, url, f"?theme={theme}")
+    open_page(browser, url, "dashboard", query=f"?theme={theme}")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     cut = "[...document.querySelectorAll('.value')].filter(n => n.scrollWidth > n.clientWidth + 1).map(n => n.id)"
     assert browser.evaluate(cut) == []
@@ -152,7 +154,7 @@ def test_the_dashboard_is_readable_at_any_width_in_both_themes(
 def test_the_dashboard_shows_the_minutes_before_it_was_opened(browser: Browser, url: str) -> None:
     with endless(url) as lines:
         wait_until(lambda: len(history(url)) >= 3 and lines is not None)
-    open_dashboard(browser, url)
+    open_page(browser, url, "dashboard")
     wait_for(browser, "history.length > 2 && history.slice(0, -1).some(point => point.generated > 0)")
     assert browser.evaluate("samples.every((s, i) => !i || s.uptime_s >= samples[i - 1].uptime_s)")
     assert browser.complaints == []
@@ -169,7 +171,7 @@ def history(url: str) -> list[dict[str, object]]:
 def test_an_idle_chart_has_a_readable_axis_and_no_tile_is_alone_in_its_row(browser: Browser, url: str) -> None:
     for width, columns in ((1400, 4), (900, 4), (400, 2)):
         browser.resize(width, 900, width == 400)
-        open_dashboard(browser, url)
+        open_page(browser, url, "dashboard")
         assert (
             browser.evaluate("getComputedStyle(document.getElementById('now')).gridTemplateColumns").count("px")
             == columns
@@ -186,33 +188,13 @@ def test_an_idle_chart_has_a_readable_axis_and_no_tile_is_alone_in_its_row(brows
     browser.resize(1280, 900, False)
 
 
-def open_chat(browser: Browser, url: str, query: str = "") -> None:
-    browser.call("Page.navigate", url=f"{url}/chat{query}")
-    wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
-    browser.evaluate(f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
-    browser.call("Page.navigate", url=f"{url}/chat{query}")
-    wait_for(browser, "document.getElementById('model')?.textContent.includes('tokenloom-demo')")
-
-
 def say(browser: Browser, text: str) -> None:
     browser.evaluate(f"document.getElementById('message').value = {json.dumps(text)}")
     browser.evaluate("document.getElementById('send').click()")
 
 
-def test_the_chat_page_asks_for_the_key_and_uses_it(browser: Browser, url: str) -> None:
-    browser.call("Page.navigate", url=f"{url}/chat")
-    wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
-    browser.evaluate("sessionStorage.clear()")
-    browser.call("Page.navigate", url=f"{url}/chat")
-    wait_for(browser, "document.getElementById('locked')?.hidden === false")
-    browser.evaluate(f"document.getElementById('key').value = {json.dumps(KEY)}")
-    browser.evaluate("document.querySelector('#key-form button').click()")
-    wait_for(browser, "document.getElementById('locked').hidden")
-    browser.complaints.clear()  # Chromium logs the 401
-
-
 def test_a_chat_keeps_its_turns_and_a_new_chat_drops_them(browser: Browser, url: str) -> None:
-    open_chat(browser, url)
+    open_page(browser, url, "chat")
     browser.evaluate("document.getElementById('temperature').value = '0'")
     for number, country in enumerate(("Peru", "Norway"), start=1):
         say(browser, f"What is the capital of {country}?")
@@ -227,7 +209,7 @@ def test_a_chat_keeps_its_turns_and_a_new_chat_drops_them(browser: Browser, url:
 
 
 def test_the_chats_stop_button_aborts_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
-    open_chat(browser, url)
+    open_page(browser, url, "chat")
     browser.evaluate(ENDLESS_ANSWER)
     say(browser, "hi")
     wait_for(browser, "document.querySelector('.assistant .text')?.textContent.length > 20")
@@ -246,7 +228,7 @@ window.fetch = (path, options) => plain(path, {...options, body: options.body.re
 
 
 def test_the_chat_folds_reasoning_and_shows_code_and_refusals(browser: Browser, url: str) -> None:
-    open_chat(browser, url)
+    open_page(browser, url, "chat")
     deltas: list[dict[str, object]] = [{"reasoning_content": "Let me "}, {"reasoning_content": "think."}]
     deltas += [{"content": "See **this**:\n```py\nprint(1)\n```\nand `x` <b>"}]
     events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,9 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, difference, submit
 from tokenloom.tests.support.today import at_night, some
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.launched import LaunchedEngine, lost, reconnecting, serve, wait_health
+from tokenloom.tests.system.launched import LaunchedEngine, client, lost, reconnecting, served, wait_health
+
+__all__ = ["client"]  # fixtures
 
 STRIKE_S = 20.0
 HANG_S = 2
@@ -69,16 +70,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Start an engine with two ranks."""
-    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS, "--tensor-parallel-size", "2"))
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with reconnecting(engine) as client:
-        yield client
+engine = served(*OPTIONS, "--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")

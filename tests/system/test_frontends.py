@@ -20,16 +20,14 @@ from tokenloom.tests.support.chaos_work import answers, check_equal, make_work
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.fleet import wait_running
-from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, reconnecting, serve
+from tokenloom.tests.system.launched import RECOVERY_S, lost, reconnecting, served
 
 OPTIONS = ["--dtype", "float32", "--num-kv-blocks", "256", "--frontends", "2", "--http", "0", "--hang-timeout-s", "2"]
 PROCESSES = ("frontend", "frontend 1")
 LONG = {"input": "Hi", "background": True, "stream": True, "ignore_eos": True, "max_output_tokens": 400}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("frontends"), *OPTIONS))
+engine = served(*OPTIONS)
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@ and for one that takes the place of a lost one."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +19,7 @@ from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.today import at_night
-from tokenloom.tests.system.launched import RECOVERY_S, lost, serve
+from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, serve
 from tokenloom.tests.system.test_frontends import OPTIONS, clients, doors
 
 __all__ = ["clients", "doors"]  # fixtures
@@ -95,3 +97,14 @@ def test_the_loss_of_a_frontend_after_a_load_changes_no_answer_and_no_name(
     assert tokens(clients[place], "moving") == expected[LOADED[1]]
     clients[place].unload_adapter("moving")
     assert {info.name for info in clients[1 - place].list_adapters()} == {"base", FOUND, *LOADED}
+
+
+def test_a_start_with_a_bad_adapter_exits_with_2_and_one_line(tmp_path: Path) -> None:
+    (bad,) = write_adapters(tmp_path / "adapters", DEMO_FOLDER, 1)
+    file = bad / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + struct.pack("<f", math.nan))
+    own = {"XDG_CACHE_HOME": str(linked_cache(tmp_path / "own"))}
+    with LaunchedEngine(tmp_path, "--enable-lora", "--lora-modules", f"bad={bad}", more=own) as engine:
+        assert engine.wait_exit() == 2
+    (line,) = (line for line in engine.log().splitlines() if "INFO" not in line)
+    assert "--lora-modules bad: " in line and str(bad) in line and "is NaN or infinite: train or save it again" in line

@@ -3,9 +3,7 @@ and links are lost."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,17 +133,6 @@ def test_an_engine_that_is_killed_changes_no_answer_and_is_used_again_when_it_is
     fleet.restart()
     with reconnecting(fleet.gateway) as client:
         check_equal(calm, answers(client, work))
-
-
-def test_a_stopped_core_is_left_and_its_late_tokens_count_nowhere(
-    fleet: Fleet, work: list[Work], calm: list[RequestOutput]
-) -> None:
-    count, core = fleet.num_uses(0), fleet.engine(0).child("core")
-    check_equal(calm, harmed_answers(fleet, work, lambda: os.kill(core.pid, signal.SIGSTOP)))
-    os.kill(core.pid, signal.SIGCONT)
-    fleet.wait_used(0, count + 1)
-    with Client(fleet.engine(0).address) as client:
-        wait_until(lambda: not client.health().num_running, "requests that went elsewhere still run", DEADLINE_S)
 
 
 def test_without_any_engine_new_requests_are_refused_and_accepted_ones_wait(fleet: Fleet) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom import RequestOutput
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 from tokenloom.tests.support.waiting import Deadline, wait_until
-from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm, check_long, is_ready, work
+from tokenloom.tests.system.spread_work import EXACT, answers, calm, check_long, is_ready, work
 
 __all__ = ["calm", "work"]  # fixtures
 
@@ -117,26 +117,6 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
 
     check_long(engine, calm, fault)
     assert engine.log().count(joined) == num_joined + outlasts_lease
-
-
-@pytest.mark.nightly
-def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
-    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
-) -> None:
-    num_waits = engine.log().count("requests wait for 1 more host of 2")
-
-    def fault() -> None:
-        network.cut(agent.number)
-        engine.wait_log("requests wait for 1 more host of 2", num_waits + 1)
-        agent.wait_none(agent.alive)
-        with Client(engine.address) as client:
-            (late,) = client.generate(PROMPT, SamplingParams(max_tokens=3, timeout_s=1.0), use_tqdm=False)
-        assert late.outputs[0].finish_reason == "timeout"
-        network.join(3 - agent.number)
-
-    check_long(engine, calm, fault)
-    network.heal(agent.number)
-    agent.end()
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Adapters and images reach all hosts of an engine, which answers as one process does, also over three hosts."""
+"""Adapters reach all hosts of an engine, which answers as one process does, also over three hosts."""
 
 from __future__ import annotations
 

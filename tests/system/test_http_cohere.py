@@ -1,4 +1,4 @@
-"""/v1/embed and /v2/embed: every type compared with numpy on /v1/embeddings' floats, and refusals."""
+"""/v1/embed and /v2/embed: their forms, compared with /v1/embeddings' floats."""
 
 from __future__ import annotations
 

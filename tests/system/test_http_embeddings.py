@@ -1,4 +1,4 @@
-"""/v1/embeddings over a running engine: the official client, both encodings, lists, refusals."""
+"""/v1/embeddings over a running engine: the official client, all encodings, lists."""
 
 from __future__ import annotations
 

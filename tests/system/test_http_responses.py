@@ -52,9 +52,9 @@ def test_a_cut_answer_has_an_incomplete_item(http: httpx2.Client) -> None:
     tools = [{"type": "function", "name": "look_up_the_weather_of_a_place", "parameters": {"type": "object"}}]
     body = {"input": QUESTION, "tools": tools, "tool_choice": "required", "max_output_tokens": 2}
     (torn,) = http.post(RESPONSE, json=body).json()["output"]
-    text = torn["content"][0]["text"]
+    text = "".join(torn["content"][0]["text"].split())  # the model may draw blanks
     assert (torn["type"], torn["status"]) == ("message", "incomplete")
-    assert text and '[{"name": "look'.startswith(text), "a call without a name is text"
+    assert text and '[{"name":"look'.startswith(text), "a call without a name is text"
     events = http.post(RESPONSE, json=body | {"stream": True}).text
     assert events.count("response.output_item.added") == events.count("response.output_item.done") == 2
 

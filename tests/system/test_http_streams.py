@@ -1,4 +1,4 @@
-"""Streams: the framing of events, and streams that end before their answers."""
+"""Streams that end before their answers."""
 
 from __future__ import annotations
 

@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tokenloom.tests.support.media_checkpoints import DEMO
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine, served
 from tokenloom.tests.system.prometheus import Prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"
@@ -22,14 +21,11 @@ DEADLINE_S = 30.0
 PANELS_S = 90.0
 
 
+engine = served("--http", "0")
+
+
 def needs(program: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed")
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LaunchedEngine(tmp_path_factory.mktemp("tools"), "--http", "0") as engine:
-        yield engine.wait_http()
 
 
 def run(*command: str, text: str = "", timeout_s: float = DEADLINE_S) -> str:

@@ -12,7 +12,6 @@ from tokenloom.tests.system.http_engine import QUESTION
 CHAT = {"messages": QUESTION, "max_tokens": 3, "temperature": 0}
 SENT_BACK: dict[str, dict[str, Any]] = {  # as other servers' clients have them in an answer
     "litellm": {"provider_specific_fields": None, "thinking_blocks": None, "function_call": None},
-    "anthropic": {"content": [{"type": "text", "text": "Lima.", "cache_control": {"type": "ephemeral"}}]},
     "thinking": {"content": [{"type": "thinking", "thinking": "Peru …"}, {"type": "text", "text": "Lima."}]},
     "anything": {"extra_field": {"a": [1]}, "audio": None, "annotations": [], "refusal": None},
 }

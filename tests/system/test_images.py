@@ -7,8 +7,6 @@ import io
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -16,12 +14,14 @@ import torch
 from PIL import Image
 
 from tokenloom import BeamSearchParams, Client, SamplingParams
+from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.http_engine import ask, refusal
-from tokenloom.tests.system.launched import LaunchedEngine, serve
+from tokenloom.tests.system.http_engine import DEADLINE_S, ask, refusal
+from tokenloom.tests.system.launched import LaunchedEngine, client, serve
 
-DEADLINE_S = 60.0
+__all__ = ["client"]  # a fixture
+
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 NUM_EMBEDS = 64  # placeholders of an image of this model, whatever its size
 
@@ -42,58 +42,9 @@ def url_of(image: Image.Image) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return vision_checkpoint(tmp_path_factory.mktemp("model") / "llava", "llava")
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    root = tmp_path_factory.mktemp("pictures")
-    (root / "a.png").write_bytes(png(picture(1)))
-    options = ["--model", str(folder), "--http", "0", "--limit-mm-per-prompt", "image=3"]
-    options += ["--allowed-local-media-path", str(root)]
-    engine = LaunchedEngine(tmp_path_factory.mktemp("engine"), *options)
-    engine.root = root  # type: ignore[attr-defined]
-    yield from serve(engine)  # type: ignore[misc]
-
-
-@pytest.fixture
-def client(engine: LaunchedEngine) -> Iterator[Client]:
-    with Client(engine.address) as client:
-        yield client
-
-
-@pytest.fixture
-def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
-        yield http
-
-
-def chat_ids(client: Client, *parts: Any) -> list[int]:
-    content = [*parts, {"type": "text", "text": "What is it?"}]
-    (output,) = client.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
-    assert output.prompt_token_ids is not None
-    return output.prompt_token_ids
-
-
-def test_every_form_of_an_image_gives_the_same_prompt(client: Client, engine: LaunchedEngine) -> None:
-    image = picture(1)
-    path = engine.root / "a.png"  # type: ignore[attr-defined]
-    forms: list[dict[str, Any]] = [
-        {"type": "image_pil", "image_pil": image},
-        {"type": "image_url", "image_url": {"url": url_of(image)}, "uuid": "one"},
-        {"type": "image_url", "image_url": path.as_uri()},
-        {"type": "image", "image": path},
-        {"type": "image_url", "image_url": None, "uuid": "one"},
-    ]
-    prompts = [chat_ids(client, form) for form in forms]
-    assert all(prompt == prompts[0] for prompt in prompts) and len(prompts[0]) > NUM_EMBEDS
-    (marker,) = {token_id for token_id in prompts[0] if prompts[0].count(token_id) >= NUM_EMBEDS}
-    for given in (image, path, str(path), path.read_bytes(), [image]):
-        prompt = {"prompt_token_ids": [5, marker, 6], "multi_modal_data": {"image": given}}
-        (output,) = client.generate(prompt, GREEDY, use_tqdm=False)
-        assert output.prompt_token_ids == [5, *[marker] * NUM_EMBEDS, 6]
-    assert client.info().modalities == ["image"] and client.info().max_media == {"image": 3}
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = vision_checkpoint(tmp_path_factory.mktemp("model") / "llava", "llava")
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("engine"), "--model", str(folder), "--http", "0"))
 
 
 def test_n_answers_embeddings_logprobs_and_beams_take_images(client: Client) -> None:
@@ -132,7 +83,7 @@ def test_the_apis_count_the_tokens_of_images_and_show_none_of_their_bytes(http: 
     )
 
 
-def test_a_lost_frontend_loses_no_request_and_no_descriptor(engine: LaunchedEngine, client: Client) -> None:
+def test_a_lost_frontend_loses_no_request_and_no_descriptor(engine: Engine, client: Client) -> None:
     prompts = [{"prompt": "<image> is", "multi_modal_data": {"image": picture(seed)}} for seed in range(10, 14)]
     params = GREEDY.replace(max_tokens=40, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in client.generate(prompts, params, use_tqdm=False)]

@@ -1,4 +1,4 @@
-"""Liveness: dead clients, deadlines, and an engine with a stopped core."""
+"""Liveness: clients that are killed, and those that return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.launched import LaunchedEngine, serve
+from tokenloom.tests.system.launched import served
 
 OPTIONS = ["--dtype", "float32", "--hang-timeout-s", "60"]
 PROGRESS_S = 0.75  # the core reports every 0.5 s
@@ -35,9 +35,7 @@ client.close()
 """
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS))
+engine = served(*OPTIONS)
 
 
 @pytest.fixture

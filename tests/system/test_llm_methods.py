@@ -125,13 +125,6 @@ def test_an_invalid_beam_search_is_refused_before_it_begins(llm: LLM) -> None:
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())  # type: ignore[typeddict-item]
 
 
-def test_get_metrics_returns_values(llm: LLM) -> None:
-    llm.generate("x", SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
-    value_by_name = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
-    assert value_by_name["tokenloom_engine_up"] == 1.0
-    assert (value_by_name["tokenloom_generation_tokens_total"] or 0) >= 3
-
-
 def test_an_automatic_max_model_len_is_the_longest_that_the_kv_pool_holds() -> None:
     options: dict[str, Any] = {"in_process": True, "device": "cpu", "num_threads": 1, "block_size": 16}
     with LLM("demo", max_model_len="auto", num_kv_blocks=9, **options) as llm:

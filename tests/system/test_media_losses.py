@@ -4,6 +4,7 @@ those of transformers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +12,7 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
-from tokenloom.tests.system.media_engine import OPTIONS, Checker, Streams, make_requests, num_encodes
+from tokenloom.tests.system.media_engine import OPTIONS, Checker, make_requests, num_encodes, run
 from tokenloom.tests.system.media_families import HEARING, Models, make_models
 
 NUM_REQUESTS = 12
@@ -46,11 +47,11 @@ def test_a_killed_process_changes_no_answer_to_media(
     role: str, engine: Engine, models: Models, checker: Checker
 ) -> None:
     requests = make_requests(models, 10 + ROLES.index(role), NUM_REQUESTS)
-    with reconnecting(engine) as client:
+    with reconnecting(engine) as client, ThreadPoolExecutor(1) as pool:
         num_restarts = client.health().num_restarts
         if role == "media":  # it is killed while it holds a medium
             inject(engine.faults, "media.read", "delay 0.5")
-        streams = Streams(client, models, requests, MAX_TOKENS)
+        future = pool.submit(run, client, models, requests, MAX_TOKENS)
         if role == "media":
             assert engine.wait_struck("media.read", None, RECOVERY_S)
         else:
@@ -59,8 +60,8 @@ def test_a_killed_process_changes_no_answer_to_media(
                 assert engine.wait_struck("worker.sample", 0, RECOVERY_S)
         lost = engine.child(role)
         lost.kill()
-        assert streams.is_running, "the requests ended before the process"
-        outputs = streams.wait(RECOVERY_S)
+        assert not future.done(), "the requests ended before the process"
+        outputs = future.result(RECOVERY_S)
         assert engine.child(role).pid != lost.pid, "no other process has taken its place"
         assert role in ("frontend", "media") or client.health().num_restarts > num_restarts
         assert num_encodes(client) > 0

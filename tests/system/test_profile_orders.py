@@ -13,7 +13,9 @@ import pytest
 from tokenloom import LLM, Client, InternalError, RequestError, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.today import at_night
-from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
+from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, client, serve
+
+__all__ = ["client"]  # fixtures
 
 OPTIONS = ["--num-kv-blocks", "256", "--http", "0", "--tensor-parallel-size", "2"]
 PROMPT = [5 + i % 90 for i in range(40)]
@@ -30,12 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS, "--profile-dir", str(folder)))
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with reconnecting(engine) as client:
-        yield client
 
 
 def answer(client: Client, params: SamplingParams = SHORT) -> list[int]:

@@ -1,4 +1,4 @@
-"""Answers stay those of one process when parts of a Ray cluster end or are cut off, and others take their places."""
+"""Answers stay those of one process when parts of a Ray cluster end, and others take their places."""
 
 from __future__ import annotations
 

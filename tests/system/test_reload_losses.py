@@ -14,7 +14,9 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
-from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
+from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, client, serve
+
+__all__ = ["client"]  # fixtures
 
 OPTIONS = ["--max-model-len", "500", "--step-timeout-s", "5"]
 PROMPT = [5 + i % 90 for i in range(70)]
@@ -36,12 +38,6 @@ def engine(
     """Start an engine with the first checkpoint."""
     options = [*OPTIONS, "--model", str(folders[0]), "--tensor-parallel-size", str(request.param)]
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *options))
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with reconnecting(engine) as client:
-        yield client
 
 
 def answer(client: Client, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY) -> list[int]:

@@ -1,4 +1,4 @@
-"""KV tiers of several replicas: each has its own slots and folder, requests go back to the replica that keeps their
+"""KV tiers of several replicas: each has its own slots, requests go back to the replica that keeps their
 blocks, and tokens are those of computed blocks."""
 
 from __future__ import annotations

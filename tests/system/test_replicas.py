@@ -26,7 +26,9 @@ from tokenloom.tests.support.chaos_work import (
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.fleet import wait_running
-from tokenloom.tests.system.launched import LaunchedEngine, lost, reconnecting, serve
+from tokenloom.tests.system.launched import LaunchedEngine, client, lost, serve
+
+__all__ = ["client"]  # fixtures
 
 DEADLINE_S = 60.0
 LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2", "--drain-timeout-s", "0.5"]
@@ -61,12 +63,6 @@ def calm(options: list[str], work: list[Work], tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def engine(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("two"), *options, *LIMITS, "--data-parallel-size", "2"))
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with reconnecting(engine) as client:
-        yield client
 
 
 def test_two_replicas_answer_as_one_and_share_the_work(

@@ -14,28 +14,11 @@ from tokenloom.tests.system.sampling_engine import (
     folder,
     llm,
     make_prompts,
-    open_llm,
 )
 
 __all__ = ["folder", "llm"]  # fixtures
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_a_request_with_no_allowed_token_ends_with_an_error(steps_in_flight: int, folder: Path) -> None:
-    prompts, calm = make_prompts(3, 5), SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
-    barred = [  # at the first token, and after it
-        calm.replace(allowed_token_ids=[97], bad_words=["a"], logprobs=2),
-        calm.replace(structured_outputs={"regex": "xa+y"}, bad_words=["xa"], temperature=0),
-    ]
-    with open_llm(folder, steps_in_flight=steps_in_flight) as llm:
-        alone = llm.generate([prompts[2]], calm, use_tqdm=False)[0].outputs[0].token_ids
-        among = llm.submit(prompts[2], calm)
-        for prompt, params in zip(prompts, barred, strict=False):
-            with pytest.raises(RequestError, match="no token may come next"):
-                llm.generate([prompt], params, use_tqdm=False)
-        assert among.result(30).outputs[0].token_ids == alone
 
 
 def test_answer_i_of_n_equals_the_answer_to_seed_plus_i(llm: LLM) -> None:

@@ -1,4 +1,5 @@
-"""Speculation changes no token and no logprob: lookup and an adversary, under every feature and every schedule."""
+"""Speculation changes no token and no logprob: lookup and an adversary, under every feature and every schedule, and
+beside adapters and images."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from tokenloom.core.speculation.lookup import LookupProposer
 from tokenloom.core.speculation.step_costs import StepCosts
 from tokenloom.ipc.messages.metrics import Counter, Gauge
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.tests.support.today import some_pairs
+from tokenloom.tests.support.adapters import write_adapters
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.today import at_night, some_pairs
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system import recorded_drafts
+from tokenloom.tests.system import adapter_engine, media_engine, media_families, recorded_drafts
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.recorded_drafts import MODES
 from tokenloom.tests.system.sampling_engine import (
@@ -178,3 +181,41 @@ def gauge(llm: LLM, name: str) -> float:
 def total(llm: LLM, name: str) -> int:
     found = [each for each in llm.get_metrics() if each.name == f"tokenloom_spec_{name}_total"]
     return int(sum(each.value for each in found if isinstance(each, Counter)))
+
+
+def check_tokens(expected: list[RequestOutput], found: list[RequestOutput], least_accepted: int) -> None:
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+    drafted, accepted = num_drafts(found)
+    assert drafted >= accepted > least_accepted
+
+
+def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models_folder = tmp_path / "models"
+    checkpoint = tiny_checkpoint(models_folder / "model", "qwen3", vocab_size=adapter_engine.VOCAB_SIZE)
+    modules = [f"{path.name}={path}" for path in write_adapters(models_folder / "adapters", checkpoint, 3)]
+    names = ["", *(each.split("=")[0] for each in modules)]
+    requests = adapter_engine.make_requests(names, 12, seed=4, max_tokens=20)
+    options = {**adapter_engine.OPTIONS, "in_process": True, "lora_modules": modules, "deterministic": True}
+    with adapter_engine.LLM(checkpoint, **options, speculation="off") as llm:  # type: ignore[arg-type]
+        expected = requests.run(llm)
+    recorded_drafts.record(tmp_path / "record", "mixed", adapter_engine.VOCAB_SIZE, expected, requests.params)
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    with adapter_engine.LLM(checkpoint, **options, max_num_seqs=5) as llm:  # type: ignore[arg-type]
+        found = requests.run(llm)
+    check_tokens(expected, found, 20)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *at_night("llava")])
+def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows behind images have shifted positions, and their prompts hold placeholders."""
+    models = media_families.make_models(tmp_path / "m", family)
+    requests = media_engine.make_requests(models, 5, 6)
+    with media_engine.open_llm(models, deterministic=True, speculation="off") as llm:
+        expected = media_engine.run(llm, models, requests)
+        vocab_size = max(token for each in expected for token in each.outputs[0].token_ids) + 1
+    params = [SamplingParams(temperature=0, seed=None)] * len(expected)
+    recorded_drafts.record(tmp_path / "record", "mixed", vocab_size, expected, params)
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    with media_engine.open_llm(models, deterministic=True, max_num_seqs=4) as llm:
+        found = media_engine.run(llm, models, requests)
+    check_tokens(expected, found, 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -12,7 +11,7 @@ from tokenloom import Client, SamplingParams
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import check_equal
-from tokenloom.tests.system.launched import LaunchedEngine, serve
+from tokenloom.tests.system.launched import served
 
 OPTIONS = ["--dtype", "float32", "--http", "0", "--step-timeout-s", "1", "--hang-timeout-s", "2"]
 LATE_S = 0.4
@@ -26,9 +25,7 @@ HOWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS))
+engine = served(*OPTIONS)
 
 
 def http_text(engine: Engine) -> str:

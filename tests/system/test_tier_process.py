@@ -11,7 +11,9 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, submit
-from tokenloom.tests.system.launched import LaunchedEngine, lost, reconnecting, serve
+from tokenloom.tests.system.launched import LaunchedEngine, client, lost, serve
+
+__all__ = ["client"]  # fixtures
 
 OPTIONS = ["--dtype", "float32", "--hang-timeout-s", "1", "--num-kv-blocks", "40", "--kv-host-bytes", "16M"]
 PARAMS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -22,12 +24,6 @@ WORK = [Work(country, f"The capital of {country} is", PARAMS) for country in ("F
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     disk = ["--kv-disk", str(tmp_path_factory.mktemp("blocks"))]
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS, *disk))
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with reconnecting(engine) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
