@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.cli.command import ALL_COMMANDS
-from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
 from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.test_documents import known_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "coming_from_vllm.md").read_text(encoding="utf-8")
@@ -33,12 +32,6 @@ def rows(title: str) -> dict[str, str]:
 
 def names(paragraph: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", paragraph))
-
-
-def known_flags() -> set[str]:
-    parser = argparse.ArgumentParser()
-    add_engine_arguments(parser)
-    return {flag for action in parser._actions for flag in action.option_strings}
 
 
 def served_paths(paths: Iterable[str], folder: Path) -> set[str]:

@@ -49,23 +49,17 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_directory_is_private_until_it_is_removed(runtime: Path) -> None:
+def test_a_run_directory_is_private_until_it_is_removed_with_its_blobs(runtime: Path) -> None:
     directory = RunDirectory.create()
+    assert not directory.blobs.exists(), "only a put creates the folder"
+    BlobStore(directory.blobs, 100).put(b"a blob")
+    assert directory.blobs.parent == directory.path
     assert directory.path.parent == runtime / "tokenloom"
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert Endpoints.in_folder(directory.path).core == f"ipc://{directory.path}/core.sock"
     directory.remove()
     directory.remove()
     assert not directory.path.exists()
-
-
-def test_blobs_go_with_their_run_directory() -> None:
-    directory = RunDirectory.create()
-    assert not directory.blobs.exists(), "only a put creates the folder"
-    BlobStore(directory.blobs, 100).put(b"a blob")
-    assert directory.blobs.parent == directory.path
-    directory.remove()
-    assert not directory.blobs.exists()
 
 
 def test_a_start_removes_only_the_directories_of_dead_engines(runtime: Path) -> None:
@@ -99,14 +93,13 @@ def test_an_abandoned_directory_goes_although_a_process_still_makes_files(tmp_pa
         thread.join()
 
 
-def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
-    (runtime / "tokenloom").mkdir(mode=0o755)
+def test_a_base_that_others_can_read_or_that_cannot_be_created_is_one_line_with_the_remedy(runtime: Path) -> None:
+    base = runtime / "tokenloom"
+    base.mkdir(mode=0o755)
     with pytest.raises(ConfigError, match="0700"):
         RunDirectory.create()
-
-
-def test_a_base_that_cannot_be_created_is_one_line_with_the_remedy(runtime: Path) -> None:
-    (runtime / "tokenloom").write_text("a file")
+    base.rmdir()
+    base.write_text("a file")
     with pytest.raises(ConfigError, match=r"cannot make a run directory: .*exists.*: set XDG_RUNTIME_DIR"):
         RunDirectory.create()
 
@@ -204,18 +197,13 @@ def test_a_file_with_the_name_of_the_lock_is_refused_and_kept(runtime: Path, is_
     assert lock.read_text() == precious.read_text() == "precious" and lock.is_symlink() == is_link
 
 
-def test_files_that_have_taken_the_place_of_ours_are_not_removed(runtime: Path) -> None:
-    path = runtime / "engine.sock"
-    for name in (path, runtime / "engine.sock.lock"):
-        name.write_text("precious")
-    unlink_ipc_address(f"ipc://{path}")
-    assert sorted(each.name for each in runtime.iterdir()) == ["engine.sock", "engine.sock.lock"]
-
-
-def test_a_folder_that_takes_no_changes_or_is_gone_does_not_keep_an_engine_from_its_end(runtime: Path) -> None:
-    (runtime / "file").write_text("no folder")
-    for folder in ("file", "gone"):
+def test_an_engine_ends_although_its_folder_is_gone_or_files_have_taken_the_place_of_ours(runtime: Path) -> None:
+    names = ["engine.sock", "engine.sock.lock"]
+    for name in names:
+        (runtime / name).write_text("precious")
+    for folder in (".", "engine.sock", "gone"):
         unlink_ipc_address(f"ipc://{runtime}/{folder}/engine.sock")
+    assert sorted(each.name for each in runtime.iterdir()) == names
 
 
 def test_a_bind_that_would_replace_a_file_is_refused(runtime: Path) -> None:

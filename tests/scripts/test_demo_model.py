@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
-LIMIT_BYTES = 10_000_000  # with its adapters and the models of images and of speech
 
 Country = dict[str, str]
 
@@ -114,17 +113,28 @@ def test_an_answer_far_into_the_context_is_still_right(model: Any, tokenizer: An
     assert answer == "The capital of Norway is Oslo.<|end|>"
 
 
-def test_the_checkpoint_is_small_and_has_the_documented_format(tokenizer: Any) -> None:
-    assert sum(file.stat().st_size for file in DEMO.rglob("*") if file.is_file()) <= LIMIT_BYTES
-    config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["max_position_embeddings"] >= 2048
-    assert config["vocab_size"] == len(tokenizer)
-    generation = json.loads((DEMO / "generation_config.json").read_text(encoding="utf-8"))
-    assert generation["eos_token_id"] == tokenizer.convert_tokens_to_ids(["<|eos|>", "<|end|>"])
-    settings = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    template = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
-    assert settings["chat_template"] == template == tokenizer.chat_template
+@pytest.mark.parametrize(
+    ("folder", "architecture", "most_bytes"),
+    [
+        (DEMO, "LlamaForCausalLM", 10_000_000),  # with its adapters and the models of images and of speech
+        (DEMO / "vision", "LlavaForConditionalGeneration", 3_000_000),
+        (DEMO / "audio", "WhisperForConditionalGeneration", 3_000_000),
+    ],
+)
+def test_a_checkpoint_is_small_and_has_the_documented_format(folder: Path, architecture: str, most_bytes: int) -> None:
+    def read(name: str) -> Any:
+        return json.loads((folder / name).read_text(encoding="utf-8"))
+
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= most_bytes
+    config, tokenizer = read("config.json"), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    assert config["architectures"] == [architecture]
+    assert config.get("text_config", config)["vocab_size"] == len(tokenizer)
+    if folder.name != "audio":
+        assert read("generation_config.json")["eos_token_id"] == tokenizer.convert_tokens_to_ids(["<|eos|>", "<|end|>"])
+    if folder == DEMO:
+        assert config["max_position_embeddings"] >= 2048
+        template = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+        assert read("tokenizer_config.json")["chat_template"] == template == tokenizer.chat_template
 
 
 def test_a_prompt_begins_with_one_bos_in_text_and_in_chat(tokenizer: Any) -> None:

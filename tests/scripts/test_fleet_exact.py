@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tokenloom.frontend.replicas.router import Router
 from tokenloom.scripts.bench_report import percentile
 from tokenloom.scripts.fleet_exact import ExactReplica, spec_of, tokens_of
 from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, Slow
@@ -20,16 +19,7 @@ SIZES = Sizes(pool_tokens=POOL)
 
 def simulate_exactly(jobs: Sequence[Job], num_replicas: int, faults: Sequence[Fault] = ()) -> FleetSimulation:
     spec = spec_of(SIZES)
-    simulation = FleetSimulation(
-        jobs,
-        num_replicas,
-        lambda: ExactReplica(LARGE_GPU, SIZES, spec),
-        Router(key_tokens=BLOCK),
-        faults=faults,
-        capacity_tokens=POOL,
-    )
-    simulation.run()
-    return simulation
+    return simulate(jobs, num_replicas, faults, new_replica=lambda: ExactReplica(LARGE_GPU, SIZES, spec))
 
 
 def figures(simulation: FleetSimulation) -> list[float]:

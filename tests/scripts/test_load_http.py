@@ -1,10 +1,18 @@
-"""The load over HTTP: its short form, and its verdict on each fault."""
+"""The load over HTTP and the kills of frontends: their short forms, and the verdict of the load on each fault."""
 
 from __future__ import annotations
 
 import pytest
 
-from tokenloom.scripts import load_http
+from tokenloom.scripts import http_kills, load_http
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+def test_killing_frontends_refuses_and_loses_no_connection() -> None:
+    report = http_kills.start_and_measure(10.0, 4, rate=100.0)
+    assert http_kills.is_clean(report), report
+    assert report["kills"] == 4 and report["answered"] > 900  # type: ignore[operator]
 
 
 @pytest.mark.nightly

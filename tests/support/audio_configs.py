@@ -6,10 +6,10 @@ Qwen3-ASR attends to two of its windows at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from .vision_configs import text_config
+from .vision_configs import MediaModel, text_config
 
 Config = dict[str, Any]
 
@@ -17,19 +17,12 @@ NUM_MEL_BINS = 20
 WINDOW_S = 2  # of Whisper's encoders
 
 
-@dataclass(frozen=True)
-class AudioModel:
-    """A tiny model: its configs with names of marker tokens in place of their ids, and the text of one audio."""
-
-    config: Config
-    markers: dict[str, str]  # name in the tokenizer's config -> token
-    audio: str  # an audio in a prompt, before the expansion
-    preprocessor: Config = field(default_factory=dict)  # preprocessor_config.json
-    processor: Config = field(default_factory=dict)  # processor_config.json
-    other_markers: tuple[str, ...] = ()
+@dataclass(frozen=True, kw_only=True)
+class AudioModel(MediaModel):
+    audio: str  # the text of an audio in a prompt, before the expansion
 
 
-def _extractor(kind: str, **fields: Any) -> Config:
+def extractor_config(kind: str, **fields: Any) -> Config:
     return {
         "feature_extractor_type": kind,
         "dither": 0.0,
@@ -60,7 +53,9 @@ QWEN2_AUDIO = AudioModel(
             "max_source_positions": 50 * WINDOW_S,
         },
     },
-    preprocessor=_extractor("WhisperFeatureExtractor", chunk_length=WINDOW_S, processor_class="Qwen2AudioProcessor"),
+    preprocessor=extractor_config(
+        "WhisperFeatureExtractor", chunk_length=WINDOW_S, processor_class="Qwen2AudioProcessor"
+    ),
     markers={"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"},
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
     processor={"processor_class": "Qwen2AudioProcessor"},
@@ -82,7 +77,7 @@ VOXTRAL = AudioModel(
             "max_source_positions": 50 * WINDOW_S,
         },
     },
-    preprocessor=_extractor("WhisperFeatureExtractor", chunk_length=WINDOW_S, processor_class="VoxtralProcessor"),
+    preprocessor=extractor_config("WhisperFeatureExtractor", chunk_length=WINDOW_S, processor_class="VoxtralProcessor"),
     markers={"audio_token": "[AUDIO]", "audio_bos_token": "[BEGIN_AUDIO]"},
     audio="[BEGIN_AUDIO][AUDIO]",
     processor={"processor_class": "VoxtralProcessor"},
@@ -111,7 +106,9 @@ QWEN3_ASR = AudioModel(
     audio="<|audio_start|><|audio_pad|><|audio_end|>",
     processor={
         "processor_class": "Qwen3ASRProcessor",
-        "feature_extractor": _extractor("Qwen3ASRFeatureExtractor", chunk_length=30, min_length=8000, n_window=50),
+        "feature_extractor": extractor_config(
+            "Qwen3ASRFeatureExtractor", chunk_length=30, min_length=8000, n_window=50
+        ),
     },
 )
 AUDIO_MODELS = {"qwen2_audio": QWEN2_AUDIO, "voxtral": VOXTRAL, "qwen3_asr": QWEN3_ASR}

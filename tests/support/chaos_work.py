@@ -138,14 +138,7 @@ def difference(calm: RequestOutput, harmed: RequestOutput) -> str | None:
 
 
 def _answer_difference(calm: CompletionOutput, harmed: CompletionOutput) -> str | None:
-    if calm.token_ids != harmed.token_ids:
-        pairs = zip(calm.token_ids, harmed.token_ids, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(calm.token_ids), len(harmed.token_ids)))
-        return (
-            f"tokens from {place} on: {harmed.token_ids[place : place + 4]} of {len(harmed.token_ids)}, calm "
-            f"{calm.token_ids[place : place + 4]} of {len(calm.token_ids)}"
-        )
-    for name in ("text", "finish_reason", "stop_reason"):
+    for name in ("token_ids", "text", "finish_reason", "stop_reason"):
         if getattr(calm, name) != getattr(harmed, name):
             return f"{name} {getattr(harmed, name)!r}, calm {getattr(calm, name)!r}"
     return _logprob_difference(calm.logprobs, harmed.logprobs)
@@ -153,20 +146,16 @@ def _answer_difference(calm: CompletionOutput, harmed: CompletionOutput) -> str 
 
 def _logprob_difference(calm: object, harmed: object) -> str | None:
     """Compare None or lists of one dict a token (token id to Logprob); near ties may reorder the likeliest tokens."""
-    if not isinstance(calm, list) or not isinstance(harmed, list):
-        return None if calm is harmed else "logprobs of one alone"
-    if len(calm) != len(harmed):
-        return f"logprobs of {len(harmed)} tokens, calm of {len(calm)}"
-    for place, (one, other) in enumerate(zip(calm, harmed, strict=True)):
-        if one is None or other is None:
-            if one is not other:
-                return f"logprobs at {place} of one alone"
-            continue
-        pairs = zip(
-            sorted(token.logprob for token in one.values()),
-            sorted(token.logprob for token in other.values()),
-            strict=False,
-        )
-        if len(one) != len(other) or any(abs(a - b) > MAX_LOGPROB_DIFFERENCE for a, b in pairs):
-            return f"logprobs at {place}: {other}, calm {one}"
+    one, other = _numbers(calm), _numbers(harmed)
+    if len(one) != len(other):
+        return f"logprobs of {len(other)} tokens, calm of {len(one)}"
+    for place, (a, b) in enumerate(zip(one, other, strict=True)):
+        if len(a) != len(b) or any(abs(x - y) > MAX_LOGPROB_DIFFERENCE for x, y in zip(a, b, strict=True)):
+            return f"logprobs at {place}: {b}, calm {a}"
     return None
+
+
+def _numbers(logprobs: object) -> list[list[float]]:
+    """Return the sorted logprobs of each token; none of one without logprobs, as the first of a prompt."""
+    tokens = logprobs if isinstance(logprobs, list) else []
+    return [sorted(each.logprob for each in (token or {}).values()) for token in tokens]

@@ -9,10 +9,13 @@ families are FAMILIES, those of `families.py` and ENCODER_DECODERS. For a model 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import NATIVE, load_model_config
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
 from . import families, family_checkpoints, whisper_checkpoints
@@ -47,6 +50,13 @@ def _replaced(config: dict[str, object], fields: dict[str, object]) -> dict[str,
     return {name: value for name, value in {**config, **fields}.items() if value is not None}
 
 
+def tiny_model(folder: Path, family: str, **fields: object) -> ModelConfig:
+    """Write config.json alone into `folder` and return the engine's configuration of the model."""
+    config = {**tiny_config(family, **fields), "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return load_model_config(folder)
+
+
 def tiny_checkpoint(
     folder: Path,
     family: str = "llama",
@@ -60,3 +70,6 @@ def tiny_checkpoint(
         return whisper_checkpoints.whisper_checkpoint(folder, getattr(torch, dtype), seed, **fields)
     write = family_checkpoints.write_family if family in families.CONFIGS else write_checkpoint
     return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)
+
+
+NATIVES = [family for family in (*FAMILIES, *families.CONFIGS) if tiny_config(family)["architectures"][0] in NATIVE]  # type: ignore[index]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from .audio_configs import AUDIO_MODELS, AudioModel
-from .vision_configs import VISION_MODELS, VisionModel, with_ids
+from .audio_configs import AUDIO_MODELS
+from .vision_configs import VISION_MODELS, MediaModel, with_ids
 
 Config = dict[str, Any]  # config.json
 
@@ -64,7 +64,7 @@ def _rms(model_type: str, architecture: str, **fields: Any) -> Config:
     return _config(model_type, architecture, **{"hidden_act": "silu", "rms_norm_eps": EPS, **fields})
 
 
-def _with_media(model: VisionModel | AudioModel, **text: Any) -> Config:
+def _with_media(model: MediaModel, **text: Any) -> Config:
     """Return the config of a model that takes media. It tests the language model, with given embeddings in the place of
     the token MEDIUM_ID; `text` replaces fields."""
     names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")

@@ -7,16 +7,15 @@ other tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from .family_checkpoints import BIAS_SPREAD, SPREAD
-from .vision_configs import with_ids
-
-Config = dict[str, Any]
+from .vision_configs import Config, MediaModel, with_ids
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 BOS_ID, EOS_ID, END_ID, PAD_ID = 0, 1, 2, 3  # of the demo's tokenizer
@@ -29,6 +28,7 @@ GAINS = {
     "q_proj": 1.5,
     "audio_tower.conv": 4.0,
 }
+POSITIONS = ("embed_positions", "position_embed", "cls_token", "class_embed", "pos_embed")
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -38,21 +38,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}{{ '<|end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-
-
-class MediaModel(Protocol):
-    """A tiny model: its configs with names of marker tokens in place of their ids."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def preprocessor(self) -> Config: ...  # preprocessor_config.json; empty: the model has none
-    @property
-    def processor(self) -> Config: ...  # processor_config.json
-    @property
-    def markers(self) -> dict[str, str]: ...  # name in the tokenizer's config -> token
-    @property
-    def other_markers(self) -> tuple[str, ...]: ...
 
 
 def write_media_checkpoint(
@@ -73,17 +58,17 @@ def write_media_checkpoint(
     text = config.get("text_config", config)
     text |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, **text_fields}
     config |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "dtype": str(dtype).removeprefix("torch.")}
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     loaded = transformers.AutoConfig.from_pretrained(folder)
     network = getattr(transformers, config["architectures"][0])(loaded)
     randomize(network, seed)
     network.to(dtype).save_pretrained(folder)
     _use_published_names(folder / "model.safetensors")
-    _write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
-    _write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
+    write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
+    write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
     if model.preprocessor:
-        _write_json(folder / "preprocessor_config.json", model.preprocessor)
-    _write_json(folder / "processor_config.json", model.processor)
+        write_json(folder / "preprocessor_config.json", model.preprocessor)
+    write_json(folder / "processor_config.json", model.processor)
     return folder
 
 
@@ -118,14 +103,14 @@ def _use_published_names(file: Path) -> None:
     save_file(renamed, file, metadata={"format": "pt"})
 
 
-def _write_json(file: Path, value: Config) -> None:
+def write_json(file: Path, value: Config) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int, gains: Mapping[str, float] = GAINS) -> None:
     """Fill every stored tensor with noise: matrices and convolutions keep the scale of their inputs, vectors vary
-    around the value that they were initialized with."""
+    around the value that they were initialized with. gains: of matrices and positions, by a part of their names."""
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict().items(), key=lambda item: "lm_head" in item[0]):
@@ -133,22 +118,17 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             continue
         seen.add(tensor.data_ptr())
         noise = torch.randn(tensor.shape, generator=generator)
+        is_position = any(part in name for part in POSITIONS)
+        gain = next((each for part, each in gains.items() if part in name), 0.3 if is_position else 1.0)
         if not tensor.is_floating_point() or name.endswith("inv_freq"):
             continue
         if "bias" in name:
             tensor.copy_(BIAS_SPREAD * noise)
         elif "lambda_" in name:  # InternVL's scales of layers begin at 0.1, at which layers hardly matter
             tensor.copy_(1 + SPREAD * noise)
-        elif (
-            "embed_positions" in name
-            or "position_embed" in name
-            or "cls_token" in name
-            or "class_embed" in name
-            or "pos_embed" in name
-        ):
-            tensor.copy_(0.3 * noise)
+        elif is_position:
+            tensor.copy_(gain * noise)
         elif tensor.ndim < 2:
             tensor.copy_(tensor.mean() + SPREAD * noise)
         else:
-            gain = next((each for part, each in GAINS.items() if part in name), 1.0)
             tensor.copy_(noise * gain / (tensor.numel() / tensor.shape[0]) ** 0.5)

@@ -44,19 +44,27 @@ class MediaOracle(ABC, Generic[MediumT]):
 
     def generate(self, prompt: str, media: Sequence[MediumT] = (), max_tokens: int = 12) -> list[int]:
         """Return greedy tokens without the prompt's. A prompt holds one marker a medium, as `expand` takes it."""
-        expanded = self.expand(prompt, media)
-        ids = torch.tensor([expanded.token_ids])
+        return self.generate_batch([(prompt, media)], max_tokens)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[tuple[str, Sequence[MediumT]]], max_tokens: int, min_tokens: int = 0
+    ) -> list[list[int]]:
+        """Return the greedy tokens of prompts that have equal numbers of tokens, in one batch."""
+        batch = [self.expand(prompt, media) for prompt, media in prompts]
+        ids = torch.tensor([each.token_ids for each in batch])
         with torch.inference_mode():
             output = self.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                **expanded.inputs,
+                **{name: torch.cat([each.inputs[name] for each in batch]) for name in batch[0].inputs},
                 do_sample=False,
                 max_new_tokens=max_tokens,
+                min_new_tokens=min_tokens,
                 pad_token_id=self.tokenizer.pad_token_id,
                 return_dict_in_generate=False,
             )
-        return [int(token) for token in output[0, ids.shape[1] :]]
+        rows: list[list[int]] = output[:, ids.shape[1] :].tolist()
+        return rows
 
     def check(self, prompt: str, media: Sequence[MediumT], answer: Sequence[int]) -> None:
         """Check that each token of the answer has the highest logit given all before it, up to near ties, in one

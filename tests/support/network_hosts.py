@@ -56,7 +56,7 @@ class Network:
         self.agents: list[Agent] = []
         self.private: list[Path] = []  # folders of which each host has its own
         self._namespaces = [self._bridge]
-        self._new_namespace(self._bridge)
+        _run("ip", "netns", "add", self._bridge)
         _run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", self._bridge, "link", "set", "br0", "up")
         prefix, self._prefix_bits = ("fd44::", 64) if is_ipv6 else ("10.44.0.", 24)
@@ -65,12 +65,9 @@ class Network:
             self._add_host(number)
         _run(sys.executable, "-P", "-m", "tokenloom.frontend.launch", "keygen", str(self.key_file))
 
-    def _new_namespace(self, name: str) -> None:
-        _run("ip", "netns", "add", name)
-
     def _add_host(self, number: int) -> None:
         name = self.namespace(number)
-        self._new_namespace(name)
+        _run("ip", "netns", "add", name)
         self._namespaces.append(name)
         port = f"p{number}"
         _run("ip", "link", "add", "eth9", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .adapters import peft_model
 from .family_checkpoints import reference_model
 
 Config = dict[str, Any]  # arguments of peft.LoraConfig
@@ -69,20 +70,11 @@ def peft_logits(
     checkpoint: Path, adapter: Path | None, tokens: Mapping[str, Sequence[int]], *, is_merged: bool = False
 ) -> dict[str, Tensor]:
     """Return the logits [n, vocab] of each prompt with an adapter, merged into the weights or beside them."""
-    model = peft_model(checkpoint, adapter)
-    if is_merged:
-        with _quiet():
+    with _quiet():
+        model: Any = reference_model(checkpoint) if adapter is None else peft_model(checkpoint, {"default": adapter})
+        if is_merged:
             model = model.merge_and_unload()
     return {name: model(torch.tensor([list(ids)])).logits[0] for name, ids in tokens.items()}
-
-
-def peft_model(checkpoint: Path, adapter: Path | None) -> Any:
-    """Return peft's model in float32; the base without an adapter."""
-    import peft
-
-    base: Any = reference_model(checkpoint)
-    with _quiet():
-        return base if adapter is None else peft.PeftModel.from_pretrained(base, adapter).eval()
 
 
 def randomize(model: Any, seed: int, strength: float) -> None:

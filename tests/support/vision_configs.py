@@ -17,16 +17,20 @@ MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.2757
 HALF = [0.5, 0.5, 0.5]
 
 
-@dataclass(frozen=True)
-class VisionModel:
-    """A tiny model: its configs with names of marker tokens in place of their ids, and the text of one image."""
+@dataclass(frozen=True, kw_only=True)
+class MediaModel:
+    """A tiny model that takes media: its configs with names of marker tokens in place of their ids."""
 
     config: Config
-    preprocessor: Config  # preprocessor_config.json
     markers: dict[str, str]  # name in the tokenizer's config -> token
-    image: str  # an image in a prompt, before the expansion
+    preprocessor: Config = field(default_factory=dict)  # preprocessor_config.json; empty: the model has none
     processor: Config = field(default_factory=dict)  # processor_config.json
     other_markers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionModel(MediaModel):
+    image: str  # the text of an image in a prompt, before the expansion
 
 
 def with_ids(value: Any, ids: Mapping[str, int]) -> Any:
@@ -59,6 +63,18 @@ def _tower(model_type: str, **fields: Any) -> Config:
     """Return the config of a tiny encoder."""
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 56}
     return {"model_type": model_type, **shape, "image_size": 56, "patch_size": 7, **fields}
+
+
+def _qwen_tower(model_type: str, depth: int, **fields: Any) -> Config:
+    shape = {"model_type": model_type, "depth": depth, "hidden_size": 32, "intermediate_size": 56, "num_heads": 2}
+    return {
+        **shape,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 64,
+        **fields,
+    }
 
 
 def _square(kind: str, size: int, **fields: Any) -> Config:
@@ -94,55 +110,54 @@ LLAVA = VisionModel(
     markers={"image_token": "<image>"},
     image="<image>",
 )
-_PIXTRAL_PREPROCESSOR = {"image_processor_type": "PixtralImageProcessor", "image_mean": MEAN, "image_std": STD}
 _PIXTRAL_MARKERS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
-PIXTRAL = VisionModel(
-    config={
-        "architectures": ["LlavaForConditionalGeneration"],
-        "model_type": "llava",
-        "image_token_index": "[IMG]",
-        "image_seq_length": 1,
-        "projector_hidden_act": "gelu",
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-        "text_config": text_config("mistral", head_dim=24, sliding_window=None),
-        "vision_config": _tower("pixtral", image_size=84, rope_theta=100.0, hidden_act="silu"),
-    },
-    preprocessor={
-        **_PIXTRAL_PREPROCESSOR,
-        "patch_size": {"height": 7, "width": 7},
-        "size": {"longest_edge": 63},
-    },
-    processor={"processor_class": "PixtralProcessor", "patch_size": 7, **_PIXTRAL_MARKERS},
-    markers=_PIXTRAL_MARKERS,
-    image="[IMG]",
+
+
+def _pixtral(
+    model_type: str, architecture: str, size: int, longest_edge: int, merge: Config, **fields: Any
+) -> VisionModel:
+    return VisionModel(
+        config={
+            "architectures": [architecture],
+            "model_type": model_type,
+            "image_token_index": "[IMG]",
+            "projector_hidden_act": "gelu",
+            "vision_feature_layer": -1,
+            "text_config": text_config("mistral", head_dim=24, sliding_window=None),
+            "vision_config": _tower("pixtral", image_size=size, rope_theta=100.0, hidden_act="silu"),
+            **merge,
+            **fields,
+        },
+        preprocessor={
+            "image_processor_type": "PixtralImageProcessor",
+            "image_mean": MEAN,
+            "image_std": STD,
+            "patch_size": {"height": 7, "width": 7},
+            "size": {"longest_edge": longest_edge},
+        },
+        processor={"processor_class": "PixtralProcessor", "patch_size": 7, **merge, **_PIXTRAL_MARKERS},
+        markers=_PIXTRAL_MARKERS,
+        image="[IMG]",
+    )
+
+
+PIXTRAL = _pixtral(
+    "llava",
+    "LlavaForConditionalGeneration",
+    84,
+    63,
+    {},
+    image_seq_length=1,
+    vision_feature_select_strategy="full",
 )
-MISTRAL3 = VisionModel(
-    config={
-        "architectures": ["Mistral3ForConditionalGeneration"],
-        "model_type": "mistral3",
-        "image_token_index": "[IMG]",
-        "multimodal_projector_bias": False,
-        "projector_hidden_act": "gelu",
-        "spatial_merge_size": 2,
-        "vision_feature_layer": -1,
-        "tie_word_embeddings": False,
-        "text_config": text_config("mistral", head_dim=24, sliding_window=None),
-        "vision_config": _tower("pixtral", image_size=112, rope_theta=100.0, hidden_act="silu"),
-    },
-    preprocessor={
-        **_PIXTRAL_PREPROCESSOR,
-        "patch_size": {"height": 7, "width": 7},
-        "size": {"longest_edge": 112},
-    },
-    processor={
-        "processor_class": "PixtralProcessor",
-        "patch_size": 7,
-        "spatial_merge_size": 2,
-        **_PIXTRAL_MARKERS,
-    },
-    markers=_PIXTRAL_MARKERS,
-    image="[IMG]",
+MISTRAL3 = _pixtral(
+    "mistral3",
+    "Mistral3ForConditionalGeneration",
+    112,
+    112,
+    {"spatial_merge_size": 2},
+    multimodal_projector_bias=False,
+    tie_word_embeddings=False,
 )
 _IDEFICS3_PREPROCESSOR = {
     "image_processor_type": "Idefics3ImageProcessor",
@@ -278,19 +293,7 @@ QWEN2_5_VL = VisionModel(
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         **text_config("qwen2_5_vl", rope_scaling=_MROPE, tie_word_embeddings=True),
         **_QWEN_IDS,
-        "vision_config": {
-            "model_type": "qwen2_5_vl",
-            "depth": 4,
-            "hidden_size": 32,
-            "intermediate_size": 56,
-            "out_hidden_size": 64,
-            "num_heads": 2,
-            "patch_size": 8,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 32,
-            "fullatt_block_indexes": [1, 3],
-        },
+        "vision_config": _qwen_tower("qwen2_5_vl", 4, window_size=32, fullatt_block_indexes=[1, 3]),
     },
     preprocessor=_QWEN_PREPROCESSOR,
     processor={"processor_class": "Qwen2_5_VLProcessor"},
@@ -308,19 +311,7 @@ QWEN3_VL = VisionModel(
             head_dim=32,
             rope_scaling={"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
         ),
-        "vision_config": {
-            "model_type": "qwen3_vl",
-            "depth": 4,
-            "hidden_size": 32,
-            "intermediate_size": 56,
-            "out_hidden_size": 64,
-            "num_heads": 2,
-            "patch_size": 8,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        "vision_config": _qwen_tower("qwen3_vl", 4, num_position_embeddings=36, deepstack_visual_indexes=[0, 2]),
     },
     preprocessor={
         "image_processor_type": "Qwen2VLImageProcessorFast",

@@ -39,26 +39,6 @@ class VisionOracle(MediaOracle[Image.Image]):
         architecture = getattr(transformers, self._config["architectures"][0])
         self.model = architecture.from_pretrained(folder, dtype=dtype).eval()
 
-    def generate_batch(
-        self, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12, min_tokens: int = 0
-    ) -> list[list[int]]:
-        """Return the greedy tokens of prompts that have equal numbers of tokens, in one batch."""
-        batch = [self.expand(prompt, images) for prompt, images in prompts]
-        names = batch[0].inputs
-        ids = torch.tensor([each.token_ids for each in batch])
-        with torch.inference_mode():
-            output = self.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **{name: torch.cat([each.inputs[name] for each in batch]) for name in names},
-                do_sample=False,
-                max_new_tokens=max_tokens,
-                min_new_tokens=min_tokens,
-                pad_token_id=self.tokenizer.pad_token_id,
-            )
-        rows: list[list[int]] = output[:, ids.shape[1] :].tolist()
-        return rows
-
     def num_placeholders(self, image: Image.Image) -> int:
         """Return the number of embeddings of an image."""
         return self.expand(self._marker(), [image]).token_ids.count(self.placeholder_id)

@@ -9,14 +9,13 @@ published files, and the tokenizer puts some around a text as theirs does.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .family_checkpoints import BIAS_SPREAD, SPREAD
-from .media_checkpoints import DEMO
+from .audio_configs import extractor_config
+from .media_checkpoints import DEMO, randomize, write_json
 
 TEXT_SIZE = 2048  # of the demo's tokenizer
 NAMES = (
@@ -27,11 +26,12 @@ IDS = {name: TEXT_SIZE + number for number, name in enumerate(NAMES)}
 EOS_ID, START_ID, NO_TIMESTAMPS_ID = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|notimestamps|>"]
 SUPPRESSED = [5, 9, 33, 100, 101, 102, 777, START_ID, *(IDS[name] for name in NAMES[4:9])]
 GAINS = {  # so that the clip and all tokens before decide the next one
-    "embed_tokens": 4.0,
-    "out_proj": 2.0,
-    "encoder_attn.out_proj": 4.0,
-    "q_proj": 4.0,
+    "decoder.embed_positions": 1.0,
     "fc2": 4.0,
+    "q_proj": 4.0,
+    "encoder_attn.out_proj": 4.0,
+    "out_proj": 2.0,
+    "embed_tokens": 4.0,
 }
 SIZES = {
     "d_model": 64,
@@ -71,7 +71,7 @@ def whisper_checkpoint(
     write_tokenizer(folder, config["max_source_positions"] + 1)
     write_json(folder / "config.json", config)
     network = transformers.WhisperForConditionalGeneration(transformers.AutoConfig.from_pretrained(folder))
-    randomize(network, seed)
+    randomize(network, seed, GAINS)
     network.to(dtype).save_pretrained(folder)
     write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
     write_json(folder / "generation_config.json", generation_config(has_rules=has_rules))
@@ -115,19 +115,14 @@ def generation_config(*, has_rules: bool) -> dict[str, Any]:
 
 def preprocessor_config(config: dict[str, Any]) -> dict[str, Any]:
     num_frames = 2 * config["max_source_positions"]
-    return {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": config["num_mel_bins"],
-        "sampling_rate": 16000,
-        "hop_length": 160,
-        "n_fft": 400,
-        "chunk_length": num_frames / 100,
-        "nb_max_frames": num_frames,
-        "n_samples": 160 * num_frames,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": False,
-    }
+    return extractor_config(
+        "WhisperFeatureExtractor",
+        feature_size=config["num_mel_bins"],
+        chunk_length=num_frames / 100,
+        nb_max_frames=num_frames,
+        n_samples=160 * num_frames,
+        return_attention_mask=False,
+    )
 
 
 def write_tokenizer(folder: Path, num_timestamps: int) -> None:
@@ -151,25 +146,3 @@ def write_tokenizer(folder: Path, num_timestamps: int) -> None:
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     ).save_pretrained(folder)
-
-
-def write_json(file: Path, value: dict[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Fill every parameter with noise: matrices and convolutions keep the scale of their inputs, vectors vary around
-    the value that they were initialized with."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in model.named_parameters():
-        noise = torch.randn(tensor.shape, generator=generator)
-        if "bias" in name:
-            tensor.copy_(BIAS_SPREAD * noise)
-        elif "embed_positions" in name:
-            tensor.copy_((1.0 if "decoder" in name else 0.3) * noise)
-        elif tensor.ndim < 2:
-            tensor.copy_(tensor.mean() + SPREAD * noise)
-        else:
-            gain = next((each for part, each in reversed(GAINS.items()) if part in name), 1.0)
-            tensor.copy_(noise * gain / (tensor.numel() / tensor.shape[0]) ** 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ from torch import Tensor, nn
 from tokenloom.ipc.adapters.adapter_file import AdapterModule, read_adapter
 from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
 from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.tests.support.checkpoints import tiny_config
+from tokenloom.tests.support.checkpoints import tiny_model
+from tokenloom.tests.support.peft_adapters import KINDS, STACKED, randomize
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft uses names of transformers that are deprecated
 
-STACKED = ["experts.gate_up_proj", "experts.down_proj"]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "all linears": ("llama", {"target_modules": "all-linear", "r": 8}),
     "patterns": (
         "llama",
         {
@@ -35,15 +32,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3, ".*_proj": 5},
         },
     ),
-    "rslora of some layers": (
-        "qwen2",
-        {"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1], "use_rslora": True},
-    ),
-    "dora": ("llama", {"target_modules": "all-linear", "r": 4, "use_dora": True}),
-    "dora of fused matrices": ("phi3", {"target_modules": "all-linear", "r": 4, "use_dora": True}),
+    "dora of fused matrices": ("phi3", KINDS["dora"]),
     "transposed": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc", "wte"], "use_rslora": True}),
-    "transposed dora": ("gpt2", {"target_modules": "all-linear", "r": 4, "use_dora": True}),
-    "embedding and head": ("llama", {"target_modules": ["embed_tokens", "lm_head", "v_proj"], "r": 4}),
+    "transposed dora": ("gpt2", KINDS["dora"]),
+    "embedding and head": ("llama", KINDS["embedding and head"]),
     "renamed head": ("gpt_neox", {"target_modules": ["query_key_value", "lm_head"], "r": 4}),
     "parameters of linears": (
         "llama",
@@ -55,10 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "wrapped": ("gemma3", {"target_modules": r".*language_model.*(q|o|down)_proj", "r": 4}),
-    "renamed experts": (
-        "mixtral",
-        {"target_modules": ["q_proj"], "target_parameters": [*STACKED, "gate.weight"], "r": 4},
-    ),
+    "renamed experts": ("mixtral", KINDS["experts and router"]),
     "experts of old targets": ("mixtral", {"target_modules": ["w1", "w2", "w3", "gate", "o_proj"], "r": 2}),
     "experts": (
         "qwen3_moe",
@@ -69,7 +58,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"gate_up_proj": 9},
         },
     ),
-    "interleaved experts": ("gpt_oss", {"target_modules": ["k_proj"], "target_parameters": STACKED, "r": 4}),
+    "interleaved experts": ("gpt_oss", KINDS["experts"]),
     "experts beside an mlp": (
         "gemma4_moe",
         {"target_modules": ["up_proj", "router.proj"], "target_parameters": STACKED, "r": 4},
@@ -79,11 +68,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save_random(model: Any, folder: Path, **config: Any) -> None:
     """Save a random adapter of the model."""
-    tuned = peft.get_peft_model(model, peft.LoraConfig(lora_alpha=11, init_lora_weights=False, **config))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in tuned.named_parameters():
-        if "lora_" in name:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    tuned = peft.get_peft_model(model, peft.LoraConfig(**{"lora_alpha": 11, **config}))
+    randomize(tuned, seed=1, strength=1.0)
     tuned.save_pretrained(folder)
 
 
@@ -98,11 +84,6 @@ def tree(modules: dict[str, nn.Module]) -> nn.Module:
             parent = getattr(parent, part)
         parent.add_module(last, module)
     return root
-
-
-def model_of(folder: Path, family: str) -> ModelConfig:
-    (folder / "config.json").write_text(json.dumps({**tiny_config(family), "pad_token_id": 0}), encoding="utf-8")
-    return load_model_config(folder)
 
 
 def layers_of(model: Any, folder: Path) -> dict[str, Any]:
@@ -159,7 +140,7 @@ def check(folder: Path, model: ModelConfig, layers: dict[str, Any]) -> Iterator[
 @torch.no_grad()
 def test_files_of_peft_hold_its_modules_updates(tmp_path: Path, case: str) -> None:
     family, config = CASES[case]
-    model = model_of(tmp_path, family)
+    model = tiny_model(tmp_path, family)
     make, file = getattr(transformers, model.architecture), transformers.AutoConfig.from_pretrained(tmp_path)
     save_random(make(file), tmp_path / "adapter", **config)
     assert list(check(tmp_path / "adapter", model, layers_of(make(file), tmp_path / "adapter")))
@@ -171,7 +152,7 @@ def test_files_of_peft_hold_its_modules_updates(tmp_path: Path, case: str) -> No
 )
 @torch.no_grad()
 def test_files_of_models_with_experts_one_by_one(tmp_path: Path, family: str, path: str) -> None:
-    model = model_of(tmp_path, family)
+    model = tiny_model(tmp_path, family)
     assert model.experts is not None
     hidden, size = model.hidden_size, model.experts.intermediate_size
     gate, up, down = ("1", "3", "2") if family == "mixtral" else ("gate", "up", "down")
@@ -197,7 +178,7 @@ def test_files_of_models_with_experts_one_by_one(tmp_path: Path, family: str, pa
 
 @torch.no_grad()
 def test_files_of_interleaved_experts_that_peft_takes_for_transposed_ones(tmp_path: Path) -> None:
-    model = model_of(tmp_path, "gpt_oss")
+    model = tiny_model(tmp_path, "gpt_oss")
     assert model.experts is not None
     num, hidden, size = model.experts.num_experts, model.hidden_size, model.experts.intermediate_size
 

@@ -96,12 +96,6 @@ def test_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
         read_header(path)
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    for length in range(0, len(GOOD), 2):
-        with pytest.raises(RequestError):
-            read(tmp_path, GOOD[:length])
-
-
 @settings(max_examples=150, deadline=None)
 @given(changes=st.lists(st.tuples(st.integers(0, len(GOOD) - 41), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes_are_refused_or_read_as_sound_places(

@@ -1,18 +1,34 @@
-"""An adapter as one blob is known by its digest, and its files come out of it again."""
+"""An adapter as one blob is known by its digest, which covers all that changes its meaning and nothing else."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from pathlib import Path
 
 import pytest
 
+from tokenloom.ipc.adapters import digest
+from tokenloom.ipc.adapters.adapter_config import CONFIG_NAME
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME
 from tokenloom.ipc.adapters.whole_adapter import PIECE_BYTES, WholeAdapter, unpack
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.support.adapter_bytes import linear_pair, write_adapter_bytes
+
+
+def test_file_of_several_pieces_is_read_whole(tmp_path: Path) -> None:
+    folder = write_adapter_bytes(tmp_path, linear_pair("x", 8, digest.PIECE_BYTES // 16, 8))
+    content = (folder / TENSORS_NAME).read_bytes()
+    assert len(content) > 2 * digest.PIECE_BYTES
+    fields = {
+        "r": 8, "lora_alpha": 16.0, "use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {},
+        "target_parameters": [],
+    }  # fmt: skip
+    encoded = json.dumps(fields, separators=(",", ":")).encode()
+    prefix = b"tokenloom-adapter-1" + len(encoded).to_bytes(8, "little") + encoded
+    assert adapter_digest(folder) == hashlib.sha256(prefix + content).digest()
 
 
 @pytest.fixture
@@ -46,6 +62,9 @@ def test_another_blob_is_an_error(tmp_path: Path, content: bytes) -> None:
         unpack(memoryview(content), tmp_path, lambda: None)
 
 
-def test_a_missing_adapter_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RequestError):
-        WholeAdapter(tmp_path)
+@pytest.mark.parametrize("name", [CONFIG_NAME, TENSORS_NAME])
+def test_missing_file_is_refused(adapter: Path, name: str) -> None:
+    (adapter / name).unlink()
+    for read in (adapter_digest, WholeAdapter):
+        with pytest.raises(RequestError, match=name):
+            read(adapter)

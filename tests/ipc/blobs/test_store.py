@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import hashlib
 import itertools
 import os
@@ -84,39 +83,6 @@ def test_a_blob_is_read_only_and_a_missing_one_is_none(folder: Path) -> None:
         assert store.open(digest) is None and not store.pin(digest, "a")
 
 
-@pytest.mark.parametrize("damage", ["flipped bit", "shorter", "longer", "empty"])
-def test_a_damaged_blob_is_removed_counted_and_missing_until_it_is_put_again(folder: Path, damage: str) -> None:
-    data = random.Random(1).randbytes(5000)
-    digest = BlobStore(folder, 1 << 20).put(data)
-    path = folder / digest.hex()
-    flipped = bytearray(data)
-    flipped[4321] ^= 4
-    path.write_bytes(
-        {"flipped bit": bytes(flipped), "shorter": data[:-1], "longer": data + b"\0", "empty": b""}[damage]
-    )
-    store = BlobStore(folder, 1 << 20)
-    assert store.open(digest) is None and store.num_corrupt == 1
-    assert names(folder) == set()
-    path.write_bytes(flipped)
-    assert store.put(data, "user") == digest and store.num_corrupt == 2
-    assert content(store, digest) == data
-    store.unpin(digest, "user")
-
-
-def test_a_pin_of_a_damaged_blob_holds_the_one_that_replaces_it_after_the_next_pin(folder: Path) -> None:
-    store = BlobStore(folder, 10)
-    digest = store.put(b"12345", "a")
-    (folder / digest.hex()).write_bytes(b"1234x")
-    assert BlobStore(folder, 10).open(digest) is None
-    assert not store.pin(digest, "b")
-    store.put(b"12345")
-    assert store.pin(digest, "b")
-    store.unpin(digest, "b")
-    with pytest.raises(Overloaded):
-        store.put(b"6789ab")  # "a" still holds it
-    store.unpin(digest, "a")
-
-
 def test_content_is_hashed_once_for_each_identity(folder: Path) -> None:
     store = BlobStore(folder, 100)
     digest = store.put(b"right")
@@ -167,28 +133,6 @@ def test_a_clock_that_jumps_keeps_the_order_of_use(folder: Path, jump_ns: int) -
     assert [content(store, digest) is not None for digest in (a, b, c, d)] == [False, True, True, True]
     e = store.put(b"e" * 10)
     assert [content(store, digest) is not None for digest in (b, c, d, e)] == [False, True, True, True]
-
-
-def test_pinned_and_mapped_blobs_stay_and_a_refused_put_evicts_nothing(folder: Path) -> None:
-    store = BlobStore(folder, 30)
-    pinned, loose = store.put(b"p" * 10, "one"), store.put(b"l" * 10)
-    assert store.pin(pinned, "two") and store.pin(pinned, "two")
-    blob = BlobStore(folder, 30).open(store.put(b"m" * 10))
-    with pytest.raises(Overloaded, match=r"no room for 11 bytes.* 10 of 30 bytes .*raise the limit"):
-        store.put(b"n" * 11)
-    assert len(names(folder)) == 3
-    store.unpin(pinned, "one")
-    store.unpin(pinned, "one")
-    assert store.put(b"n" * 10) and store.open(loose) is None
-    store.unpin(pinned, "two")
-    store.put(b"o" * 20)
-    assert store.open(pinned) is None and blob == b"m" * 10
-    del blob
-    gc.collect()
-    store.put(b"q" * 30)
-    assert store.num_bytes() == 30
-    with pytest.raises(RequestError, match=r"31 bytes exceeds the limit .* 30 bytes: use a smaller"):
-        store.put(b"r" * 31)
 
 
 def test_an_unfinished_blob_counts_with_its_reserved_size(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import Overloaded, RequestError
@@ -177,7 +177,8 @@ class Stores(RuleBasedStateMachine):
             shutil.rmtree(self.folder.parent)
 
 
-TestStores = Stores.TestCase
-TestStores.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, database=None, phases=[Phase.generate]
-)
+def test_random_calls_give_the_results_of_the_model() -> None:
+    run_state_machine_as_test(
+        Stores,
+        settings=settings(max_examples=60, stateful_step_count=30, database=None, phases=[Phase.generate]),
+    )

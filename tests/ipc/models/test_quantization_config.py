@@ -18,6 +18,10 @@ def file_of(raw: object) -> ConfigFile:
     return ConfigFile(PATH, {"quantization_config": raw})
 
 
+def four_bits(method: str, group_size: int = 32, **fields: object) -> dict[str, Any]:
+    return {"quant_method": method, "bits": 4, "group_size": group_size, **fields}
+
+
 def compressed(file_format: str = "int-quantized", **weights: object) -> dict[str, Any]:
     scheme = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True, **weights}
     return {
@@ -31,19 +35,19 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
     ("raw", "expected"),
     [
         (
-            {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"},
+            four_bits("awq", 128, version="GEMM"),
             QuantizationConfig(layout="awq", weight_dtype="int4", group_size=128),
         ),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True},
+            four_bits("gptq", -1, desc_act=True),
             QuantizationConfig(layout="gptq", weight_dtype="int4", zero_offset=1),
         ),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"},
+            four_bits("gptq", checkpoint_format="gptq_v2"),
             QuantizationConfig(layout="gptq", weight_dtype="int4", group_size=32),
         ),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 32, "format": "gptq_v2"},
+            four_bits("gptq", format="gptq_v2"),
             QuantizationConfig(layout="gptq", weight_dtype="int4", group_size=32),
         ),
         (
@@ -83,15 +87,14 @@ def test_without_a_method_there_is_no_quantization() -> None:
             {"quant_method": "bitsandbytes"},
             r"quantization method bitsandbytes \(quantization_config.quant_method\) is not supported, known are awq",
         ),
-        ({"bits": 4}, r"quantization method None \(quantization_config.quant_method\) is not supported"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq with bits 3 is not supported"),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 128, "format": "marlin"},
+            four_bits("gptq", 128, format="marlin"),
             "gptq with format 'marlin' is not",
         ),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128, "format": "gemv"}, "awq with version gemv is not"),
+        (four_bits("awq", 128, format="gemv"), "awq with version gemv is not"),
         (
-            {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False},
+            four_bits("awq", 128, zero_point=False),
             "awq with zero_point False is not",
         ),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "fp8 with expert_dtype 'fp4' is not supported"),
@@ -99,11 +102,10 @@ def test_without_a_method_there_is_no_quantization() -> None:
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparsity_config is not supported"),
         ({"quant_method": "gptq", "bits": 4}, "gptq with no group_size is not supported"),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:a": {}}},
+            four_bits("gptq", 128, dynamic={"-:a": {}}),
             "different settings per layer",
         ),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "awq with version gemv is not"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 0}, "awq with group_size 0 is not"),
+        (four_bits("awq", 0), "awq with group_size 0 is not"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2' is not"),
         (compressed(num_bits=2), "compressed-tensors with type int of num_bits 2, strategy channel is not"),
         (compressed(strategy="token"), "compressed-tensors with strategy 'token' is not"),

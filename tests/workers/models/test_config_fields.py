@@ -20,11 +20,11 @@ import transformers
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import NATIVE, load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.make_checkpoint import BOS_ID, EOS_ID
-from tokenloom.tests.support.checkpoints import FAMILIES, tiny_config
-from tokenloom.tests.support.families import CONFIGS, Config
+from tokenloom.tests.support.checkpoints import NATIVES, tiny_config
+from tokenloom.tests.support.families import Config
 from tokenloom.tests.support.family_checkpoints import randomize
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.config_changes import MISSING, Change, aliases, changed, changes, left_out
@@ -36,7 +36,6 @@ TOLERANCE = 3e-5  # of the largest logit; half of all changes have errors below 
 SAME = 1e-6
 MAX_WEIGHTS = 20_000_000
 TOKENS = torch.randint(3, 250, (1, 44), generator=torch.Generator().manual_seed(0))
-NATIVES = [family for family in (*FAMILIES, *CONFIGS) if tiny_config(family)["architectures"][0] in NATIVE]  # type: ignore[index]
 OPS = select_ops(CPU, torch.float32)
 
 

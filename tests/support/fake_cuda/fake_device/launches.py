@@ -6,6 +6,7 @@ one kernel at a time, because it changes Triton's language for the time.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -125,21 +126,12 @@ class _Driver:
     def get_current_device(self) -> int:
         return streams.current_device()
 
-    def set_current_device(self, device: int) -> None:
-        streams.choose_device(device)
-
     def get_current_stream(self, device: int) -> int:
         return streams.current_stream().cuda_stream
 
     def get_current_target(self) -> GPUTarget:
         major, minor = runtime.CAPABILITY
         return GPUTarget("cuda", 10 * major + minor, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", streams.current_device())
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
 
     @property
     def utils(self) -> Any:
@@ -155,37 +147,19 @@ def install() -> None:
     triton.testing.do_bench, triton.testing.do_bench_cudagraph = do_bench, do_bench_cudagraph
 
 
-def _measured(run_once: Callable[[], Any], quantiles: Any = None, return_mode: str = "mean") -> Any:
-    """Run a function a few times; return milliseconds as Triton's benchmarks do."""
+def do_bench(fn: Callable[[], Any], **_: Any) -> float:
+    """Return the median of a few runs in milliseconds."""
     times_ms = []
-    for _ in range(NUM_BENCHMARK_RUNS):
+    for _run in range(NUM_BENCHMARK_RUNS):
         begun = time.perf_counter()
-        run_once()
+        fn()
         times_ms.append(max((time.perf_counter() - begun) * 1e3, 1e-3))
-    if quantiles is not None:
-        found = torch.quantile(torch.tensor(times_ms), torch.tensor(quantiles)).tolist()
-        return found[0] if len(found) == 1 else found
-    if return_mode == "all":
-        return times_ms
-    return {"min": min, "max": max, "mean": np.mean, "median": np.median}[return_mode](times_ms)
+    return statistics.median(times_ms)
 
 
-def do_bench(
-    fn: Any,
-    warmup: Any = 25,
-    rep: Any = 100,
-    grad_to_none: Any = None,
-    quantiles: Any = None,
-    return_mode: str = "mean",
-) -> Any:
-    return _measured(fn, quantiles, return_mode)
-
-
-def do_bench_cudagraph(
-    fn: Any, rep: Any = 20, grad_to_none: Any = None, quantiles: Any = None, return_mode: str = "mean"
-) -> Any:
+def do_bench_cudagraph(fn: Callable[[], Any], **_: Any) -> float:
     fn()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         fn()
-    return _measured(graph.replay, quantiles, return_mode)
+    return do_bench(graph.replay)
