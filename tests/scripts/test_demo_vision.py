@@ -3,6 +3,7 @@
 These tests know nothing of the engine.
 """
 
+import itertools
 from pathlib import Path
 from random import Random
 
@@ -31,19 +32,21 @@ def pictures() -> list[Picture]:
 
 def answer_all(oracle: VisionOracle, questions: list[tuple[Image.Image, str]]) -> list[str]:
     """Return the answers to chats of one question about an image each."""
-    answers: dict[int, str] = {}
-    prompts = []
-    for image, question in questions:
-        content = [{"type": "image"}, {"type": "text", "text": question}]
-        prompts.append((oracle.chat([{"role": "user", "content": content}]), [image]))
-    by_length: dict[int, list[int]] = {}
-    for index, (prompt, _) in enumerate(prompts):
-        by_length.setdefault(len(oracle.tokenizer(prompt)["input_ids"]), []).append(index)
-    for indices in by_length.values():
+    prompts = [
+        (oracle.chat([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]), [image])
+        for image, question in questions
+    ]
+
+    def length(index: int) -> int:
+        return len(oracle.tokenizer(prompts[index][0])["input_ids"])
+
+    answers = [""] * len(prompts)
+    for _, group in itertools.groupby(sorted(range(len(prompts)), key=length), length):
+        indices = list(group)
         rows = oracle.generate_batch([prompts[index] for index in indices], 16)
         for index, row in zip(indices, rows, strict=True):
             answers[index] = oracle.tokenizer.decode(row).split("<|end|>")[0]
-    return [answers[index] for index in range(len(questions))]
+    return answers
 
 
 def test_captions_of_fresh_pictures_are_right(oracle: VisionOracle, pictures: list[Picture]) -> None:

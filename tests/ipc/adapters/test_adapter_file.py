@@ -78,43 +78,42 @@ def test_weights_of_the_base_beside_an_update_are_named_as_copies(tmp_path: Path
 
 
 A, B = f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"
-OTHERS: dict[str, tuple[Shapes, dict[str, object]]] = {
-    f"tensor {A} has shape [8, 64] and its B [96, 8], the module has 96 inputs and 96 outputs": (
-        pair(num_inputs=64),
-        {},
-    ),
-    f"tensor {A} has shape [8, 96] and its B [64, 8]": (pair(num_outputs=64), {}),
-    f"tensor {A} has shape [96]": ({**of(f"{Q}.lora_A.weight", 96), **of(f"{Q}.lora_B.weight", 96, 8)}, {}),
-    f"tensor {A} has rank 4 and its B 4, {CONFIG_NAME} says 8": (pair(rank=4), {}),
-    f"tensor {A} has rank 8 and its B 4": ({**pair(), **of(f"{Q}.lora_B.weight", HIDDEN, 4)}, {}),
+OTHERS: dict[str, Shapes] = {
+    f"tensor {A} has shape [8, 64] and its B [96, 8], the module has 96 inputs and 96 outputs": pair(num_inputs=64),
+    f"tensor {A} has shape [8, 96] and its B [64, 8]": pair(num_outputs=64),
+    f"tensor {A} has shape [96]": {**of(f"{Q}.lora_A.weight", 96), **of(f"{Q}.lora_B.weight", 96, 8)},
+    f"tensor {A} has rank 4 and its B 4, {CONFIG_NAME} says 8": pair(rank=4),
+    f"tensor {A} has rank 8 and its B 4": {**pair(), **of(f"{Q}.lora_B.weight", HIDDEN, 4)},
+    f"tensor {A} has no B beside it": of(f"{Q}.lora_A.weight", 8, HIDDEN),
+    f"tensor {B} has no A beside it": of(f"{Q}.lora_B.weight", HIDDEN, 8),
+    "tensor base_model.model.lm_head.base_layer.weight has no A and B beside it": {
+        **pair(),
+        **of("lm_head.base_layer.weight", VOCAB, HIDDEN),
+    },
+    "x_proj.lora_A.weight updates a module that LlamaForCausalLM does not have": pair("model.layers.0.x_proj"),
+    "model.layers.2.self_attn.q_proj.lora_A.weight updates a module": pair("model.layers.2.self_attn.q_proj"),
+    "tensor base_model.model.lm_head.weight is neither A, B nor magnitude": {
+        **pair(),
+        **of("lm_head.weight", VOCAB, HIDDEN),
+    },
+    "lora_B.bias is neither A, B nor magnitude": {**pair(), **of(f"{Q}.lora_B.bias", HIDDEN)},
+    "lora_A.default.weight is neither A, B nor magnitude": of(f"{Q}.lora_A.default.weight", 8, HIDDEN),
+    "base_layer.weight replaces a weight of the base": {**pair(), **of(f"{Q}.base_layer.weight", HIDDEN, HIDDEN)},
+    "has shape [310, 96], the model's has [307, 96]: an adapter may not add tokens": {
+        **embedding(),
+        **of("model.embed_tokens.base_layer.weight", 310, HIDDEN),
+    },
+    "embed_tokens.lora_A.weight is of another kind than its module": pair("model.embed_tokens", 8, VOCAB, HIDDEN),
+    "update the same module: remove one": {**pair(), **pair("model.language_model.layers.0.self_attn.q_proj")},
+    "lora_magnitude_vector is of DoRA": {**pair(), **of(f"{Q}.lora_magnitude_vector", 96)},
+}
+OTHERS_BY_CONFIG: dict[str, tuple[Shapes, dict[str, object]]] = {
     f"tensor {A} has rank 32, --max-lora-rank is 16: raise it": (pair(rank=32), {"r": 32}),
-    f"tensor {A} has no B beside it": (of(f"{Q}.lora_A.weight", 8, HIDDEN), {}),
-    f"tensor {B} has no A beside it": (of(f"{Q}.lora_B.weight", HIDDEN, 8), {}),
-    "tensor base_model.model.lm_head.base_layer.weight has no A and B beside it": (
-        {**pair(), **of("lm_head.base_layer.weight", VOCAB, HIDDEN)},
-        {},
-    ),
-    "x_proj.lora_A.weight updates a module that LlamaForCausalLM does not have": (pair("model.layers.0.x_proj"), {}),
-    "model.layers.2.self_attn.q_proj.lora_A.weight updates a module": (pair("model.layers.2.self_attn.q_proj"), {}),
-    "tensor base_model.model.lm_head.weight is neither A, B nor magnitude": (
-        {**pair(), **of("lm_head.weight", VOCAB, HIDDEN)},
-        {},
-    ),
-    "lora_B.bias is neither A, B nor magnitude": ({**pair(), **of(f"{Q}.lora_B.bias", HIDDEN)}, {}),
-    "lora_A.default.weight is neither A, B nor magnitude": (of(f"{Q}.lora_A.default.weight", 8, HIDDEN), {}),
-    "base_layer.weight replaces a weight of the base": ({**pair(), **of(f"{Q}.base_layer.weight", HIDDEN, HIDDEN)}, {}),
-    "has shape [310, 96], the model's has [307, 96]: an adapter may not add tokens": (
-        {**embedding(), **of("model.embed_tokens.base_layer.weight", 310, HIDDEN)},
-        {},
-    ),
-    "embed_tokens.lora_A.weight is of another kind than its module": (pair("model.embed_tokens", 8, VOCAB, HIDDEN), {}),
-    "update the same module: remove one": ({**pair(), **pair("model.language_model.layers.0.self_attn.q_proj")}, {}),
     "are the same part of a module: remove one": (
         {**pair(), **of(f"{Q}.lora_magnitude_vector", 96), **of(f"{Q}.lora_magnitude_vector.weight", 96)},
         {"use_dora": True},
     ),
     "has no lora_magnitude_vector, use_dora is true": (pair(), {"use_dora": True}),
-    "lora_magnitude_vector is of DoRA": ({**pair(), **of(f"{Q}.lora_magnitude_vector", 96)}, {}),
     "lora_magnitude_vector has shape [8], the module has 96 outputs": (
         {**pair(), **of(f"{Q}.lora_magnitude_vector", 8)},
         {"use_dora": True},
@@ -128,9 +127,9 @@ OTHERS: dict[str, tuple[Shapes, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("message", OTHERS)
+@pytest.mark.parametrize("message", [*OTHERS, *OTHERS_BY_CONFIG])
 def test_each_misfit_has_its_own_error(tmp_path: Path, llama: ModelConfig, message: str) -> None:
-    tensors, config = OTHERS[message]
+    tensors, config = OTHERS_BY_CONFIG.get(message) or (OTHERS[message], {})
     with pytest.raises(RequestError, match=re.escape(message)) as caught:
         read(tmp_path, llama, tensors, **config)
     assert str(tmp_path) in str(caught.value)

@@ -28,6 +28,10 @@ def entry(start: int, end: int, shape: object = (2, 3), dtype: object = "F32") -
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
+def one_tensor(name: str, shape: object = (2, 3), dtype: object = "F32") -> bytes:
+    return tensor_file({name: entry(0, 24, shape, dtype)}, 24)
+
+
 def test_places_are_those_of_the_file(tmp_path: Path) -> None:
     a, b = read(tmp_path, GOOD).values()
     start = len(GOOD) - 40
@@ -52,12 +56,12 @@ DAMAGES = {
     f"its header has {2**63} bytes": struct.pack("<Q", 2**63) + GOOD[8:],
     "holds no tensors": tensor_file({"__metadata__": {}}, 0),
     "is 'I8', an adapter holds F64, F32, F16, BF16": tensor_file({"a": entry(0, 6, dtype="I8")}, 6),
-    "'../../etc/passwd' is no path of a tensor": tensor_file({"../../etc/passwd": entry(0, 24)}, 24),
-    "'a..b' is no path of a tensor": tensor_file({"a..b": entry(0, 24)}, 24),
-    "Expected `int` >= 0": tensor_file({"a": entry(0, 24, shape=[-2, -3])}, 24),
-    "length <= 8": tensor_file({"a": entry(0, 24, shape=[1] * 4000)}, 24),
+    "'../../etc/passwd' is no path of a tensor": one_tensor("../../etc/passwd"),
+    "'a..b' is no path of a tensor": one_tensor("a..b"),
+    "Expected `int` >= 0": one_tensor("a", shape=[-2, -3]),
+    "length <= 8": one_tensor("a", shape=[1] * 4000),
     "<= 1125899906842624": tensor_file({"a": entry(0, 2**62)}, 24),
-    "Expected `str`": tensor_file({"a": entry(0, 24, dtype=5)}, 24),
+    "Expected `str`": one_tensor("a", dtype=5),
     "missing required field": tensor_file({"a": {"dtype": "F32"}}, 24),
     "Expected `object`": tensor_file([1, 2, 3], 24),
 }
