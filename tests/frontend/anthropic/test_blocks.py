@@ -8,7 +8,6 @@ from typing import Any
 import jiter
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, partial_object
 from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, CALL, PLACES, cut, read_deltas
@@ -56,17 +55,6 @@ def test_events_build_the_same_blocks_for_any_deltas(answer: str, places: list[i
     assert assembled(events) == writer.blocks
     assert without_ids(writer.blocks) == without_ids(whole.blocks)
     assert writer.has_calls == whole.has_calls
-
-
-@given(st.sampled_from([None, "f"]), st.integers(0, 60), PLACES)
-def test_events_build_the_same_forced_call_for_any_deltas(name: str | None, end: int, places: list[int]) -> None:
-    arguments = '{"a": [1, {"b": "x"}], "c": true}'
-    answer = (arguments if name else f'[{{"name": "f", "parameters": {arguments}}}]')[:end]
-    style = {"is_forced": True, "forced_name": name}
-    whole, _ = written([answer], **style)
-    writer, events = written(cut(answer, places), **style)
-    assert assembled(events) == writer.blocks
-    assert without_ids(writer.blocks) == without_ids(whole.blocks)
 
 
 def test_thoughts_texts_and_calls_are_blocks_in_order() -> None:

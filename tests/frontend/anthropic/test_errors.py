@@ -29,16 +29,16 @@ def test_errors_have_anthropics_status_and_type(error: BaseException, status: in
     assert str(error) in body.error.message
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x"])
-def test_errors_about_models_have_the_form_of_the_client_that_asks(path: str) -> None:
-    assert has_message_errors(path, [b"host", b"anthropic-version"]) and not has_message_errors(path, [b"host"])
-    assert not has_message_errors("/v1/completions", [b"anthropic-version"])
-
-
-def test_only_paths_of_messages_have_these_errors() -> None:
-    assert [has_message_errors(path) for path in ("/v1/messages", "/v1/messages/batches", "/v1/messagesx", "/")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+@pytest.mark.parametrize(
+    ("path", "is_always", "is_for_their_client"),
+    [
+        *((path, True, True) for path in ("/v1/messages", "/v1/messages/batches")),
+        *((path, False, True) for path in ("/v1/models", "/v1/models/x")),
+        *((path, False, False) for path in ("/v1/completions", "/v1/messagesx", "/")),
+    ],
+)
+def test_paths_of_messages_and_their_client_that_asks_for_models_get_these_errors(
+    path: str, is_always: bool, is_for_their_client: bool
+) -> None:
+    assert has_message_errors(path, [b"host"]) == has_message_errors(path) == is_always
+    assert has_message_errors(path, [b"host", b"anthropic-version"]) == is_for_their_client

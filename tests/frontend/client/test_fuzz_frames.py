@@ -62,7 +62,9 @@ def test_decoding_raises_nothing_but_protocol_errors(script: ModuleType, name: s
 def test_every_message_type_of_a_channel_is_generated(script: ModuleType, name: str) -> None:
     channel = script.CHANNELS[name]
     fuzzer, decoder = script.FrameFuzzer(channel.message_type, 4), Decoder[object](channel.message_type)
-    seen = {type(decode(decoder, fuzzer.valid())) for _ in range(2000)}
+    frames = [fuzzer.valid() for _ in range(2000)]
+    assert all(isinstance(msgspec.msgpack.decode(frame), dict) for frame in frames)
+    seen = {type(decode(decoder, frame)) for frame in frames}
     assert seen - {type(None)} == set(channel.message_type.__args__)
 
 
@@ -97,8 +99,3 @@ def test_frames_reach_a_socket_and_a_dead_one_is_detected(script: ModuleType) ->
     with pytest.raises(SystemExit, match="does not answer"):
         script.check_alive(address, deadline_s=0.2)
     context.destroy(linger=0)
-
-
-def test_retyped_messages_are_valid_msgpack(script: ModuleType) -> None:
-    fuzzer = script.FrameFuzzer(script.CHANNELS["client"].message_type, 5)
-    assert all(isinstance(msgspec.msgpack.decode(fuzzer.valid()), dict) for _ in range(500))

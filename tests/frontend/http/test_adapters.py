@@ -9,8 +9,7 @@ import asyncio
 import logging
 import os
 from array import array
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +17,34 @@ import httpx2
 import openai
 import pytest
 
-from tokenloom.frontend.http.access_log import AccessLog
-from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
-from tokenloom.frontend.http.peers import Peers
-from tokenloom.frontend.openai.local_engine import LocalEngine
-from tokenloom.frontend.openai.response_store import ResponseStore
-from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, BulkArray, Welcome
+from tokenloom.ipc.messages.base import BulkArray
 from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
-from tokenloom.tests.frontend.bench import TEMPLATE, TOKENIZER, ids
+from tokenloom.tests.frontend.bench import TEMPLATE, ids
+from tokenloom.tests.frontend.http.served_app import KEY, ServedApp, serving
 from tokenloom.tests.support.in_loop import in_loop
 
-DEADLINE_S = 20.0
-KEY = "sk-loom"
 TOKENS = ids("base one two")  # of the model, and of the adapters in the order in which they answer first
 VECTOR = BulkArray(dtype="float32", shape=[2], data=array("f", [0.5, 0.5]).tobytes())
 
 
-class Served:
-    """An app, its clients, and a core that holds requests while `is_held`."""
+class Served(ServedApp):
+    """A core that holds requests while `is_held`."""
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.folder = tmp_path / "adapters"
         for seed, name in enumerate(("one", "two")):
             write_adapter(self.folder / name, seed=seed)
         options = {"allow_runtime_lora": True, "adapter_folder": str(self.folder), "api_key": [KEY], **options}
-        spec = adapter_spec(tmp_path / "run", **options)
-        self.loop = asyncio.get_running_loop()
-        self.frontend = Frontend(spec, TOKENIZER, TEMPLATE, lambda: self.loop.call_soon_threadsafe(self.turn))
-        self.frontend.connect()
-        self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
-        engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn))
-        peers = Peers(spec, 0)
-        self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec), peers)
-        self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
+        super().__init__(adapter_spec(tmp_path / "run", **options), TEMPLATE)
         self.is_held = False
         self.requests: list[EngineCoreRequest] = []
         self.digests: list[bytes] = [b""]
-        headers = {"authorization": f"Bearer {KEY}"}
-        transport = httpx2.ASGITransport(self.app)  # type: ignore[arg-type]
-        self.http = httpx2.AsyncClient(transport=transport, base_url="http://app", headers=headers)
-        self.client = openai.AsyncOpenAI(base_url="http://app/v1", api_key=KEY, max_retries=0, http_client=self.http)
 
     def turn(self) -> None:
-        self.frontend.on_wakeup()
-        self.frontend.tick(self.loop.time())
-        messages = self.frontend.outbox.to_cores[0].copy()
-        self.frontend.outbox.to_cores[0].clear()
-        self.requests += [message for message in messages if isinstance(message, EngineCoreRequest)]
+        self.requests += [message for message in self.messages_to_core() if isinstance(message, EngineCoreRequest)]
         if not self.is_held:
             self.answer_all()
 
@@ -116,18 +92,7 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_served(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test in a loop, with a served app of these options."""
-
-    @asynccontextmanager
-    async def context(folder: Path) -> AsyncIterator[Served]:
-        served = Served(folder, **options)
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                yield served
-        finally:
-            served.frontend.stop("the test ends")
-            await served.http.aclose()
-
-    return in_loop(context)
+    return in_loop(lambda folder: serving(lambda: Served(folder, **options)))
 
 
 def error_of(response: httpx2.Response) -> tuple[int, str]:
@@ -279,8 +244,7 @@ async def test_a_background_response_is_made_again_with_its_adapter_by_the_next_
     while (found := (await replaced.http.get(f"/v1/responses/{response['id']}")).json())["status"] != "incomplete":
         await asyncio.sleep(0.001)
     assert found["model"] == "one"
-    replaced.frontend.stop("the test ends")
-    await replaced.http.aclose()
+    await replaced.close()
 
 
 @with_served()

@@ -49,19 +49,16 @@ def context_of(folder: Path, **files: str | int) -> ssl.SSLContext | None:
     return new_ssl_context(EngineConfig(http="0", **paths))  # type: ignore[arg-type]
 
 
-def test_without_a_certificate_there_is_no_tls(folder: Path) -> None:
+def test_the_key_may_be_in_the_file_of_the_certificate_and_those_of_clients_may_be_required(folder: Path) -> None:
     assert context_of(folder) is None
-
-
-def test_the_key_may_be_in_the_file_of_the_certificate(folder: Path) -> None:
-    for files in ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}, {"ssl_certfile": "both.pem"}):
-        context = context_of(folder, **files)
-        assert context is not None and context.verify_mode is ssl.CERT_NONE
-
-
-def test_client_certificates_can_be_required(folder: Path) -> None:
-    context = context_of(folder, ssl_certfile="both.pem", ssl_ca_certs="cert.pem", ssl_cert_reqs=2)
-    assert context is not None and context.verify_mode is ssl.CERT_REQUIRED
+    required = {"ssl_certfile": "both.pem", "ssl_ca_certs": "cert.pem", "ssl_cert_reqs": 2}
+    for files, mode in (
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}, ssl.CERT_NONE),
+        ({"ssl_certfile": "both.pem"}, ssl.CERT_NONE),
+        (required, ssl.CERT_REQUIRED),
+    ):
+        context = context_of(folder, **files)  # type: ignore[arg-type]
+        assert context is not None and context.verify_mode is mode
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from tokenloom.frontend.intake.body_parser import ParsedBody
 from tokenloom.frontend.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.openai.forms.schema import ChatRequest
-from tokenloom.frontend.openai.forms.text import AnswerStyle
 from tokenloom.frontend.openai.local_engine import Run
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.messages.intake import BodyInput
+from tokenloom.tests.frontend.openai.parsers.cuts import new_style
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -101,17 +101,7 @@ def test_a_chunk_has_one_entry_per_call() -> None:
 )
 def test_a_call_has_the_form_in_which_its_function_was_given(fields: Any, name: str, reason: str) -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
-    style = AnswerStyle(
-        tool_parser="hermes",
-        reasoning_parser="none",
-        schemas={"f": {}},
-        custom_names=frozenset(),
-        is_forced=False,
-        is_text=False,
-        forced_name=None,
-        is_inside_thought=False,
-        max_calls=1,
-    )
+    style = new_style(reasoning_parser="none", schemas={"f": {}}, max_calls=1)
     text = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     delta = Delta(request_id="r", text=text, finish_reason="stop")
     choice = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"")

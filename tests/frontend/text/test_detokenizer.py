@@ -51,30 +51,6 @@ def test_a_character_that_the_prompt_began_belongs_to_the_output() -> None:
         assert "".join(stream(detokenizer, token_ids[cut:])) == "漢"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_unknown_ids_and_skipped_special_tokens_have_no_effect_on_the_text(kind: str) -> None:
-    tokenizer = new_tokenizer(kind)
-    factory = DetokenizerFactory(tokenizer)
-    prompt = tokenizer.encode("The")
-    token_ids = [2, tokenizer.size + 7, 2**31 - 1]
-    assert "".join(stream(factory.new(prompt, True), token_ids)) == ""
-    assert "".join(stream(factory.new(prompt, False), token_ids)).strip() == "</s>"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replayed_tokens_rebuild_the_state_at_any_cut(kind: str) -> None:
-    rng, tokenizer = random.Random(3), new_tokenizer(kind)
-    factory = DetokenizerFactory(tokenizer)
-    prompt = tokenizer.encode("The capital")
-    for _ in range(100):
-        token_ids = random_ids(rng, tokenizer, 12)
-        pieces = list(stream(factory.new(prompt, True), token_ids))
-        cut = rng.randrange(len(token_ids))
-        resumed = factory.new(prompt, True)
-        assert [resumed.append(token_id) for token_id in token_ids[:cut]] == pieces[:cut]
-        assert list(stream(resumed, token_ids[cut:])) == pieces[cut:]
-
-
 def test_the_window_detokenizer_holds_back_at_most_three_invalid_tokens() -> None:
     tokenizer = new_tokenizer("byte_level")
     rng = random.Random(4)

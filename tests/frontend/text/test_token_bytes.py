@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
@@ -61,17 +60,6 @@ def test_no_token_represents_more_bytes_than_the_limit(name: str, text: str) -> 
     assert tokenizer.max_bytes_per_token is not None
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
     assert len(text.encode()) <= num_tokens * tokenizer.max_bytes_per_token
-
-
-@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
-@settings(max_examples=60, deadline=None)
-@given(text=TEXTS)
-def test_the_bytes_of_tokens_join_to_their_text(name: str, text: str) -> None:
-    tokenizer = TOKENIZERS[name]
-    bytes_of = DetokenizerFactory(tokenizer).texts.bytes_of
-    joined = b"".join(map(bytes_of, tokenizer.encode(text, add_special_tokens=False))).decode()
-    spaces = str.maketrans("", "", "" if name == "byte level" else " ▁")  # it puts a space before each part of a text
-    assert joined.translate(spaces) == text.translate(spaces)
 
 
 def test_the_limit_includes_the_shrinking_of_unicode_normal_forms() -> None:

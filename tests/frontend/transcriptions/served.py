@@ -5,39 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import msgspec
-import openai
-from starlette.types import ASGIApp, Message
 
-from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
-from tokenloom.frontend.http.peers import Peers
 from tokenloom.frontend.media.clip_head import ClipHead
-from tokenloom.frontend.openai.local_engine import LocalEngine
-from tokenloom.frontend.openai.response_store import ResponseStore
-from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.frontend.requests.media.media_input import MediaInput
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.media_marker import MediaMarker
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
 from tokenloom.ipc.messages.core import AbortRequests, EngineCoreOutputs, EngineCoreRequest, Finished, KeyLogprobs
 from tokenloom.ipc.models.audio_config import AudioConfig
 from tokenloom.tests.frontend.bench import TOKENIZER, ids
+from tokenloom.tests.frontend.http.served_app import DEADLINE_S, ServedApp, serving
 from tokenloom.tests.frontend.requests.fake_clips import PIECE_TOKENS, FakePieceReader, clip
 from tokenloom.tests.frontend.requests.fake_media import MARKER, FakePlaceholders, seeing_spec
 from tokenloom.tests.support.in_loop import in_loop
 
-DEADLINE_S = 30.0
-CHUNK_BYTES = 64 << 10  # of a body, as uvicorn receives it
-KEY = "sk-loom"
 EOS = 2
 (PLACEHOLDER,) = ids(MARKER)
 LANGUAGE_IDS = {"en": 300, "de": 301}  # of Whisper; each of its clips is in the last one
@@ -46,69 +35,7 @@ TEMPLATE = ChatTemplate(
 )
 
 
-class AppTransport(httpx2.AsyncBaseTransport):
-    """Calls an app without sockets, and gives its answer out as it comes. Closing an answer disconnects."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        body, headers = await request.aread(), [(name.lower(), value) for name, value in request.headers.raw]
-        scope = {"type": "http", "method": request.method, "path": request.url.path, "query_string": b""}
-        places = iter(range(0, max(len(body), 1), CHUNK_BYTES))
-        stream = AppStream()
-
-        async def receive() -> Message:
-            await asyncio.sleep(0)  # a chunk a turn, as from a socket
-            if (place := next(places, None)) is None:
-                await stream.closed.wait()
-                return {"type": "http.disconnect"}
-            end = place + CHUNK_BYTES
-            return {"type": "http.request", "body": body[place:end], "more_body": end < len(body)}
-
-        stream.start(self._app({**scope, "headers": headers, "client": ("c", 1)}, receive, stream.send))  # type: ignore[arg-type]
-        try:
-            start = await stream.next()
-        except asyncio.CancelledError:
-            await stream.aclose()
-            raise
-        return httpx2.Response(start["status"], headers=start["headers"], stream=stream)
-
-
-class AppStream(httpx2.AsyncByteStream):
-    """The body of an app's answer."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        self._has_more = True
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the app has ended
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.task = asyncio.ensure_future(work)
-        self.task.add_done_callback(lambda _: self._messages.put_nowait(None))
-
-    async def send(self, message: Message) -> None:
-        self._messages.put_nowait(message)
-
-    async def next(self) -> Message:
-        """Return the next message of the app; its error if it ends without one."""
-        if (message := await self._messages.get()) is None:
-            self.task.result()
-            raise AssertionError("the app ended amid its answer")
-        return message
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while self._has_more:
-            message = await self.next()
-            self._has_more = message.get("more_body", False)
-            yield message.get("body", b"")
-
-    async def aclose(self) -> None:
-        self.closed.set()
-        await asyncio.wait_for(self.task, DEADLINE_S)
-
-
-class Served:
+class Served(ServedApp):
     """`held`: texts of pieces that are not answered until `release`; `failing`: errors of pieces by their texts.
 
     Without a `family` the model hears no audio."""
@@ -129,41 +56,20 @@ class Served:
             languages = LANGUAGE_IDS if family == "whisper" else None
             model = msgspec.structs.replace(spec.model, vision=None, audio=audio, language_ids=languages)
             spec = msgspec.structs.replace(spec, model=model)
-        self.spec = spec
-        self.loop = asyncio.get_running_loop()
         self.reader = FakePieceReader()
         processor: Any = SimpleNamespace(num_embeds=lambda grid: PIECE_TOKENS)
         head = ClipHead(processor, PLACEHOLDER, PIECE_TOKENS)
         media = MediaInput(self.reader, head if family == "whisper" else FakePlaceholders(PLACEHOLDER))
-        self.frontend = Frontend(self.spec, TOKENIZER, TEMPLATE, self._wake, media)
-        self.frontend.connect()
-        self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
-        strict = bool(options.get("strict_fields"))
-        engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn), has_strict_fields=strict)
-        peers = Peers(self.spec, 0)
-        generating = GeneratingEndpoints(
-            engine, self.frontend.metrics, self.spec, ResponseStore(self.spec), peers
-        ).endpoints()
-        self.app = new_app(engine, self.frontend, self.spec, generating, peers)
+        super().__init__(spec, TEMPLATE, media)
         self.requests: list[EngineCoreRequest] = []  # all so far
         self.aborted: list[str] = []  # texts of pieces
         self.held: set[str] = set()
         self.failing: dict[str, str] = {}
         self._open: dict[int, EngineCoreRequest] = {}
         self.changed = asyncio.Event()
-        headers = {"authorization": f"Bearer {KEY}"}
-        self.http = httpx2.AsyncClient(transport=AppTransport(self.app), base_url="http://app", headers=headers)
-        self.client = openai.AsyncOpenAI(base_url="http://app/v1", api_key=KEY, max_retries=0, http_client=self.http)
-
-    def _wake(self) -> None:
-        self.loop.call_soon_threadsafe(self.turn)
 
     def turn(self) -> None:
-        self.frontend.on_wakeup()
-        self.frontend.tick(self.loop.time())
-        messages = self.frontend.outbox.to_cores[0].copy()
-        self.frontend.outbox.to_cores[0].clear()
-        for message in messages:
+        for message in self.messages_to_core():
             if isinstance(message, EngineCoreRequest):
                 self.requests.append(message)
                 self._open[message.children[0].key] = message
@@ -280,15 +186,8 @@ def with_served(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test in a loop, with a served model of these options."""
 
-    @asynccontextmanager
-    async def context(folder: Path) -> AsyncIterator[Served]:
+    def served(folder: Path) -> Served:
         lora = {"adapter_folder": str(folder), "allow_runtime_lora": True} if "enable_lora" in options else {}
-        served = Served(folder, **options, **lora)
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                yield served
-        finally:
-            served.frontend.stop("the test ends")
-            await served.http.aclose()
+        return Served(folder, **options, **lora)
 
-    return in_loop(context, new_loop)
+    return in_loop(lambda folder: serving(lambda: served(folder)), new_loop)

@@ -385,12 +385,6 @@ async def test_unknown_fields_are_named_in_a_warning(served: Served) -> None:
     assert response.headers["warning"].endswith('unknown fields were ignored: langauge (did you mean language?)"')
 
 
-@with_served(strict_fields=True)
-async def test_unknown_fields_are_refused_by_strict_fields(served: Served) -> None:
-    status, message, param = await served.error(langauge="en")
-    assert (status, param) == (400, "langauge") and "did you mean language?" in message
-
-
 @with_served(family="")
 async def test_a_model_that_hears_no_audio_refuses_forms_by_its_name(served: Served) -> None:
     for task in ("transcriptions", "translations"):

@@ -75,24 +75,6 @@ def test_uuids_go_with_their_images_or_stand_for_them() -> None:
     assert media_of([None, DATA], multi_modal_uuids={"image": ["u", "v"]})[0] == Medium(uuid="u")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "complaint"),
-    [
-        ({"image": 3}, "of type int: an image is a PIL image"),
-        ({"image": b""}, "has no bytes"),
-        ({"image": "/no/such.png"}, "'/no/such.png' cannot be read: No such file"),
-        ({"image": "data:image/png;base64,!!"}, "is not base64"),
-        ({"image": "data:image/png;base64"}, "has no comma"),
-        ({"image": [None]}, "is None and has no uuid"),
-        ({"video": [1]}, "has video: only image and audio are served"),
-        ([DATA], "is of type list"),
-    ],
-)
-def test_what_is_no_image_is_refused(prompt: object, complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        submit_of({"prompt": "a", "multi_modal_data": prompt})
-
-
 def test_uuids_and_images_must_be_as_many() -> None:
     with pytest.raises(RequestError, match="2 images have 1 uuids"):
         media_of([DATA, DATA], multi_modal_uuids={"image": ["u"]})
@@ -116,23 +98,6 @@ def test_parts_of_a_chat_keep_their_places() -> None:
     ]
     assert [medium.detail for medium in submit.media] == ["low", "", "high", ""]
     assert submit.media[0].uuid == "u" and submit.media[0].digest == SHA
-
-
-@pytest.mark.parametrize(
-    ("part", "complaint"),
-    [
-        (
-            {"type": "image_url", "image_url": "/etc/passwd"},
-            "message 0 of the chat: the image '/etc/passwd' is no data:",
-        ),
-        ({"type": "image", "image": "a.png"}, "is no data:"),
-        ({"type": "image_url", "image_url": {"url": URL, "detail": "huge"}}, "detail of an image is 'huge'"),
-        ({"type": "image_url"}, "is None and has no uuid"),
-    ],
-)
-def test_a_bad_part_is_refused_with_its_message(part: object, complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        submit_of([{"role": "user", "content": [part]}])
 
 
 def clips_of(audio: object, **more: object) -> list[Medium]:
@@ -181,30 +146,38 @@ def test_other_forms_of_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("audio", "complaint"),
+    ("data", "complaint"),
     [
-        (SAMPLES, "of type ndarray, without its rate: an audio clip is \\(samples, rate\\)"),
-        ((SAMPLES, 0), "rate of an audio clip is 0: give whole samples a second"),
-        ((SAMPLES, 16_000.5), "rate of an audio clip is 16000.5"),
-        ((SAMPLES, float("nan")), "rate of an audio clip is nan"),
-        ((SAMPLES, "fast"), "'fast'|of type ndarray"),
-        ((SAMPLES.astype("i8"), 16_000), "are int64: give a numpy array of float32"),
-        ((SAMPLES.astype("c8"), 16_000), "are complex64"),
-        ((SAMPLES.reshape(5, 5, 2), 16_000), "have the shape"),
-        ((SAMPLES[:49].reshape(7, 7), 16_000), "have the shape"),
-        ((SAMPLES[:0], 16_000), "has no samples"),
-        (([], 16_000), "has no samples"),
-        ((["a"], 16_000), "a list that holds no numbers alone"),
-        ((3, 16_000), "are int: give a numpy array"),
-        (3, "of type int: an audio clip is"),
-        (Image.new("RGB", (2, 2)), "of type Image: an audio clip is"),
-        (b"", "has no bytes"),
-        ("/no/such.wav", "the audio clip '/no/such.wav' cannot be read"),
+        ({"image": 3}, "of type int: an image is a PIL image"),
+        ({"image": b""}, "has no bytes"),
+        ({"image": "/no/such.png"}, "'/no/such.png' cannot be read: No such file"),
+        ({"image": "data:image/png;base64,!!"}, "is not base64"),
+        ({"image": "data:image/png;base64"}, "has no comma"),
+        ({"image": [None]}, "is None and has no uuid"),
+        ({"video": [1]}, "has video: only image and audio are served"),
+        ([DATA], "is of type list"),
+        ({"audio": SAMPLES}, "of type ndarray, without its rate: an audio clip is \\(samples, rate\\)"),
+        ({"audio": (SAMPLES, 0)}, "rate of an audio clip is 0: give whole samples a second"),
+        ({"audio": (SAMPLES, 16_000.5)}, "rate of an audio clip is 16000.5"),
+        ({"audio": (SAMPLES, float("nan"))}, "rate of an audio clip is nan"),
+        ({"audio": (SAMPLES, "fast")}, "'fast'|of type ndarray"),
+        ({"audio": (SAMPLES.astype("i8"), 16_000)}, "are int64: give a numpy array of float32"),
+        ({"audio": (SAMPLES.astype("c8"), 16_000)}, "are complex64"),
+        ({"audio": (SAMPLES.reshape(5, 5, 2), 16_000)}, "have the shape"),
+        ({"audio": (SAMPLES[:49].reshape(7, 7), 16_000)}, "have the shape"),
+        ({"audio": (SAMPLES[:0], 16_000)}, "has no samples"),
+        ({"audio": ([], 16_000)}, "has no samples"),
+        ({"audio": (["a"], 16_000)}, "a list that holds no numbers alone"),
+        ({"audio": (3, 16_000)}, "are int: give a numpy array"),
+        ({"audio": 3}, "of type int: an audio clip is"),
+        ({"audio": Image.new("RGB", (2, 2))}, "of type Image: an audio clip is"),
+        ({"audio": b""}, "has no bytes"),
+        ({"audio": "/no/such.wav"}, "the audio clip '/no/such.wav' cannot be read"),
     ],
 )
-def test_what_is_no_clip_is_refused(audio: object, complaint: str) -> None:
+def test_what_is_no_image_or_clip_is_refused(data: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        clips_of(audio)
+        submit_of({"prompt": "a", "multi_modal_data": data})
 
 
 WAV = b"RIFF\x04\0\0\0WAVE"
@@ -240,6 +213,13 @@ def test_parts_of_a_chat_may_be_clips(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "complaint"),
     [
+        (
+            {"type": "image_url", "image_url": "/etc/passwd"},
+            "message 0 of the chat: the image '/etc/passwd' is no data:",
+        ),
+        ({"type": "image", "image": "a.png"}, "is no data:"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "huge"}}, "detail of an image is 'huge'"),
+        ({"type": "image_url"}, "is None and has no uuid"),
         ({"type": "audio", "audio": "/etc/passwd"}, "message 0 of the chat: the audio clip '/etc/passwd' is no data:"),
         ({"type": "audio", "path": "/etc/passwd"}, "the audio clip '/etc/passwd' is no data:"),
         ({"type": "input_audio", "input_audio": {"data": "!!", "format": "wav"}}, "data is not base64"),
@@ -247,7 +227,7 @@ def test_parts_of_a_chat_may_be_clips(tmp_path: Path) -> None:
         ({"type": "video_url", "video_url": "v"}, "a part of type 'video_url': only text and .* are served"),
     ],
 )
-def test_a_bad_part_of_audio_is_refused_with_its_message(part: object, complaint: str) -> None:
+def test_a_bad_part_is_refused_with_its_message(part: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         submit_of([{"role": "user", "content": [part]}])
 

@@ -69,11 +69,16 @@ def check_cuts(new_parser: Callable[[], Parser], text: str, places: Sequence[int
         assert not isinstance(part, Content | Thought | Arguments) or part.text
 
 
-def new_answer_text(**changes: Any) -> AnswerText:
-    """A reader of answers in Hermes' form with thoughts between <think> and </think>."""
+def new_style(**changes: Any) -> AnswerStyle:
+    """The style of answers in Hermes' form with thoughts between <think> and </think>."""
     style: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
     style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
-    return AnswerText(AnswerStyle(**style | changes))
+    return AnswerStyle(**style | changes)
+
+
+def new_answer_text(**changes: Any) -> AnswerText:
+    """A reader of answers of a style."""
+    return AnswerText(new_style(**changes))
 
 
 def read_deltas(pieces: Sequence[str], **changes: Any) -> Iterator[list[Part]]:

@@ -47,14 +47,7 @@ def test_only_an_opening_marker_at_the_end_opens_a_thought() -> None:
 
 
 def delta(text: str, num_tokens: int, finish_reason: FinishReason | None = None) -> Delta:
-    return Delta(
-        request_id="r",
-        index=0,
-        start=0,
-        token_ids=encode_ids(range(num_tokens)),
-        text=text,
-        finish_reason=finish_reason,
-    )
+    return Delta(request_id="r", token_ids=encode_ids(range(num_tokens)), text=text, finish_reason=finish_reason)
 
 
 @pytest.mark.parametrize(
