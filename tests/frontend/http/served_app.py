@@ -82,7 +82,9 @@ class AppTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body, headers = await request.aread(), [(name.lower(), value) for name, value in request.headers.raw]
-        scope = {"type": "http", "method": request.method, "path": request.url.path, "query_string": b""}
+        url = request.url
+        scope = {"type": "http", "method": request.method, "path": url.path, "raw_path": url.raw_path}
+        scope |= {"query_string": b"", "headers": headers, "client": ("c", 1)}
         places = iter(range(0, max(len(body), 1), CHUNK_BYTES))
         stream = AppStream()
 
@@ -94,7 +96,7 @@ class AppTransport(httpx2.AsyncBaseTransport):
             end = place + CHUNK_BYTES
             return {"type": "http.request", "body": body[place:end], "more_body": end < len(body)}
 
-        stream.start(self._app({**scope, "headers": headers, "client": ("c", 1)}, receive, stream.send))  # type: ignore[arg-type]
+        stream.start(self._app(scope, receive, stream.send))  # type: ignore[arg-type]
         try:
             start = await stream.next()
         except asyncio.CancelledError:

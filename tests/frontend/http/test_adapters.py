@@ -86,8 +86,9 @@ class Served(ServedApp):
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    caplog.set_level(logging.INFO, "tokenloom.http")
 
 
 def with_served(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
@@ -248,11 +249,7 @@ async def test_a_background_response_is_made_again_with_its_adapter_by_the_next_
 
 
 @with_served()
-async def test_the_access_log_names_the_adapter(
-    served: Served, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "tokenloom.http")
-
+async def test_the_access_log_names_the_adapter(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     await served.text("one")
     await served.text("sample")
     adapted, base = (line for line in capsys.readouterr().err.splitlines() if "POST /v1/completions" in line)

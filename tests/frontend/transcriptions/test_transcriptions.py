@@ -18,8 +18,9 @@ from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDon
 from tokenloom.frontend.transcriptions.transcription import MAX_OPEN_PIECES
 from tokenloom.tests.frontend.adapters.samples import write_adapter
 from tokenloom.tests.frontend.bench import ids
+from tokenloom.tests.frontend.http.served_app import KEY
 from tokenloom.tests.frontend.requests.fake_clips import BAD, PIECE_TOKENS, clip
-from tokenloom.tests.frontend.transcriptions.served import EOS, KEY, Served, TimedLoop, with_served
+from tokenloom.tests.frontend.transcriptions.served import EOS, Served, TimedLoop, with_served
 
 TEXTS = ("Hello there.", "General Kenobi.")
 UPLOAD = ("speech.wav", clip(*TEXTS, seconds=12.5))
