@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from tokenloom.ipc.codec import Decoder, decode_ids, encode
+from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Hello, Welcome
 from tokenloom.ipc.messages.core import CoreToFrontend, EngineCoreOutputs
@@ -23,7 +24,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens
-from tokenloom.tests.core.harness import make_spec, new_message
+from tokenloom.tests.core.harness import append_tokens, make_spec, new_message
 from tokenloom.tests.support.engine_specs import in_folder
 from tokenloom.tests.support.waiting import Deadline
 
@@ -168,18 +169,11 @@ class Bench:
 
     def tokens(self) -> dict[int, list[int]]:
         """Return the tokens of each key, in order."""
-        found: dict[int, list[int]] = {}
+        found = defaultdict[int, list[int]](list)
         for news in self.news:
             if isinstance(news, EngineCoreOutputs):
-                ids = list(decode_ids(news.token_ids))
-                for key, start, count in zip(
-                    decode_ids(news.keys), decode_ids(news.starts), decode_ids(news.counts), strict=True
-                ):
-                    mine = found.setdefault(key, [])
-                    assert start == len(mine)
-                    mine += ids[:count]
-                    del ids[:count]
-        return found
+                append_tokens(found, news)
+        return dict(found)
 
     def finished(self) -> dict[int, str]:
         return {

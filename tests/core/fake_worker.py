@@ -324,16 +324,15 @@ def _columns(told: list[tuple[int, int, int, int]]) -> RowLogprobs | None:
     """Of (row, position, token, seed): the token itself and another one."""
     if not told:
         return None
+    rows, positions, tokens, _ = zip(*told, strict=True)
+    logprobs = [(fake_logprob(position, token, seed), -99.0) for _, position, token, seed in told]
     return RowLogprobs(
-        rows=encode_ids([row for row, _, _, _ in told]),
-        positions=encode_ids([position for _, position, _, _ in told]),
+        rows=encode_ids(rows),
+        positions=encode_ids(positions),
         widths=encode_ids([2] * len(told)),
         ranks=encode_ids([1] * len(told)),
-        token_ids=encode_ids([each for _, _, token, _ in told for each in (token, 996 - token)]),
-        logprobs=np.array(
-            [each for _, position, token, seed in told for each in (fake_logprob(position, token, seed), -99.0)],
-            np.float32,
-        ).tobytes(),
+        token_ids=encode_ids(chain.from_iterable((token, 996 - token) for token in tokens)),
+        logprobs=np.array(logprobs, np.float32).tobytes(),
     )
 
 

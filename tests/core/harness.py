@@ -23,7 +23,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import BulkArray, Rank
-from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
 from tokenloom.ipc.models.vision_config import VisionConfig
@@ -318,14 +318,9 @@ class Harness:
     def take(self) -> None:
         for frontend_id, outputs in self.core.take_outputs():
             self.accepted.update(outputs.accepted)
-            columns = (outputs.keys, outputs.starts, outputs.counts)
-            tokens = list(decode_ids(outputs.token_ids))
-            for key, start, count in zip(*(decode_ids(column) for column in columns), strict=True):
+            for key in append_tokens(self.tokens, outputs):
                 assert frontend_id == frontend_of(key), "another frontend's token"
                 assert key not in self.finished, "tokens after the finish"
-                assert start == len(self.tokens[key]), "a token is missing or repeated"
-                self.tokens[key] += tokens[:count]
-                del tokens[:count]
             for started in outputs.started:
                 self.cached[started.key] = started.num_cached_tokens
                 self.loaded[started.key] = dict(started.num_loaded_tokens)
@@ -392,6 +387,16 @@ class Harness:
         digest = b"" if (adapter := self.adapters.get(key)) is None else adapter.digest
         assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop, digest)
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
+
+
+def append_tokens(tokens: dict[int, list[int]], outputs: EngineCoreOutputs) -> list[int]:
+    """Append the new tokens to those of each key; return the keys."""
+    keys, left = list(decode_ids(outputs.keys)), list(decode_ids(outputs.token_ids))
+    for key, start, count in zip(keys, decode_ids(outputs.starts), decode_ids(outputs.counts), strict=True):
+        assert start == len(tokens[key]), "a token is missing or repeated"
+        tokens[key] += left[:count]
+        del left[:count]
+    return keys
 
 
 def make_request(key: int, **fields: object) -> Request:

@@ -309,6 +309,11 @@ def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:
     harness.add(0, [1, 2, 3], outputs=have, attempt=1)
     assert harness.core.num_requests == 1
     harness.run_to_the_end()
+    harness.add(1, [1, 2, 3], 5)
+    harness.turn()
+    harness.add(1, [1, 2, 3], 5, outputs=expected_tokens([1, 2, 3], 1, 5, []), attempt=1)
+    harness.take()
+    assert harness.finished[1].reason == "length" and harness.core.num_requests == 0, "it has all its tokens"
 
 
 def test_mean_pooling_computes_the_whole_prompt_and_last_token_pooling_reads_the_cache() -> None:
@@ -379,17 +384,6 @@ def test_a_lone_request_fails_at_the_third_worker_group_that_it_crashes(num_outp
     harness.add(0, [1, 2, 3], 20)
     harness.run_with_deadly_workers(lambda: harness.computes(0) and len(harness.tokens[0]) >= num_outputs)
     assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_FAIL
-
-
-def test_a_higher_attempt_with_all_its_tokens_ends_the_one_that_runs() -> None:
-    harness = Harness()
-    harness.add(0, [1, 2, 3], 5)
-    harness.turn()
-    harness.add(0, [1, 2, 3], 5, outputs=expected_tokens([1, 2, 3], 0, 5, []), attempt=1)
-    harness.take()
-    assert harness.finished[0].reason == "length" and harness.core.num_requests == 0
-    harness.abort(0)
-    harness.run()
 
 
 def test_a_deadline_counts_the_time_that_a_request_has_waited_whatever_its_senders_clock_says() -> None:

@@ -35,12 +35,9 @@ def test_a_frontend_whose_only_other_is_lost_is_told_that_the_work_of_others_is_
     assert loads.next_at is None, "a time that is over would keep the core busy"
 
 
-def test_nothing_is_due_when_all_frontends_are_lost() -> None:
+def test_nothing_is_due_for_an_only_frontend_or_when_all_are_lost() -> None:
     loads = FrontendLoads()
     assert len(loads.changed([of(0, 10), of(1, 5)], [0, 1], 7.0)) == 2
     assert loads.changed([], [], 7.2) == {} and loads.next_at is None
-
-
-def test_an_only_frontend_is_told_nothing() -> None:
-    loads = FrontendLoads()
-    assert loads.changed([of(0, 10)], [0], 7.0) == {} and loads.next_at is None
+    only = FrontendLoads()
+    assert only.changed([of(0, 10)], [0], 7.0) == {} and only.next_at is None

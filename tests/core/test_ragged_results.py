@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.tests.core.fake_worker import expected_tokens, fake_logprob
+from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness
 
 
@@ -38,25 +38,6 @@ def test_a_stop_id_below_min_tokens_ends_nothing_within_a_result() -> None:
     harness.add(0, [1, 2, 3], 20, stop=tokens[1:2] + tokens[5:6], min_tokens=4)
     harness.run()
     assert harness.tokens[0] == tokens[:6]
-
-
-def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
-    harness = Harness(num_new_tokens=lambda: 4, steps_in_flight=2)
-    harness.add(0, [1, 2, 3], 6, logprobs=1)
-    told: list[tuple[int, int, float]] = []
-    while harness.core.num_requests:
-        harness.core.step()
-        result = harness.worker.answer()
-        assert result is not None
-        harness.core.on_result(result)
-        for _, outputs in harness.core.take_outputs():
-            if outputs.logprobs is not None:
-                columns = outputs.logprobs
-                values = memoryview(columns.logprobs).cast("f")[::2]
-                ids, positions = decode_ids(columns.token_ids)[::2], decode_ids(columns.positions)
-                told += zip(positions, ids, values, strict=True)
-    tokens = expected_tokens([1, 2, 3], 0, 6, [])
-    assert told == [(index, token, fake_logprob(3 + index, token, 0)) for index, token in enumerate(tokens)]
 
 
 @pytest.mark.parametrize(

@@ -197,3 +197,10 @@ def test_answers_that_skip_the_prefix_cache_share_their_own_prompt(enable_prefix
         harness.run()
         num_prompt = harness.core.stats.num_scheduled_tokens - before - 3 * len(keys)
         assert len(prompt) <= num_prompt < len(prompt) + 16 * len(keys), "computed once, but for each one's last block"
+
+
+def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
+    harness = GroupHarness(num_new_tokens=lambda: 4, steps_in_flight=2)
+    harness.add(0, [1, 2, 3], 6, logprobs=1)
+    harness.run_to_the_end()
+    harness.check_told(0)

@@ -112,27 +112,6 @@ def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path) -> None:
 # ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_flipped_bit_makes_a_block_missing(tmp_path: Path) -> None:
-    slot_bytes = SLOT_BYTES - 7
-    fields = [0, 8, 16, 24, 32, 64, 96]  # magic … payload's digest
-    places = [*fields, 2000, PAGE - 1, *range(PAGE, PAGE + slot_bytes, 401), OBJECT_BYTES - 1]
-    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=slot_bytes))
-    numbers = range(len(places) + 1)
-    source.store(filled(numbers, num_bytes=slot_bytes))
-    for number, place in enumerate(places):
-        content = bytearray(path_of(source, number).read_bytes())
-        content[place] ^= 1 << number % 8
-        path_of(source, number).write_bytes(content)
-    assert load(source, numbers, num_bytes=slot_bytes) == [False] * len(places) + [True]
-    state = source.state()
-    assert sum(state.rejected.values()) == len(places) and state.rejected.keys() == {"version", "checksum"}
-    assert find(source, [0]) == 0 and len(files_of(tmp_path)) == 1, "damaged files are removed"
-    assert state.num_objects == 1 and source.state().held_bytes == OBJECT_BYTES
-    assert source.store(filled([0], num_bytes=slot_bytes)) == [True] and load(source, [0], num_bytes=slot_bytes) == [
-        True
-    ]
-
-
 @pytest.mark.parametrize("size", [0, 1, PAGE, OBJECT_BYTES - 1, OBJECT_BYTES - PAGE])
 def test_a_truncated_file_is_missing(tmp_path: Path, size: int) -> None:
     source = open_disk(tmp_path)

@@ -6,20 +6,25 @@ import random
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tokenloom.core.tiers.disk import DiskSource
 from tokenloom.core.tiers.lane import Lane, SlotItem
 from tokenloom.core.tiers.reports import BATCH, LoadJob, Reports, StoreJob
 from tokenloom.core.tiers.source import Item
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.tier import BlocksLoaded, BlocksStored, TierToCore
-from tokenloom.tests.core.tiers.faulty_source import LOAD_FAULTS, FaultySource, damage_file
-from tokenloom.tests.core.tiers.slots import DEADLINE_S, content_of, empty, filled, key_of, open_disk
+from tokenloom.tests.core.tiers.slots import DEADLINE_S, content_of, empty, filled, open_disk, path_of
 from tokenloom.tests.core.tiers.test_finder import SetSource
+
+NUMBERS = range(50)
+DAMAGES = ("corrupt", "truncate", "swap")
 
 
 def messages_of(reports: Reports) -> list[TierToCore]:
@@ -28,9 +33,8 @@ def messages_of(reports: Reports) -> list[TierToCore]:
     while not (messages := reports.take()):
         now = time.monotonic()
         assert now < deadline, "no report"
-        select.select(
-            [reports.wake_fd], [], [], min(deadline, reports.due or deadline) - now if reports.due != 0 else 0
-        )
+        due = deadline if reports.due is None else min(deadline, reports.due)
+        select.select([reports.wake_fd], [], [], max(due - now, 0.0))  # it may have passed since
     return messages
 
 
@@ -57,21 +61,64 @@ def blocks_of(items: Sequence[Item]) -> list[SlotItem]:
     return [SlotItem(slot, item) for slot, item in enumerate(items, 1)]
 
 
+class FaultySource(SetSource):
+    """A disk source of which a share of the blocks is not read, not written, or has a damaged file when it is read."""
+
+    def __init__(self, source: DiskSource, share: float) -> None:
+        super().__init__("disk")
+        self.num_loaders, self.load_batch, self.store_batch = source.num_loaders, source.load_batch, source.store_batch
+        self.counts = Counter[str]()
+        self._source, self._share = source, share
+        self._rng, self._lock = random.Random(0), threading.Lock()
+
+    def _fault(self, *possible: str) -> str:
+        """Draw the fault that a block meets; "" is none."""
+        fault = self._rng.choice(possible) if self._rng.random() < self._share else ""
+        self.counts[fault] += 1
+        return fault
+
+    def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
+        for index, item in enumerate(items):
+            with self._lock:
+                fault = self._fault("drop", *DAMAGES)
+                if fault in DAMAGES:
+                    self._damage(item.key, fault)
+            if fault == "drop":
+                on_loaded(index, False)
+            else:
+                self._source.load([item], deadline, partial(_as, index, on_loaded))
+
+    def _damage(self, key: bytes, fault: str) -> None:
+        assert self._source._view is not None
+        path = Path(self._source._view.path(key, 0))
+        with suppress(FileNotFoundError):
+            content = bytearray(path.read_bytes())
+            if fault == "corrupt":
+                content[self._rng.randrange(len(content))] ^= 1 << self._rng.randrange(8)
+            elif fault == "truncate":
+                content = content[: self._rng.randrange(len(content))]
+            else:
+                content = bytearray(path_of(self._source, self._rng.choice(NUMBERS)).read_bytes())
+            path.write_bytes(content)
+
+    def store(self, items: Sequence[Item]) -> list[bool]:
+        with self._lock:
+            return [not self._fault("no space") and self._source.store([item])[0] for item in items]
+
+
+def _as(index: int, on_loaded: Callable[[int, bool], None], _: int, is_good: bool) -> None:
+    on_loaded(index, is_good)
+
+
 @pytest.mark.parametrize("num_faults", [1000, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_thousands_of_faults_and_no_wrong_block(tmp_path: Path, num_faults: int) -> None:
-    source, numbers = open_disk(tmp_path), range(50)
-    assert source._view is not None
-    path_of = partial(source._view.path, owner=0)
-
-    def damage(fault: str, key: bytes, rng: random.Random) -> None:
-        damage_file(Path(path_of(key)), fault, Path(path_of(key_of(rng.choice(numbers)))), rng)
-
-    faulty, reports = FaultySource(source, 0.5, 0, LOAD_FAULTS, damage, delay_s=0.0), Reports()
-    lane, whole = Lane(faulty, 1), filled(numbers)
+    source = open_disk(tmp_path)
+    faulty, reports = FaultySource(source, 0.5), Reports()
+    lane, whole = Lane(faulty, 1), filled(NUMBERS)
     num_good = num_bad = 0
-    while faulty.counts.total() < num_faults:
+    while faulty.counts.total() < 2 * num_faults:
         source.store(whole)
-        blocks = blocks_of(empty(numbers))
+        blocks = blocks_of(empty(NUMBERS))
         lane.load(LoadJob(1, len(blocks), reports, time.monotonic() + DEADLINE_S), blocks)
         found = end_of(reports)
         assert found.keys() == {block.slot for block in blocks}
@@ -79,15 +126,13 @@ def test_thousands_of_faults_and_no_wrong_block(tmp_path: Path, num_faults: int)
             assert not found[slot] or item.slot == content_of(item.key), "a wrong block"
         num_good += sum(found.values())
         num_bad += len(found) - sum(found.values())
-    assert set(faulty.counts) == set(LOAD_FAULTS) and min(num_good, num_bad) > num_faults // 3
+    assert set(faulty.counts) == {"", "drop", *DAMAGES} and min(num_good, num_bad) > num_faults // 3
     assert set(source.state().rejected) >= {"checksum", "length", "key"}
 
 
 def test_stores_with_faults_report_the_blocks_that_are_there(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    faulty, reports = FaultySource(source, 0.4, 1, ["no space", "delay"]), Reports()
-    lane, blocks = Lane(faulty, 1), blocks_of(filled(range(60)))
-    ended = []
+    source, reports, ended = open_disk(tmp_path), Reports(), []
+    lane, blocks = Lane(FaultySource(source, 0.4), 1), blocks_of(filled(range(60)))
     job = StoreJob(1, len(blocks), reports, lambda: ended.append(1))
     for block in blocks:
         job.expect(block.slot, 1)

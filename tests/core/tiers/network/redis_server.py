@@ -34,23 +34,20 @@ class RedisServer:
         assert BINARY is not None
         self.port = free_port() if port is None else port
         self.path = folder / f"redis-{self.port}.sock"
-        self.password = password
+        self.password, self.login = password, f":{password}@" if password else ""
         self.arguments = [BINARY, "--save", "", "--appendonly", "no", "--dir", str(folder)]
         self.arguments += ["--unixsocket", str(self.path), "--bind", "127.0.0.1"]
         self.arguments += ["--requirepass", password] if password else []
         self.arguments += options if "--tls-port" in options else ["--port", str(self.port), *options]
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        login = f":{self.password}@" if self.password else ""
-        return f"redis://{login}127.0.0.1:{self.port}/0"
+        return f"redis://{self.login}127.0.0.1:{self.port}/0"
 
     @property
     def unix_url(self) -> str:
-        login = f":{self.password}@" if self.password else ""
-        return f"unix://{login}{self.path}?db=0"
+        return f"unix://{self.login}{self.path}?db=0"
 
     def start(self) -> None:
         """Start, and wait until the server answers."""
@@ -58,7 +55,7 @@ class RedisServer:
         wait_until(self._answers, "the server does not start")
 
     def _answers(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, "the server has ended"
+        assert self.process.poll() is None, "the server has ended"
         with contextlib.suppress(OSError):
             return self.ask(b"PING") == b"PONG"
         return False
@@ -82,19 +79,16 @@ class RedisServer:
         return sorted(name for name in names if isinstance(name, bytes))
 
     def freeze(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        assert self.process is not None
         self.process.kill()
         self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             self.kill()

@@ -29,34 +29,22 @@ NUM_SLOTS = 16384
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[list[RedisServer]]:
     """Three nodes, each with a third of the slots."""
-    servers: list[RedisServer] = []
+    servers, bus_ports = list[RedisServer](), [free_port() for _ in range(3)]
     with contextlib.ExitStack() as stack:
         for number in range(3):
-            port = free_port()
-            options = [
-                "--cluster-enabled",
-                "yes",
-                "--cluster-require-full-coverage",
-                "no",
-                "--cluster-config-file",
-                f"nodes-{number}.conf",
-            ]
-            servers.append(RedisServer(tmp_path, *options, "--cluster-port", str(free_port()), port=port))
+            options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"]
+            options += ["--cluster-config-file", f"nodes-{number}.conf", "--cluster-port", str(bus_ports[number])]
+            servers.append(RedisServer(tmp_path, *options))
             stack.callback(servers[-1].close)
         bounds = [number * NUM_SLOTS // 3 for number in range(4)]
         for server, low, high in zip(servers, bounds, bounds[1:], strict=False):
             assert server.ask(b"CLUSTER", b"ADDSLOTSRANGE", b"%d" % low, b"%d" % (high - 1)) == b"OK"
-        for server in servers[1:]:
-            words = (b"127.0.0.1", b"%d" % server.port, b"%d" % bus_port(server))
+        for server, bus_port in zip(servers[1:], bus_ports[1:], strict=True):
+            words = (b"127.0.0.1", b"%d" % server.port, b"%d" % bus_port)
             assert servers[0].ask(b"CLUSTER", b"MEET", *words) == b"OK"
         for server in servers:
             wait_until(lambda server=server: b"cluster_state:ok" in (server.ask(b"CLUSTER", b"INFO") or b""))  # type: ignore[misc]
         yield servers
-
-
-def bus_port(server: RedisServer) -> int:
-    options = list(server.arguments)
-    return int(options[options.index("--cluster-port") + 1])
 
 
 @pytest.fixture
