@@ -353,8 +353,6 @@ def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [
-        ("rows", b"", "were asked for"),
-        ("token_ids", b"", "0 tokens came, the counts say 2"),
         ("pooled", [], "0 rows were embedded, 1 had to be"),
         ("prompt_logprobs", 0, "rows that were not in it"),
         ("prompt_logprobs", 4, "rows that were not in it"),

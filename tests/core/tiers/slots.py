@@ -95,6 +95,13 @@ def open_disk(root: Path, max_bytes: int = 1 << 30, quota: float = 1.0, namespac
     return source
 
 
+def disk_with(root: Path, numbers: Sequence[int]) -> DiskSource:
+    """Return a source that has these blocks."""
+    source = open_disk(root)
+    assert all(source.store(filled(numbers)))
+    return source
+
+
 def reopen(source: DiskSource, namespace: Namespace, has_started: threading.Event) -> None:
     has_started.clear()
     source.open(namespace)

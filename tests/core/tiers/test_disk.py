@@ -24,6 +24,7 @@ from tokenloom.tests.core.tiers.slots import (
     NAMESPACE,
     OBJECT_BYTES,
     SLOT_BYTES,
+    disk_with,
     empty,
     files_of,
     filled,
@@ -87,8 +88,7 @@ def test_a_restart_finds_everything_and_removes_unfinished_files(tmp_path: Path)
 
 
 def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled(range(40)))
+    source = disk_with(tmp_path, range(40))
     source.close()
     go_on = threading.Event()
 
@@ -114,8 +114,7 @@ def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, PAGE, OBJECT_BYTES - 1, OBJECT_BYTES - PAGE])
 def test_a_truncated_file_is_missing(tmp_path: Path, size: int) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled([1, 2]))
+    source = disk_with(tmp_path, [1, 2])
     os.truncate(path_of(source, 1), size)
     assert load(source, [1, 2]) == [False, True]
     assert source.state().rejected == {"length": 1}
@@ -127,8 +126,7 @@ def test_a_truncated_file_is_missing(tmp_path: Path, size: int) -> None:
 
 
 def test_a_file_that_someone_removed_is_missing(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled([1, 2]))
+    source = disk_with(tmp_path, [1, 2])
     files_of(tmp_path)[0].unlink()
     assert sorted(load(source, [1, 2])) == [False, True]
     assert source.state().held_bytes == OBJECT_BYTES and source.state().num_failed == 0
@@ -189,8 +187,7 @@ def test_the_limit_holds_at_every_instant_of_a_storm(tmp_path: Path) -> None:
 
 
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled([1, 2, 3]))
+    source = disk_with(tmp_path, [1, 2, 3])
     for number, age in ((1, 300), (2, 500), (3, 100)):
         path = path_of(source, number)
         os.utime(path, (time.time() - age,) * 2)
@@ -233,8 +230,7 @@ def test_another_namespace_sees_nothing_of_the_first_and_clears_its_own_alone(tm
 
 
 def test_a_second_engine_gets_a_closed_source_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = open_disk(tmp_path)
-    first.store(filled([1]))
+    first = disk_with(tmp_path, [1])
     second = open_disk(tmp_path)
     assert not second.state().is_open and "--kv-peers" in second.state().error and str(tmp_path) in second.state().error
     assert find(second, [1]) == 0 and second.store(filled([2])) == [False] and load(second, [1]) == [False]
@@ -282,8 +278,7 @@ def test_a_full_disk_is_read_only_until_there_is_room(small_disk: Path, caplog: 
 
 
 def test_a_read_only_disk_still_loads(small_disk: Path) -> None:
-    source = open_disk(small_disk)
-    source.store(filled([1, 2]))
+    source = disk_with(small_disk, [1, 2])
     source.close()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     source = open_disk(small_disk)
@@ -293,8 +288,7 @@ def test_a_read_only_disk_still_loads(small_disk: Path) -> None:
 
 
 def test_a_failing_disk_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled(range(5)))
+    source = disk_with(tmp_path, range(5))
     calls = []
 
     def fail(*arguments: object) -> int:
@@ -313,8 +307,7 @@ def test_a_failing_disk_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: p
 
 
 def test_no_read_begins_after_the_deadline(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled([1]))
+    source = disk_with(tmp_path, [1])
     item, results = empty([1])[0], []
     source.load([item], time.monotonic() - 1, lambda index, is_good: results.append((index, is_good)))
     assert results == [(0, False)] and item.slot == b"\xee" * SLOT_BYTES
@@ -356,8 +349,7 @@ def test_a_scan_of_100000_files_costs_three_times_their_listing(tmp_path: Path) 
 
 
 def test_a_folder_that_no_thread_can_open_is_opened_by_a_later_lookup(tmp_path: Path) -> None:
-    before = open_disk(tmp_path)
-    before.store(filled(range(3)))
+    before = disk_with(tmp_path, range(3))
     before.close()
     has_started = threading.Event()
     source = DiskSource(tmp_path, 1 << 30, 1.0, has_started.set)
@@ -374,8 +366,7 @@ def test_a_folder_that_no_thread_can_open_is_opened_by_a_later_lookup(tmp_path: 
 
 @pytest.mark.parametrize("jump_s", [YEAR_S, -YEAR_S])
 def test_a_clock_that_jumps_neither_removes_blocks_nor_keeps_them_for_ever(tmp_path: Path, jump_s: float) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled([1, 2, 3]))
+    source = disk_with(tmp_path, [1, 2, 3])
     for number, age in ((1, 300), (2, 200), (3, 100)):
         path = path_of(source, number)
         os.utime(path, (time.time() - age - jump_s,) * 2)

@@ -9,7 +9,7 @@ import pytest
 
 from tokenloom.core.tiers.disk_folder import MARK, MARKER, DiskFolder
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.core.tiers.slots import NAMESPACE, filled, key_of, load, open_disk
+from tokenloom.tests.core.tiers.slots import NAMESPACE, disk_with, filled, key_of, load, open_disk
 
 NAMESPACE_FOLDER = NAMESPACE.digest.hex()[:16]
 
@@ -60,8 +60,7 @@ def test_a_new_folder_becomes_ours_by_a_marker(tmp_path: Path, names: list[str])
 
 
 def test_a_folder_of_an_earlier_release_is_taken_with_its_blocks(tmp_path: Path) -> None:
-    source = open_disk(tmp_path)
-    source.store(filled(range(5)))
+    source = disk_with(tmp_path, range(5))
     source.close()
     (tmp_path / MARKER).unlink()
     source = open_disk(tmp_path)
@@ -108,8 +107,7 @@ def test_no_link_is_followed(tmp_path: Path, place: str) -> None:
 
 def test_a_folder_that_takes_the_name_later_is_not_touched(tmp_path: Path) -> None:
     root, victim = tmp_path / "kv", tmp_path / "victim"
-    source = open_disk(root)
-    source.store(filled([1]))
+    source = disk_with(root, [1])
     root.rename(tmp_path / "moved")
     victim.mkdir()
     root.symlink_to(victim)
