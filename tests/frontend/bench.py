@@ -13,7 +13,7 @@ from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Welcome
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Unknown, Welcome
 from tokenloom.ipc.messages.client import ClientMessage, Delta, Deltas, FrontendMessage, Submit
 from tokenloom.ipc.messages.core import AbortRequests, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.deadly import ReadingNote
@@ -23,6 +23,7 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20.0
 TOKENIZER = new_tokenizer("byte_level")
+WELCOME = Welcome(protocol_version=PROTOCOL_VERSION, run_id="r")
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
 
 
@@ -32,7 +33,6 @@ class Bench:
     def __init__(
         self,
         tokenizer: Tokenizer | None = TOKENIZER,
-        is_core_up: bool = True,
         media: MediaInput | None = None,
         seeing: EngineSpec | None = None,
         note: ReadingNote | None = None,
@@ -56,8 +56,7 @@ class Bench:
         self.messages_by_client: dict[bytes, list[FrontendMessage]] = {}
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
         self.frontend.connect()
-        if is_core_up:
-            self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
+        self.frontend.on_core_message(WELCOME)
         self.turn()
         self.hello()
         self.to_core.clear()
@@ -120,24 +119,47 @@ class Bench:
             **more,
         )
 
+    def ask(self, *messages: ClientMessage) -> list[FrontendMessage]:
+        """Send messages and return as many replies, in the order in which they come."""
+        replies = self.say(*messages)
+        while len(replies) < len(messages):
+            self.wait_for_wakeup()
+            replies += self.heard()
+        return replies
+
     def refusal(self, *messages: ClientMessage) -> ErrorInfo:
-        """Return the error of the one request that ends in this turn."""
-        (delta,) = self.news(*messages)
+        """Return the error of the one request that ends."""
+        (delta,) = deltas_of(self.ask(*messages))
         assert delta.finish_reason == "error" and delta.error is not None
         return delta.error
 
-    def submit(self, request_id: str = "r", client: bytes = b"c", accept: bool = True, **fields: Any) -> int:
-        """Submit a request and accept it as the core; return its key."""
-        earlier = list(self.to_core)
+    def core_request(self, request_id: str = "r", client: bytes = b"c", **fields: Any) -> EngineCoreRequest:
+        """Submit a request, and return it as the core gets it."""
+        num_known = len(self.to_core)
         self.frontend.on_client_frame(client, encode(new_submit(request_id, **fields)))
         self.turn()
-        request = self.to_core[-1]
-        assert isinstance(request, EngineCoreRequest) and request not in earlier, "it was not submitted"
-        key = request.children[0].key
-        if accept:
-            self.core(accepted=[key])
-            self.heard(client)
+        while True:
+            for message in self.to_core[num_known:]:
+                if isinstance(message, EngineCoreRequest):
+                    return message
+            self.wait_for_wakeup()
+
+    def submit(self, request_id: str = "r", client: bytes = b"c", **fields: Any) -> int:
+        """Submit a request and accept it as the core; return its key."""
+        key = self.core_request(request_id, client, **fields).children[0].key
+        self.core(accepted=[key])
+        self.heard(client)
         return key
+
+    def restart_core(self) -> EngineCoreRequest:
+        """Let the core forget the frontend; return the last request that it gets then."""
+        self.to_core.clear()
+        self.frontend.on_core_message(Unknown())
+        self.frontend.on_core_message(WELCOME)
+        self.turn()
+        request = self.to_core[-1]
+        assert isinstance(request, EngineCoreRequest)
+        return request
 
     def aborted(self) -> list[int]:
         keys = [key for message in self.to_core if isinstance(message, AbortRequests) for key in message.keys]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +36,7 @@ from tokenloom.ipc.messages.client import (
     GetInfo,
     Health,
     Submit,
+    TokenIds,
     Tokenize,
 )
 from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, FrontendToCore
@@ -45,6 +48,7 @@ from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0
+REQUEST = Submit(request_id="r", params=SamplingParams(), prompt="The capital")
 T = TypeVar("T")
 
 
@@ -56,10 +60,7 @@ class Engine:
         folder = run_directory.path / "model"
         folder.mkdir()
         (folder / "tokenizer.json").write_text(backend_json("byte_level"))
-        fields = {
-            "run_directory": str(run_directory.path),
-            **changes,
-        }
+        fields = {"run_directory": str(run_directory.path), **changes}
         self.spec: EngineSpec = new_spec(tokenizer_folder=str(folder), max_model_len=100_000, **fields)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.control = new_socket(self.context, zmq.ROUTER)
@@ -152,6 +153,11 @@ def say(client: zmq.Socket[bytes], message: ClientMessage) -> None:
     client.send(encode(message))
 
 
+def columns(key: int, start: int, *token_ids: int) -> dict[str, bytes]:
+    found = {"keys": [key], "starts": [start], "counts": [len(token_ids)], "token_ids": token_ids}
+    return {name: encode_ids(values) for name, values in found.items()}
+
+
 @pytest.fixture
 def run_directory() -> Iterator[RunDirectory]:
     directory = RunDirectory.create()
@@ -178,8 +184,8 @@ def served() -> Iterator[tuple[Engine, str]]:
 def test_the_first_frontend_waits_for_all_cores_and_its_successor_for_one(
     number: int, run_directory: RunDirectory
 ) -> None:
-    engine = Engine(run_directory, "--number", str(number), config=EngineConfig(data_parallel_size=2))
-    try:
+    options = ("--number", str(number))
+    with closing(Engine(run_directory, *options, config=EngineConfig(data_parallel_size=2))) as engine:
         welcome = Welcome(protocol_version=PROTOCOL_VERSION, run_id=engine.spec.run_id)
         with new_socket(engine.context, zmq.ROUTER) as second:
             second.bind(engine.spec.endpoints.of_replica(1).core)
@@ -188,50 +194,31 @@ def test_the_first_frontend_waits_for_all_cores_and_its_successor_for_one(
             identity, _ = _receive(second)
             engine.core_says(welcome)
             if number == 0:
-                say(engine.client(address), Submit(request_id="r", params=SamplingParams(), prompt="The"))
+                say(engine.client(address), REQUEST)
                 engine.at_core(EngineCoreRequest)
                 engine.supervisor_says(encode(Ping()))
                 assert isinstance(engine.from_child((Ready, Pong)), Pong)  # type: ignore[arg-type]
                 second.send_multipart([identity, encode(welcome)])
             engine.from_child(Ready)
-    finally:
-        engine.close()
-
-
-def test_the_process_serves_text_until_stop(engine: Engine) -> None:
-    client = engine.client(engine.start())
-    assert psutil.Process(engine.process.pid).cmdline()[0].strip() == "tokenloom frontend"
-    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
-    key = engine.at_core(EngineCoreRequest).children[0].key
-    say(client, Submit(request_id="open", params=SamplingParams(), prompt="The capital"))
-    engine.at_core(EngineCoreRequest)
-    columns = {"keys": [key], "starts": [0], "counts": [2], "token_ids": [40, 41]}
-    frames = {name: encode_ids(values) for name, values in columns.items()}
-    engine.core_says(EngineCoreOutputs(accepted=[key], finished=[Finished(key=key, reason="length")], **frames))
-    assert isinstance(engine.hear(client), Accepted)
-    deltas = engine.hear(client)
-    assert isinstance(deltas, Deltas) and len(deltas.deltas) == 1
-    assert deltas.deltas[0].token_ids == encode_ids([40, 41]) and deltas.deltas[0].finish_reason == "length"
-    engine.supervisor_says(encode(Stop()))
-    last = engine.hear(client)
-    assert isinstance(last, Deltas) and last.deltas[0].error is not None and last.deltas[0].error.kind == "dead"
-    assert engine.process.wait(DEADLINE_S) == 0
 
 
 def test_drained_follows_the_last_output_and_stop_loses_none(engine: Engine) -> None:
     client = engine.client(engine.start())
-    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
+    assert psutil.Process(engine.process.pid).cmdline()[0].strip() == "tokenloom frontend"
+    say(client, REQUEST)
     key = engine.at_core(EngineCoreRequest).children[0].key
     engine.supervisor_says(encode(Drain()))
     engine.supervisor_says(encode(Ping()))
     assert isinstance(engine.from_child(Message), Pong), "nothing is drained while the core has the request"
-    engine.core_says(EngineCoreOutputs(accepted=[key], finished=[Finished(key=key, reason="length")]))
+    finished = [Finished(key=key, reason="length")]
+    engine.core_says(EngineCoreOutputs(accepted=[key], finished=finished, **columns(key, 0, 40, 41)))
     engine.from_child(Drained)
     engine.supervisor_says(encode(Stop()))
     assert engine.process.wait(DEADLINE_S) == 0
     assert isinstance(engine.hear(client), Accepted)
     last = engine.hear(client)
     assert isinstance(last, Deltas) and last.deltas[0].finish_reason == "length"
+    assert last.deltas[0].token_ids == encode_ids([40, 41])
 
 
 def test_the_client_in_the_protocol_document_works_as_it_stands(served: tuple[Engine, str]) -> None:
@@ -243,18 +230,10 @@ def test_the_client_in_the_protocol_document_works_as_it_stands(served: tuple[En
     assert request.max_tokens == 32 and request.params.temperature == 0
     key, answer = request.children[0].key, new_tokenizer("byte_level").encode(" Paris, and that is it.")
     for start, token_id in enumerate(answer):
-        columns = {"keys": [key], "starts": [start], "counts": [1], "token_ids": [token_id]}
-        engine.core_says(EngineCoreOutputs(**{name: encode_ids(values) for name, values in columns.items()}))
+        engine.core_says(EngineCoreOutputs(**columns(key, start, token_id)))
     engine.core_says(EngineCoreOutputs(finished=[Finished(key=key, reason="stop")]))
     output, _ = client.communicate(timeout=DEADLINE_S)
     assert (output, client.returncode) == (" Paris, and that is it.", 0)
-
-
-def test_a_thread_wakes_the_loop_when_a_long_prompt_is_tokenized(served: tuple[Engine, str]) -> None:
-    engine, address = served
-    client = engine.client(address)
-    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital of France " * 1000))
-    assert len(engine.at_core(EngineCoreRequest).prompt_token_ids) > 4000
 
 
 def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(served: tuple[Engine, str]) -> None:
@@ -267,6 +246,7 @@ def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(served: tuple[
     engine.supervisor_says(b"junk")
     engine.core.send_multipart([engine.core_identity, b"junk"])
     engine.connect(address).send(b"x" * (MAX_CLIENT_MESSAGE_BYTES + 1))
+    engine.process.send_signal(signal.SIGINT)
     say(client, GetHealth(query_id=2))
     assert isinstance(engine.hear(client), Health)
 
@@ -274,8 +254,9 @@ def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(served: tuple[
 def test_the_idle_process_does_not_wake(served: tuple[Engine, str]) -> None:
     engine, address = served
     client = engine.client(address)
-    say(client, Tokenize(query_id=1, prompt="x" * 5000))  # a thread tokenizes it
-    engine.hear(client)
+    say(client, Tokenize(query_id=1, prompt="The capital of France " * 1000))  # a thread tokenizes it
+    ids = engine.hear(client)
+    assert isinstance(ids, TokenIds) and len(ids.token_ids) > 4000
     process = psutil.Process(engine.process.pid)
     windows = []
     for _ in range(3):  # one may have the end of other work; a timer wakes the process in each
@@ -317,13 +298,11 @@ def test_a_client_that_reads_nothing_costs_bounded_memory_which_is_returned_when
 
 
 def test_a_free_port_is_found_and_reported(run_directory: RunDirectory) -> None:
-    engine = Engine(run_directory, endpoints=Endpoints.in_folder(run_directory.path, "tcp://127.0.0.1:0"))
-    try:
+    endpoints = Endpoints.in_folder(run_directory.path, "tcp://127.0.0.1:0")
+    with closing(Engine(run_directory, endpoints=endpoints)) as engine:
         address = engine.start()
         assert address.startswith("tcp://127.0.0.1:") and not address.endswith((":0", ":*"))
         engine.client(address)
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("what", ["port", "tokenizer"])
@@ -351,14 +330,6 @@ def test_the_process_ends_with_its_parent_and_removes_the_run_directory(engine: 
     os.close(engine.lifeline)
     wait_until(lambda: engine.process.poll() is not None, timeout_s=3)
     assert not engine.run_directory.path.exists()
-
-
-def test_the_process_ignores_sigint(served: tuple[Engine, str]) -> None:
-    engine, address = served
-    client = engine.client(address)
-    engine.process.send_signal(2)
-    say(client, GetHealth(query_id=1))
-    assert isinstance(engine.hear(client), Health)
 
 
 def test_a_refusal_by_the_core_ends_the_process_with_the_reason(engine: Engine) -> None:

@@ -71,19 +71,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ChildEngine]]:
     assert set(threading.enumerate()) == before
 
 
-def test_the_command_line_contains_no_key(start: Callable[..., ChildEngine]) -> None:
+def test_an_engine_reports_its_address_and_ends_with_its_lifeline(
+    start: Callable[..., ChildEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
     handle = start("serves", api_key="for our eyes only")
     assert handle.addresses == ["ipc://x"]
     assert b"only" not in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
-
-
-def test_an_engine_reports_its_address_and_ends_with_its_lifeline(start: Callable[..., ChildEngine]) -> None:
-    handle = start("serves")
-    assert handle.addresses == ["ipc://x"]
     assert os.getsid(handle.pid) == handle.pid, "Ctrl-C in the terminal is the program's, not the engine's"
     handle.stop()
     assert not Path(f"/proc/{handle.pid}").exists()
     handle.stop()
+    assert "first words" in capsys.readouterr().err
 
 
 def test_a_program_without_standard_streams_can_start_an_engine(tmp_path: Path) -> None:
@@ -139,13 +137,6 @@ def test_a_killed_engine_is_an_error_with_the_signal_and_its_last_lines(start: C
     assert late == told
 
 
-def test_the_engine_s_log_reaches_the_program_s_stderr(
-    start: Callable[..., ChildEngine], capsys: pytest.CaptureFixture[str]
-) -> None:
-    start("serves").stop()
-    assert "first words" in capsys.readouterr().err
-
-
 # ── keywords ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -163,9 +154,6 @@ def test_an_unknown_keyword_is_a_type_error_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_num_seqs": "16"}, "max_num_seqs"),
-        ({"block_size": 0}, "block_size"),
-        ({"dtype": "int4"}, "dtype"),
         ({"start_timeout_s": float("inf")}, "start_timeout_s"),
         ({"drain_timeout_s": float("nan")}, "drain_timeout_s"),
         ({"http": "0", "in_process": True}, "in_process serves no HTTP"),

@@ -18,8 +18,8 @@ from tokenloom.frontend.adapters.names_file import FILE_NAME
 from tokenloom.frontend.adapters.registry import digests_of
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.codec import encode
-from tokenloom.ipc.errors import ConfigError, ErrorInfo, TokenloomError
-from tokenloom.ipc.messages.adapter import AdapterInfo
+from tokenloom.ipc.errors import ConfigError, TokenloomError
+from tokenloom.ipc.messages.adapter import AdapterInfo, AdapterRef
 from tokenloom.ipc.messages.client import (
     Abort,
     Accepted,
@@ -27,19 +27,15 @@ from tokenloom.ipc.messages.client import (
     Child,
     ClientMessage,
     Control,
-    Delta,
-    Deltas,
     Done,
-    FrontendMessage,
     ListAdapters,
     LoadAdapter,
     QueryFailed,
     UnloadAdapter,
 )
-from tokenloom.ipc.messages.core import EngineControl, EngineCoreRequest, Finished
+from tokenloom.ipc.messages.core import EngineControl, Finished
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
-from tokenloom.tests.support.waiting import wait_until
 
 
 class AdapterBench(Bench):
@@ -55,14 +51,6 @@ class AdapterBench(Bench):
         """Write an adapter beside the run directory."""
         return write_adapter(self.folder / name, **fields)
 
-    def ask(self, *queries: ClientMessage) -> list[FrontendMessage]:
-        """Send queries and return their replies in the order in which they come."""
-        replies = self.say(*queries)
-        while len(replies) < len(queries):
-            self.wait_for_wakeup()
-            replies += self.heard()
-        return replies
-
     def load(self, name: str, path: Path, **fields: Any) -> None:
         assert self.ask(LoadAdapter(query_id=1, name=name, path=str(path), **fields)) == [Done(query_id=1)]
 
@@ -70,6 +58,9 @@ class AdapterBench(Bench):
         (failed,) = self.ask(query)
         assert isinstance(failed, QueryFailed) and failed.error.kind == "request" and "\n" not in failed.error.message
         return failed.error.message
+
+    def load_failure(self, name: str, path: object, **fields: Any) -> str:
+        return self.failure(LoadAdapter(query_id=1, name=name, path=str(path), **fields))
 
     def adapters(self) -> list[AdapterInfo]:
         (reply,) = self.ask(ListAdapters(query_id=1))
@@ -79,36 +70,22 @@ class AdapterBench(Bench):
     def names(self) -> list[str]:
         return [info.name for info in self.adapters()]
 
-    def core_request(self, request_id: str, **fields: Any) -> EngineCoreRequest:
-        """Submit a request, and return it as the core gets it."""
-        self.frontend.on_client_frame(b"c", encode(new_submit(request_id, **fields)))
-        self.turn()
-        self.until(lambda: bool(self.to_core) and isinstance(self.to_core[-1], EngineCoreRequest))
-        request = self.to_core.pop()
-        assert isinstance(request, EngineCoreRequest)
-        self.to_core.clear()
-        return request
+    def ref(self, request_id: str, adapter: str, **fields: Any) -> AdapterRef:
+        """Submit a request with an adapter; return what the core gets of that."""
+        found = self.core_request(request_id, adapter=adapter, **fields).adapter
+        assert found is not None
+        return found
+
+    def error(self, adapter: str, **fields: Any) -> str:
+        return self.refusal(new_submit("wrong", adapter=adapter, **fields)).message
 
     def until(self, condition: Callable[[], bool]) -> None:
-        wait_until(lambda: condition() or (self.is_awake.is_set() and self.wait_for_wakeup()))
-
-    def error(self, **fields: Any) -> ErrorInfo:
-        """Return the error of a request that ends in its first delta."""
-        found: list[Delta] = []
-        self.frontend.on_client_frame(b"c", encode(new_submit("wrong", **fields)))
-        self.turn()
-
-        def has_ended() -> bool:
-            found.extend(delta for each in self.heard() if isinstance(each, Deltas) for delta in each.deltas)
-            return bool(found)
-
-        self.until(has_ended)
-        (delta,) = found
-        assert delta.error is not None
-        return delta.error
+        while not condition():
+            self.wait_for_wakeup()
 
 
 NewDesk = Callable[..., AdapterBench]
+RESUMED: dict[str, Any] = {"attempt": 1, "children": [Child(output_token_ids=b"\5\0\0\0")]}
 
 
 @pytest.fixture
@@ -136,10 +113,10 @@ def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench) -> 
     digest = adapter_digest(source)
     assert (info.name, info.path, info.digest, info.rank) == ("sql", str(source), digest.hex(), 4)
     assert info.base == "sample" and info.loaded_at == desk.now + 1e9
-    request = desk.core_request("r", adapter="sql")
-    assert request.adapter is not None and (request.adapter.digest, request.adapter.rank) == (digest, 4)
-    assert adapter_digest(Path(request.adapter.folder)) == digest
-    desk.core(accepted=[request.children[0].key])
+    ref = desk.ref("r", "sql")
+    assert (ref.digest, ref.rank) == (digest, 4)
+    assert adapter_digest(Path(ref.folder)) == digest
+    desk.core(accepted=[desk.to_core[-1].children[0].key])
     (accepted,) = desk.heard()
     assert isinstance(accepted, Accepted) and accepted.adapter_digest == digest
     assert desk.core_request("base").adapter is None
@@ -149,60 +126,50 @@ def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench) -> 
 def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(desk: AdapterBench) -> None:
     old, new = desk.adapter("a", seed=1), desk.adapter("b", seed=2)
     desk.load("sql", old)
-    before = desk.core_request("before", adapter="sql")
-    assert "'sql' has already been loaded. If you want" in desk.failure(
-        LoadAdapter(query_id=2, name="sql", path=str(new))
-    )
+    before = desk.ref("before", "sql")
+    assert "'sql' has already been loaded. If you want" in desk.load_failure("sql", new)
     desk.load("sql", new, is_inplace=True)
-    after = desk.core_request("after", adapter="sql")
-    assert before.adapter is not None and after.adapter is not None
-    assert (before.adapter.digest, after.adapter.digest) == (adapter_digest(old), adapter_digest(new))
-    resumed = desk.core_request(
-        "before",
-        adapter="sql",
-        adapter_digest=before.adapter.digest,
-        attempt=1,
-        children=[Child(output_token_ids=b"\5\0\0\0")],
-    )
-    assert resumed.adapter == before.adapter
+    digests = (before.digest, desk.ref("after", "sql").digest)
+    assert digests == (adapter_digest(old), adapter_digest(new))
+    assert desk.ref("before", "sql", adapter_digest=before.digest, **RESUMED) == before
 
 
 def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench) -> None:
     source = desk.adapter()
     desk.load("sql", source)
-    open_request = desk.core_request("open", adapter="sql")
+    adapter = desk.ref("open", "sql")
+    key = desk.to_core[-1].children[0].key
     shutil.rmtree(source)
     assert desk.ask(UnloadAdapter(query_id=1, name="sql")) == [Done(query_id=1)] and desk.names() == []
     assert "cannot be found" in desk.failure(UnloadAdapter(query_id=1, name="sql"))
-    assert "the model 'sql' is not served here: this engine serves sample" in desk.error(adapter="sql").message
-    key, adapter = open_request.children[0].key, open_request.adapter
-    assert adapter is not None and Path(adapter.folder).is_dir()
-    registry = desk.registry
-    assert not registry.may_drop(adapter.digest)
+    assert "the model 'sql' is not served here: this engine serves sample" in desk.error("sql")
+    assert Path(adapter.folder).is_dir() and not desk.registry.may_drop(adapter.digest)
     desk.core(accepted=[key])
     desk.heard()
     desk.tokens((key, 0, ids("The")))
     assert desk.deltas()[0].text == "The"
     desk.say(Abort(request_id="open"))
-    assert registry.may_drop(adapter.digest), "its last request has ended"
+    assert desk.registry.may_drop(adapter.digest), "its last request has ended"
 
 
 def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: AdapterBench) -> None:
     desk.load("sql", desk.adapter())
-    registry = desk.registry
-    ((_, info),) = registry._infos.items()
+    users, (info,) = desk.registry._num_users, desk.adapters()
+    found: list[AdapterInfo | TokenloomError | None] = []
+    desk.frontend.adapters.find("sql", found.append)
+    assert found == [info] and not users, "to find is no use"
     digest = bytes.fromhex(info.digest)
     keys = [desk.core_request(name, adapter="sql").children[0].key for name in ("finishes", "aborted")]
-    assert registry._num_users[digest] == 2
+    assert users[digest] == 2
     desk.core(finished=[Finished(key=keys[0], reason="length")])
-    assert registry._num_users[digest] == 1
+    assert users[digest] == 1
     desk.say(Abort(request_id="aborted"))
-    assert not registry._num_users
-    assert "min_tokens is 600" in desk.error(adapter="sql", params={"min_tokens": 600, "max_tokens": 700}).message
-    assert not registry._num_users
+    assert not users
+    assert "min_tokens is 600" in desk.error("sql", params={"min_tokens": 600, "max_tokens": 700})
+    assert not users
     desk.core_request("gone", adapter="sql")
     desk.frontend.on_client_lost(b"c", "gone", "")
-    assert not registry._num_users
+    assert not users
 
 
 def test_one_of_two_loads_of_a_name_at_once_is_refused(desk: AdapterBench) -> None:
@@ -217,38 +184,28 @@ def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench) -> 
     source = desk.adapter()
     desk.load("sql", source, order_id="one")
     desk.load("sql", source, order_id="one")
-    assert "already been loaded" in desk.failure(LoadAdapter(query_id=1, name="sql", path=str(source), order_id="two"))
+    assert "already been loaded" in desk.load_failure("sql", source, order_id="two")
     for _ in range(2):
         assert desk.ask(UnloadAdapter(query_id=1, name="sql", order_id="three")) == [Done(query_id=1)]
     desk.load("sql", source, order_id="four")
 
 
-def test_the_next_frontend_resumes_requests_with_their_adapter(desk: AdapterBench, new_desk: NewDesk) -> None:
-    old, new = desk.adapter("a", seed=1), desk.adapter("b", seed=2)
-    desk.load("sql", old)
-    before = desk.core_request("before", adapter="sql").adapter
-    assert before is not None
-    desk.load("sql", new, is_inplace=True)
-    replaced = new_desk()
-    assert replaced.names() == ["sql"]
-    children = [Child(output_token_ids=b"\5\0\0\0")]
-    fields: dict[str, Any] = {"adapter": "sql", "adapter_digest": before.digest, "children": children, "attempt": 1}
-    assert replaced.core_request("before", **fields).adapter == before
-    shutil.rmtree(Path(before.folder))
-    error = new_desk("run 2").error(**fields)
-    assert error.kind == "request" and "is not in" in error.message and "submit the request again" in error.message
-
-
-def test_a_request_of_another_run_finds_its_adapter_in_the_store(
+def test_the_next_frontend_and_another_run_resume_requests_with_their_adapter(
     desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
 ) -> None:
-    desk.load("sql", desk.adapter())
-    before = desk.core_request("before", adapter="sql").adapter
-    assert before is not None
-    other = new_desk("run 2")
-    assert other.core_request("before", adapter="sql", adapter_digest=before.digest).adapter == before
+    desk.load("sql", desk.adapter("a", seed=1))
+    before = desk.ref("before", "sql")
+    desk.load("sql", desk.adapter("b", seed=2), is_inplace=True)
+    replaced, other = new_desk(), new_desk("run 2")
+    assert replaced.names() == ["sql"]
+    fields: dict[str, Any] = {"adapter": "sql", "adapter_digest": before.digest, **RESUMED}
+    for each in (replaced, other):
+        assert each.ref("before", **fields) == before
     assert not other.registry.may_drop(before.digest)
     assert digests_of(tmp_path / "run 2" / FILE_NAME) == {before.digest}, "for other engines of the store"
+    shutil.rmtree(Path(before.folder))
+    error = new_desk("run 3").refusal(new_submit(**fields))
+    assert error.kind == "request" and "is not in" in error.message and "submit the request again" in error.message
 
 
 def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_desk: NewDesk, tmp_path: Path) -> None:
@@ -264,24 +221,23 @@ def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_d
     desk.until(lambda: len(desk.to_core) == 2)
     assert {request.adapter.rank for request in desk.to_core} == {3}
     assert [(info.name, info.path) for info in desk.adapters()] == [("sql", str(folder / "sql"))]
-    assert "the model 'nil' is not served here: this engine serves sample, sql" in desk.error(adapter="nil").message
+    assert "the model 'nil' is not served here: this engine serves sample, sql" in desk.error("nil")
     for name in ("../outside", "..", ".", "x" * 256, "x" * 5000, "a\0b", "ü" * 200, "a\nb"):
-        message = desk.error(adapter=name).message
+        message = desk.error(name)
         assert "is not served here" in message and str(folder) not in message
     for path in ("x" * 256, "x/" * 3000, "a\0b"):
-        assert "cannot be read" in desk.error(adapter="new", adapter_path=path).message
-    assert "adapter_config.json cannot be read" in desk.error(adapter="empty").message
-    assert "is not beneath --adapter-folder" in desk.error(adapter="out").message
+        assert "cannot be read" in desk.error("new", adapter_path=path)
+    assert "adapter_config.json cannot be read" in desk.error("empty")
+    assert "is not beneath --adapter-folder" in desk.error("out")
 
 
 def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: AdapterBench) -> None:
-    source = desk.adapter()
-    first = desk.core_request("one", adapter="sql", adapter_path=str(source))
-    assert desk.core_request("two", adapter="sql", adapter_path=str(source)).adapter == first.adapter
-    assert desk.core_request("three", adapter="sql").adapter == first.adapter
-    message = desk.error(adapter="sql", adapter_path="/elsewhere").message
-    assert f"the adapter 'sql' was loaded from {source}: choose another name" in message
-    assert "leave out '..'" in desk.error(adapter="..", adapter_path=str(source)).message
+    path = str(desk.adapter())
+    first = desk.ref("one", "sql", adapter_path=path)
+    assert desk.ref("two", "sql", adapter_path=path) == desk.ref("three", "sql") == first
+    message = desk.error("sql", adapter_path="/elsewhere")
+    assert f"the adapter 'sql' was loaded from {path}: choose another name" in message
+    assert "leave out '..'" in desk.error("..", adapter_path=path)
 
 
 def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk) -> None:
@@ -330,22 +286,18 @@ def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: A
 def test_a_bad_adapter_fails_its_load_alone(desk: AdapterBench, change: Callable[[Path], object], reason: str) -> None:
     folder = desk.adapter()
     change(folder)
-    message = desk.failure(LoadAdapter(query_id=1, name="sql", path=str(folder)))
+    message = desk.load_failure("sql", folder)
     assert reason in message and str(folder) in message
-    assert reason in desk.error(adapter="sql", adapter_path=str(folder)).message
+    assert reason in desk.error("sql", adapter_path=str(folder))
     assert desk.names() == []
     desk.load("sql", desk.adapter("good"))
 
 
-def test_a_folder_that_is_not_there_is_not_found(desk: AdapterBench) -> None:
-    message = desk.failure(LoadAdapter(query_id=1, name="sql", path="/nonexistent"))
+def test_a_bad_name_or_missing_folder_fails_its_load(desk: AdapterBench) -> None:
+    for name in ("..", "", "sample", "a/../b"):
+        assert re.match(r"lora_name (is )?'", desk.load_failure(name, desk.adapter()))
+    message = desk.load_failure("sql", "/nonexistent")
     assert message == "No adapter found for /nonexistent: there is no such folder on the engine's machine"
-
-
-@pytest.mark.parametrize("name", ["..", "", "sample", "a/../b"])
-def test_a_bad_name_fails_its_load(desk: AdapterBench, name: str) -> None:
-    path = str(desk.adapter())
-    assert re.match(r"lora_name (is )?'", desk.failure(LoadAdapter(query_id=1, name=name, path=path)))
 
 
 def test_without_enable_lora_everything_is_refused_and_nothing_is_written(bench: Bench, cache_folder: Path) -> None:
@@ -381,7 +333,7 @@ def test_many_names_are_cut_in_errors(desk: AdapterBench) -> None:
     source = desk.adapter()
     for number in range(30):
         desk.load(f"a{number:02}", source)
-    message = desk.error(adapter="x").message
+    message = desk.error("x")
     assert message.endswith("a17, a18 and 11 more") and len(message) < 300
 
 
@@ -396,11 +348,3 @@ def test_a_prefetch_loads_blocks_of_an_adapter(new_desk: NewDesk, tmp_path: Path
     assert [command.adapter_digest for command in commands] == [adapter_digest(source), b"", b""]
     message = desk.failure(Control(query_id=1, action="prefetch_kv", prompt="The capital", adapter="nil"))
     assert "the model 'nil' is not served here" in message
-
-
-def test_find_gives_the_adapter_without_using_it(desk: AdapterBench) -> None:
-    desk.load("sql", desk.adapter())
-    found: list[AdapterInfo | TokenloomError | None] = []
-    desk.frontend.adapters.find("sql", found.append)
-    assert found == desk.adapters()
-    assert not desk.registry._num_users

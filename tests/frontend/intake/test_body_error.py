@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
+
 import pytest
 
 from tokenloom.frontend.intake.body_error import BodyError
@@ -103,3 +105,15 @@ def test_prompts_times_answers_are_limited_before_prompts_are_checked() -> None:
     raw = b'{"prompt":[%s],"n":128}' % b",".join([b'""'] * 200)  # an empty prompt would be refused too
     with pytest.raises(RequestError, match=r"n is 128 and the prompts are 200: .* at most 16384 answers"):
         parse_body(raw, CompletionRequest, LIMITS)
+
+
+# ── marks of editors ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(kind: type[bytes]) -> None:
+    for body in (b'{"prompt": "x"}', b' {"prompt": "x", "unknown": 1}'):
+        plain, marked = (parse_body(kind(raw), CompletionRequest, LIMITS) for raw in (body, BOM_UTF8 + body))
+        assert marked == plain and marked.body.prompt == "x"
+    with pytest.raises(RequestError, match="cannot be read"):
+        parse_body(b'{"prompt": ' + BOM_UTF8 + b'"x"}', CompletionRequest, LIMITS)

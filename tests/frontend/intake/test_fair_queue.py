@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.intake.fair_queue import BYTES_PER_S, NEVER, FairQueue, Job
+from tokenloom.frontend.intake.fair_queue import BYTES_PER_S, FairQueue, Job
 from tokenloom.ipc.errors import Overloaded
 
 MB = 1 << 20
@@ -65,15 +65,6 @@ def test_waiting_bytes_are_bounded_in_all_and_for_each_owner() -> None:
     queue.max_jobs = 1
     with pytest.raises(Overloaded):
         queue.add(new_job("7", 1, "d"), 0.0)
-
-
-def test_take_expired_removes_jobs_that_wait_too_long() -> None:
-    jobs = [new_job("soon", expires_at=5.0), new_job("later", expires_at=7.0), new_job("last", expires_at=9.0)]
-    queue = filled(*jobs)
-    assert queue.next_expiry == 5.0 and queue.take_expired(4.9) == []
-    assert queue.take_expired(7.0) == jobs[:2] and queue.next_expiry == 9.0
-    assert drained(queue) == ["last"]
-    assert queue.take_expired(10.0) == [] and queue.next_expiry == NEVER
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3 * MB), st.booleans()), max_size=200))

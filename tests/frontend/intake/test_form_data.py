@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import email
-import email.message
-import email.policy
 import time
 
 import httpx2
@@ -40,18 +37,6 @@ def test_the_parts_that_an_http_client_sends_come_back(parts: list[tuple[str, by
     boundary = boundary_of(request.headers["content-type"])
     expected = [(name.replace('"', "%22"), content, is_file) for name, content, is_file in parts]  # as browsers do
     assert read(request.read(), boundary) == [*expected, ("last", b"x", False)]
-
-
-@given(st.lists(st.tuples(NAMES, st.text("abc \t\r-", max_size=20)), min_size=1, max_size=5))
-def test_parts_are_those_of_the_standard_librarys_parser(parts: list[tuple[str, str]]) -> None:
-    escaped = [(name.replace("\\", "\\\\").replace('"', '\\"'), text) for name, text in parts]
-    boundary = "xy"  # which no text has
-    body = form(*((HEAD.format(name), text.encode()) for name, text in escaped), boundary=boundary)
-    head = f"Content-Type: multipart/form-data; boundary={boundary}\r\n\r\n".encode()
-    message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
-    payloads = [part.get_payload(decode=True) for part in message.iter_parts()]  # type: ignore[attr-defined]
-    assert read(body, boundary) == [(name, text.encode(), False) for name, text in parts]
-    assert [payload.rstrip(b"\r\n") for payload in payloads] == [text.encode().rstrip(b"\r\n") for _, text in parts]
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,6 @@ def test_fields_have_the_types_of_the_struct_and_the_file_is_a_medium() -> None:
     (medium,) = held_media(parsed.inputs[0].media)
     assert (medium.kind, medium.digest, bytes(medium.data)) == ("audio", digest, b"RIFF")
     assert len(parsed.inputs) == 1 and not parsed.ignored
-
-
-def test_a_list_may_come_without_brackets() -> None:
     assert parse(FILE, ("timestamp_granularities", "word")).body.timestamp_granularities == ["word"]
 
 

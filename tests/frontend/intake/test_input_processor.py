@@ -19,6 +19,8 @@ from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
 from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.messages.intake import ReadPrompt
+from tokenloom.ipc.messages.media import MediaSpan
+from tokenloom.ipc.models.model_config import CrossConfig
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
@@ -82,13 +84,6 @@ def test_a_truncated_prompt_keeps_the_tokens_that_end_a_text(side: Any, num_kept
     assert decode_ids(embedded.prompt_token_ids).tolist()[-1] == kept[-1]
 
 
-def test_eos_tokens_stop_unless_ignore_eos() -> None:
-    inputs = new_inputs()
-    assert process(inputs, SamplingParams(stop_token_ids=[9, 7])).stop_token_ids == [2, 7, 9]
-    assert process(inputs, SamplingParams(stop_token_ids=[9, 2], ignore_eos=True)).stop_token_ids == [2, 9]
-    assert process(inputs, SamplingParams(ignore_eos=True)).stop_token_ids == []
-
-
 def test_the_tokenizers_eos_token_is_used_if_the_model_names_none() -> None:
     model = msgspec.structs.replace(new_spec().model, eos_token_ids=[])
     assert InputProcessor(new_spec(model=model), new_tokenizer("byte_level"), None).eos_token_ids == {2}
@@ -124,13 +119,6 @@ def test_the_engines_seed_determines_the_seeds_of_unseeded_requests() -> None:
 
     assert seeds(0) == seeds(0) != seeds(1) and len(set(seeds(0))) == 20
     assert process_whole(new_inputs(), SamplingParams(seed=-7)).children == [Child(index=0, seed=-7)]
-
-
-def test_a_resumed_request_keeps_its_children_and_arrival_time() -> None:
-    children = [Child(index=1, seed=5, output_token_ids=encode_ids([3, 4]))]
-    processed = process_whole(new_inputs(), children=children, arrival_time=99.0)
-    assert processed.children == children and processed.core.arrival_time == 99.0
-    assert process(new_inputs()).arrival_time == 1234.5
 
 
 @pytest.mark.parametrize(
@@ -263,3 +251,47 @@ def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
     core = process(inputs, params, prompt=prompt)
     assert bool(core.thought_end) == is_awaited and core.thought_end == (core.thought_markers or [b""])[-1]
     assert process(inputs, prompt=prompt).thought_end == b""
+
+
+# ── prompts behind a clip ────────────────────────────────────────────────────────────────────────────────────────────
+
+CLIP = MediaSpan(kind="audio", digest=bytes(32), start=0, length=32, num_embeds=30, grid=(1, 1, 9600))
+
+
+def clip_inputs() -> InputProcessor:
+    spec = new_spec(max_model_len=100)
+    model = msgspec.structs.replace(spec.model, cross=CrossConfig(num_rows=30, num_tokens=32))
+    return InputProcessor(msgspec.structs.replace(spec, model=model), new_tokenizer("byte_fallback"), None)
+
+
+def process_clip(
+    params: SamplingParams, num_behind: int = 3, *, has_clip: bool = True, **fields: Any
+) -> EngineCoreRequest:
+    spans = [CLIP] if has_clip else []
+    prompt = Prompt(encode_ids([7] * (32 * has_clip + num_behind)), None, spans)
+    return clip_inputs().process(Submit(request_id="r", params=params, **fields), prompt, now=1.0).core
+
+
+def test_a_text_behind_a_clip_is_tokenized_as_it_is() -> None:
+    prompt = clip_inputs().tokenize(ReadPrompt(prompt="The", add_special_tokens=True))
+    assert decode_ids(prompt.token_ids).tolist() == [296]
+
+
+def test_max_tokens_is_the_room_behind_clip_and_prompt() -> None:
+    core = process_clip(SamplingParams(max_tokens=None))
+    assert core.max_tokens == 100 - 32 - 3
+    assert core.media == [CLIP]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"has_clip": False}, "this model answers to audio: give a clip"),
+        ({"num_behind": 0}, "no tokens behind its clip"),
+        ({"params": SamplingParams(prompt_logprobs=1)}, "prompt_logprobs are not there"),
+        ({"pooling": PoolingParams()}, "gives no embeddings"),
+    ],
+)
+def test_a_prompt_that_a_clip_does_not_allow_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        process_clip(**{"params": SamplingParams(), **fields})

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -18,7 +19,7 @@ from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, Bo
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
 from tokenloom.frontend.intake.host import ANSWER_S, IntakeHost
 from tokenloom.frontend.intake.input_processor import InputProcessor
-from tokenloom.frontend.intake.prompt_reader import characters_of
+from tokenloom.frontend.intake.prompt_reader import TURN_CHARACTERS, characters_of
 from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
 from tokenloom.frontend.openai.forms.schema import (
@@ -31,7 +32,7 @@ from tokenloom.frontend.openai.forms.schema import (
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.codec import JsonObject, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
@@ -141,45 +142,41 @@ def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(hos
         host.ask(question)
 
 
-def test_a_killed_process_fails_one_request_and_none_while_idle(host: IntakeHost, faults: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("kill", r"could not be read: the process .* was ended by SIGKILL, .* send less"),
+        ("interrupt", "could not be read"),
+        ("wait", r"\d+ bytes could not be read within 0.3 s: send less"),
+    ],
+)
+def test_a_killed_interrupted_or_slow_process_fails_one_request_and_none_while_idle(
+    end: str, reason: str, host: IntakeHost, faults: Path
+) -> None:
     host.stop()  # a process that has answered may have died before the question
+    if end == "wait":
+        read(host)
+        host.answer_s = 0.3
     fault = inject(faults, "intake.read", "hang")
 
-    def kill_when_it_hangs() -> None:
+    def end_when_it_hangs() -> None:
         wait_until(lambda: not fault.exists())
-        os.kill(intake_pid(), signal.SIGKILL)
+        if end == "kill":
+            os.kill(intake_pid(), signal.SIGKILL)
+        elif end == "interrupt":
+            host.interrupt()
 
-    thread = threading.Thread(target=kill_when_it_hangs)
+    thread = threading.Thread(target=end_when_it_hangs)
     thread.start()
-    with pytest.raises(RequestError, match=r"could not be read: the process .* was ended by SIGKILL, .* send less"):
+    with pytest.raises(RequestError, match=reason):
         read(host)
     thread.join()
+    host.answer_s = ANSWER_S
     read(host)
     second = intake_pid()
     os.kill(second, signal.SIGKILL)
     read(host)
     assert intake_pid() != second
-
-
-def test_a_cancelled_question_is_interrupted(host: IntakeHost, faults: Path) -> None:
-    read(host)
-    fault, pid = inject(faults, "intake.read", "hang"), intake_pid()
-    thread = threading.Thread(target=lambda: wait_until(lambda: not fault.exists()) and host.interrupt())
-    thread.start()
-    with pytest.raises(RequestError, match="could not be read"):
-        read(host)
-    thread.join()
-    assert read(host).token_ids and intake_pid() != pid
-
-
-def test_a_question_that_takes_too_long_ends_the_process(host: IntakeHost, faults: Path) -> None:
-    read(host)
-    inject(faults, "intake.read", "hang")
-    host.answer_s = 0.3
-    with pytest.raises(RequestError, match=r"\d+ bytes could not be read within 0.3 s: send less"):
-        read(host)
-    host.answer_s = ANSWER_S
-    read(host)
 
 
 def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(host: IntakeHost) -> None:
@@ -284,3 +281,21 @@ def test_no_small_body_can_exceed_the_limit_of_values() -> None:
     raw = json.dumps(body, separators=(",", ":")).encode()
     assert SMALL_BYTES - 100 < len(raw) <= SMALL_BYTES
     packer().pack(parse_body(raw, CompletionRequest, INPUTS.limits))
+
+
+# ── the size of a chat ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def size_of(more: JsonObject, place: str) -> int:
+    """Return the counted size of `more` in a chat."""
+    message = ChatMessage("user", "x", more if place == "message" else {})
+    form = ChatForm(variables=more if place == "variables" else {})
+    return characters_of(ReadPrompt(chat=[message], chat_form=form)) - 1 - TURN_CHARACTERS
+
+
+@pytest.mark.parametrize("place", ["variables", "message"])
+def test_values_that_json_or_64_bits_cannot_hold_are_counted(place: str) -> None:
+    for number in (2**64, -(2**63) - 1, 10**40):
+        assert size_of({"a": [{"b": number}]}, place) == len('{"a":[{"b":}]}') + len(str(number))
+    for value in ({None: 1}, {b"key": 1}, {(1, 2): 3}, msgspec.msgpack.Ext(5, b"xx")):
+        assert size_of({"a": value}, place) == len(msgspec.msgpack.encode({"a": value}))

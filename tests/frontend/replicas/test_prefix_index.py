@@ -1,14 +1,17 @@
-"""The prefix index against plain sets, and its limits in entries and look-ups."""
+"""The prefix index against plain sets, its limits in entries and look-ups, and the keys of prompts."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from tokenloom.frontend.replicas.prefix_index import POPULAR, PrefixIndex
+from tokenloom.frontend.replicas.prefix_keys import KEY_TOKENS, prefix_keys
 from tokenloom.tests.support.today import seeds
 
 NUM_CORES = 6
@@ -106,3 +109,16 @@ def test_look_ups_grow_with_the_logarithm_of_the_prompt(length: int) -> None:
     counting.num_reads = 0
     index.depth(5, counting, 0)
     assert counting.num_reads <= math.log2(length) + 3
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROMPT = np.arange(5 * KEY_TOKENS + 7, dtype=np.int32)
+
+
+def test_keys_are_the_hashes_of_a_chain() -> None:
+    digest, expected = hashlib.sha256(b"adapter").digest(), []
+    for begin in range(0, 5 * KEY_TOKENS, KEY_TOKENS):
+        digest = hashlib.sha256(digest + PROMPT[begin : begin + KEY_TOKENS].tobytes()).digest()
+        expected.append(int.from_bytes(digest[:8], "little"))
+    assert prefix_keys(PROMPT.tobytes(), b"adapter") == expected

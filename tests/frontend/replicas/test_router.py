@@ -1,4 +1,4 @@
-"""Laws of the router: the cores that it may pick, how load spreads, and how it learns from answers."""
+"""Laws of the router: the cores that it may pick, how load spreads, and how fast requests are resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from itertools import count
 import pytest
 
 from tokenloom.frontend.replicas.core_load import CoreLoad, OthersLoad
-from tokenloom.frontend.replicas.router import NUM_CANDIDATES, Router
+from tokenloom.frontend.replicas.resume_pacer import FACTOR, WINDOW_S, ResumePacer
+from tokenloom.frontend.replicas.router import FIRST_RATE, NUM_CANDIDATES, Router
 from tokenloom.tests.support.today import seeds
 
 KEY = 128
@@ -210,14 +211,6 @@ def test_a_report_of_impossible_load_is_no_load() -> None:
     assert {router.pick([], 1000, 0.0) for _ in range(20)} == {1}
 
 
-def test_work_that_other_frontends_sent_counts() -> None:
-    router = Router()
-    for core in range(4):
-        router.add(core)
-        router.on_load(core, OthersLoad(waiting_tokens=50_000 if core != 2 else 0, num_open=3))
-    assert {router.pick([], 1000, 0.0) for _ in range(20)} == {2}
-
-
 @pytest.mark.parametrize("num_cores", [8, 1000])
 def test_a_choice_looks_at_twelve_cores_of_any_number(num_cores: int) -> None:
     draw, router = random.Random(0), Router()
@@ -244,3 +237,45 @@ def test_memory_is_bounded_by_open_answers_and_the_index() -> None:
         router.lose(0)
         router.add(0)
     assert (len(router.open), len(router.loads)) == (0, 1) and router.index.num_entries <= 1000
+
+
+# ── the pace of resumed requests ─────────────────────────────────────────────────────────────────────────────────────
+
+MOST = FACTOR * FIRST_RATE * WINDOW_S  # tokens, before any rate is measured
+
+
+def new_pacer(num_cores: int) -> tuple[Router, ResumePacer]:
+    router = Router()
+    for core in range(num_cores):
+        router.add(core)
+    return router, ResumePacer(router)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 10))
+def test_a_core_gets_at_most_its_limit_and_one_request_in_any_second_and_waits_no_longer(seed: int) -> None:
+    draw, now, sent = random.Random(seed), 0.0, list[tuple[float, int, int]]()
+    router, pacer = new_pacer(num_cores := draw.choice([1, 3]))
+
+    def recent(core: int, at: float) -> int:
+        return sum(tokens for when, to, tokens in sent if to == core and when + WINDOW_S > at)
+
+    for _ in range(200):
+        num_tokens, begun_at = draw.randint(1, 15_000), now
+        while (core := pacer.pick([], num_tokens, num_tokens, now)) is None:
+            now = pacer.end()
+            assert begun_at < now <= begun_at + WINDOW_S, "each core gets one a second"
+        assert pacer.end() == float("inf") or recent(core, now) < MOST
+        assert recent(core, now) < MOST
+        if now > begun_at:  # a moment before it would have been too much, anywhere
+            assert all(recent(each, now - 1e-6) >= MOST for each in range(num_cores))
+        assert sorted(router.cores) == list(range(num_cores))
+        sent.append((now, core, num_tokens))
+        now += draw.choice([0.0, 0.0, draw.uniform(0, 2)])
+
+
+def test_a_core_that_has_got_enough_is_passed_over_and_a_successor_starts_anew() -> None:
+    _, pacer = new_pacer(2)
+    assert {pacer.pick([], 1, int(MOST), 5.0) for _ in range(2)} == {0, 1}
+    assert pacer.pick([], 1, 1, 5.0) is None and pacer.end() == 5.0 + WINDOW_S
+    pacer.forget(1)
+    assert pacer.pick([], 1, 1, 5.0) == 1

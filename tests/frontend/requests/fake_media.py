@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenloom.frontend.requests.media.media_input import MediaInput, ReadMedium, ReadPiece
+from tokenloom.frontend.requests.media.media_input import MediaInput, ReadMedium
 from tokenloom.frontend.text.media_marker import MediaMarker
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -57,18 +57,6 @@ class FakeReader:
             raise RequestError("this is no image")
         digest = await asyncio.to_thread(self.store.put, b"file of " + data + detail.encode())
         return FakeMedium(digest, (1, 1, len(data)))
-
-    async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> list[ReadPiece]:
-        """Cut a text into pieces of a character a second."""
-        content = self.store.open(source)
-        assert content is not None, "a source that is read is pinned"
-        self.reads[bytes(content)] += 1
-        size, pieces = int(piece_s), list[ReadPiece]()
-        for begin in range(0, len(content), size):
-            data = bytes(content[begin : begin + size])
-            digest = await asyncio.to_thread(self.store.put, b"piece of " + data)
-            pieces.append(FakePiece(digest, (1, 1, len(data)), begin, begin + len(data)))
-        return pieces
 
     def close(self) -> None:
         self.is_closed = True

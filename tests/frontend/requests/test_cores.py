@@ -74,11 +74,6 @@ class Fleet(Bench):
         for messages in self.by_core:
             messages.clear()
 
-    def abort_shown(self) -> bool:
-        """Abort the only open answer as the dashboard does."""
-        (shown,) = self.frontend.metrics.open_answers(9)
-        return self.frontend.abort_answer(shown["key"])
-
     def sent(self) -> list[Sent]:
         """Return the requests at the cores since the last loss, core by core."""
         return [
@@ -146,38 +141,22 @@ class Fleet(Bench):
         return delta.request_id
 
 
-def test_an_answer_of_a_lost_core_goes_on_at_another_with_its_tokens() -> None:
+def test_an_answer_of_a_lost_core_goes_on_at_another_with_its_tokens_and_late_columns_change_nothing() -> None:
     fleet = Fleet()
     first = fleet.start(fleet.send(params={"seed": 5, "max_tokens": 9}))
     fleet.token(first, 0, 70)
-    (second,) = fleet.lose(first.core)
+    (second,) = fleet.lose(first.core, has_core=True)
+    assert fleet.aborts(first.core) == [first.key], "the core lives, so that the answer has to be ended there"
     assert second.core != first.core and second.request.num_losses == 1
     (child,) = second.request.children
     assert decode_ids(child.output_token_ids).tolist() == [70] and child.seed == 5
+    fleet.token(first, 1, 72)
+    fleet.finish(first, "error", ErrorInfo("internal", "late"))
     fleet.token(second, 1, 71)
     fleet.finish(second, "length")
     deltas = fleet.deltas()
     assert b"".join(delta.token_ids for delta in deltas) == encode_ids([70, 71])
     assert deltas[-1].finish_reason == "length"
-
-
-def test_late_columns_of_a_core_that_no_longer_owns_an_answer_change_nothing() -> None:
-    fleet = Fleet()
-    first = fleet.start(fleet.send())
-    (second,) = fleet.lose(first.core, has_core=True)
-    assert fleet.aborts(first.core) == [first.key], "the core lives, so that the answer has to be ended there"
-    fleet.heard()
-    fleet.token(first, 0, 70)
-    fleet.finish(first, "error", ErrorInfo("internal", "late"))
-    assert fleet.deltas() == []
-    fleet.token(second, 0, 71)
-    assert [delta.token_ids for delta in fleet.deltas()] == [encode_ids([71])]
-
-
-def test_answers_of_one_request_stay_together() -> None:
-    fleet = Fleet(3)
-    assert len(fleet.send(params={"n": 5, "seed": 1}).request.children) == 5
-    assert sum(map(len, map(fleet.keys, range(3)))) == 5
 
 
 def test_prompts_with_a_long_common_beginning_go_to_one_core_and_others_spread() -> None:
@@ -192,21 +171,7 @@ def test_prompts_with_a_long_common_beginning_go_to_one_core_and_others_spread()
     assert len(homes) == 1
     others = [fleet.send(f"o{i}", prompt=f"{i} words " * 30).core for i in range(12)]
     assert all(others.count(core) >= 2 for core in range(3)), others
-
-
-def test_a_request_that_ends_three_cores_is_given_up_and_others_go_on() -> None:
-    fleet = Fleet(4)
-    poison = fleet.send("poison")
-    for num_losses in (1, 2):
-        fleet.start(poison)
-        (poison,) = fleet.lose(poison.core)
-        assert poison.request.num_losses == num_losses
-    assert any(fleet.send(f"i{i}").core == poison.core for i in range(99)), "an innocent request waits there"
-    fleet.start(poison)
-    fleet.heard()
-    (moved,) = fleet.lose(poison.core)
-    assert fleet.given_up() == "poison"
-    assert moved.request.num_losses == 0, "it was not computed"
+    assert len(fleet.send(params={"n": 5, "seed": 1}).request.children) == 5, "answers to one prompt stay together"
 
 
 @pytest.mark.parametrize("num_cores", [1, 4])
@@ -255,12 +220,14 @@ def test_a_new_token_between_two_losses_clears_an_answer() -> None:
         assert sent.request.num_losses == 1
 
 
-def test_without_any_core_requests_wait_for_the_first_that_comes_back() -> None:
+def test_without_any_core_requests_that_do_not_end_wait_for_the_first_that_comes_back() -> None:
     fleet = Fleet()
     core = fleet.start(fleet.send("old")).core
     fleet.lose(core)
     fleet.lose(1 - core)
-    fleet.say(new_submit("new"))
+    (shown,) = fleet.frontend.metrics.open_answers(9)
+    assert fleet.frontend.abort_answer(shown["key"]), "as the dashboard does"
+    fleet.say(new_submit("new"), new_submit("newer"))
     assert fleet.sent() == [] and not fleet.frontend.is_welcome(to_all=False)
     fleet.welcome(core)
     assert len(fleet.keys(core)) == 2 and isinstance(fleet.by_core[core][0], Hello)
@@ -286,16 +253,6 @@ def test_requests_of_a_lost_core_are_resumed_in_the_order_of_their_arrival_as_fa
     assert [each.request.prompt_token_ids for each in fleet.sent()] == prompts
 
 
-def test_a_request_that_ends_while_it_waits_to_be_resumed_is_sent_nowhere() -> None:
-    fleet = Fleet()
-    core = fleet.send().core
-    fleet.lose(1 - core)
-    fleet.lose(core)
-    assert fleet.abort_shown()
-    fleet.welcome(core)
-    assert fleet.keys(core) == []
-
-
 def test_workers_that_come_back_get_requests_again_and_keep_theirs_if_there_is_no_other_core() -> None:
     fleet = Fleet()
     sent = fleet.send()
@@ -307,26 +264,6 @@ def test_workers_that_come_back_get_requests_again_and_keep_theirs_if_there_is_n
     assert fleet.deltas() and fleet.send("next").core == sent.core
 
 
-def test_requests_without_a_core_go_to_the_one_whose_workers_come_back_first() -> None:
-    fleet = Fleet()
-    fleet.lose(1)
-    fleet.lose(0, has_core=True)
-    fleet.say(new_submit("new"))
-    assert fleet.sent() == []
-    fleet.order(WorkersUp(generation=1, replica=1))  # its core is not back yet
-    assert fleet.sent() == []
-    fleet.order(WorkersUp(generation=1, replica=0))
-    assert [each.core for each in fleet.sent()] == [0]
-
-
-def test_an_aborted_request_is_aborted_at_its_own_core() -> None:
-    fleet = Fleet()
-    sent = fleet.send()
-    assert fleet.abort_shown()
-    fleet.turn()
-    assert fleet.aborts(sent.core) == [sent.key] and fleet.aborts(1 - sent.core) == []
-
-
 def control(fleet: Fleet, query_id: int, action: Any) -> int:
     """Send a command; return its id at the cores, which all get it."""
     fleet.clear()
@@ -336,30 +273,28 @@ def control(fleet: Fleet, query_id: int, action: Any) -> int:
     return control_id
 
 
-def test_a_command_is_for_all_cores_and_done_when_all_have_carried_it_out() -> None:
-    fleet = Fleet(3)
-    control_id = control(fleet, 1, "reset_prefix_cache")
-    for core in range(3):
-        assert fleet.heard() == []
-        fleet.from_core(core, ControlDone(control_id=control_id))
-    assert fleet.heard() == [Done(query_id=1)]
-
-
 @pytest.mark.parametrize(
     ("failing", "message"),
     [
+        ([], ""),
         ([1], "sleep failed at replica 1 of 3, which is as it was before; the others have .*. it cannot at 1"),
         ([0, 1, 2], "it cannot at 0"),
     ],
 )
-def test_a_command_that_fails_has_the_error_of_a_replica(failing: list[int], message: str) -> None:
+def test_a_command_is_for_all_cores_and_done_when_all_have_or_has_the_error_of_a_replica(
+    failing: list[int], message: str
+) -> None:
     fleet = Fleet(3)
     control_id = control(fleet, 2, "sleep")
     for core in range(3):
+        assert fleet.heard() == []
         error = ErrorInfo("request", f"it cannot at {core}") if core in failing else None
         fleet.from_core(core, ControlDone(control_id=control_id, error=error))
-    (failed,) = fleet.heard()
-    assert isinstance(failed, QueryFailed) and re.fullmatch(message, failed.error.message)
+    (reply,) = fleet.heard()
+    if isinstance(reply, QueryFailed):
+        assert re.fullmatch(message, reply.error.message)
+    else:
+        assert reply == Done(query_id=2) and not failing
 
 
 def test_a_frontend_tells_the_supervisor_once_that_it_serves() -> None:
@@ -417,9 +352,6 @@ def test_an_order_to_restart_replicas_is_answered_by_the_supervisor() -> None:
     assert isinstance(failed, QueryFailed) and failed.query_id == 2
     fleet.order(ReplicasRestarted())
     assert fleet.heard() == [Done(query_id=1)]
-
-
-def test_one_replica_alone_is_not_restarted() -> None:
     (failed,) = Fleet(1).say(Control(query_id=1, action="restart_replicas"))
     assert isinstance(failed, QueryFailed) and "--data-parallel-size 2" in failed.error.message
 

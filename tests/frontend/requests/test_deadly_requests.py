@@ -33,11 +33,6 @@ def keys_in(note: bytes) -> set[bytes]:
     return {note[start : start + 16] for start in range(0, len(note), 16)} - {NONE}
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> DeadlyRequests:
-    return DeadlyRequests(tmp_path)
-
-
 def new_bench(folder: Path, number: int) -> Bench:
     return Bench(note=ReadingNote(str(folder), f"frontend-{number}"))
 
@@ -55,8 +50,7 @@ def test_a_prompt_is_tokenized_under_the_key_of_its_request(prompt: str) -> None
     bench.say(new_submit("r", prompt=prompt))
     if prompt == LONG:
         bench.wait_for_wakeup()
-    keys = {note.key_of(b"c", repr("r").encode())}
-    assert spy.seen[prompt == SHORT] == keys
+    assert spy.seen[prompt == SHORT] == {note.key_of(b"c", repr("r").encode())}
     assert note.cells == bytes(len(note.cells)) and note.current == NONE
 
 
@@ -82,22 +76,22 @@ def test_an_answer_becomes_text_under_the_key_of_its_request() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_that_ended_two_frontends_is_refused_under_its_id(
-    message: ClientMessage, table: DeadlyRequests, tmp_path: Path
+def test_a_message_that_ended_two_frontends_is_refused_under_its_id_from_its_client_alone(
+    message: ClientMessage, tmp_path: Path
 ) -> None:
+    table = DeadlyRequests(tmp_path)
     for number in range(LOSSES_TO_REFUSE):
         bench = new_bench(tmp_path, number)
         identity = repr(getattr(message, "request_id", None) or getattr(message, "query_id", None))
         bench.frontend.note.begin(bench.frontend.note.key_of(b"c", identity.encode()))  # and the frontend ends
         table.on_loss(f"frontend-{number}", is_to_blame=True)
     bench = new_bench(tmp_path, LOSSES_TO_REFUSE)
-    replies = bench.say(message)
     if isinstance(message, Tokenize | ListAdapters):
-        (failed,) = replies
+        (failed,) = bench.say(message)
         assert isinstance(failed, QueryFailed) and failed.query_id == message.query_id
         error = failed.error
     else:
-        error = bench_error(replies)
+        error = bench.refusal(message)
     assert error.kind == "request" and error.message.startswith("2 frontends have ended while they worked on this")
     assert bench.frontend.counts["deadly_requests"] == 1
     assert bench.to_core == []
@@ -105,23 +99,8 @@ def test_a_message_that_ended_two_frontends_is_refused_under_its_id(
     (ids,) = bench.say(Tokenize(query_id=99, prompt="a"))
     assert isinstance(ids, TokenIds)
     bench.submit("another")
-
-
-def test_another_client_may_use_the_same_id(table: DeadlyRequests, tmp_path: Path) -> None:
-    for number in range(LOSSES_TO_REFUSE):
-        bench = new_bench(tmp_path, number)
-        bench.frontend.note.begin(bench.frontend.note.key_of(b"c", repr("r").encode()))
-        table.on_loss(f"frontend-{number}", is_to_blame=True)
-    bench = new_bench(tmp_path, LOSSES_TO_REFUSE)
     bench.hello(b"other")
     bench.submit("r", client=b"other")
-
-
-def bench_error(replies: list[Any]) -> Any:
-    """Return the error of the only delta in these replies."""
-    ((delta,),) = [reply.deltas for reply in replies]
-    assert delta.finish_reason == "error"
-    return delta.error
 
 
 def test_a_bug_that_one_request_meets_ends_this_request_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

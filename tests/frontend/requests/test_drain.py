@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from tokenloom.frontend.openai.local_engine import LocalEngine
-from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Child, Credit, GetHealth, Health
-from tokenloom.ipc.messages.core import EngineCoreOutputs, Finished
+from tokenloom.ipc.messages.core import Finished
 from tokenloom.ipc.messages.supervisor import Drain
-from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, new_submit
 
 
 def drain(bench: Bench, clients_return_s: float = 0.0) -> None:
@@ -21,52 +21,30 @@ def drain(bench: Bench, clients_return_s: float = 0.0) -> None:
 
 
 def test_while_draining_only_resumed_requests_are_accepted(bench: Bench) -> None:
+    assert bench.frontend.health().state == "ready" and not bench.frontend.is_drained
     drain(bench)
+    (health,) = bench.say(GetHealth(query_id=1))
+    assert isinstance(health, Health) and not health.is_ready and health.state == "draining"
     error = bench.refusal(new_submit())
     assert error.kind == "draining" and error.retry_after_s > 0
     bench.submit("asked for again", attempt=1)
     bench.submit("resumed elsewhere", children=[Child(seed=1, output_token_ids=encode_ids([40]))])
     assert not bench.frontend.is_drained
+    bench.wait(LEASE_S + 1)
+    assert bench.frontend.is_drained, "it does not wait for a client that is gone"
 
 
-def test_a_draining_frontend_is_not_ready_and_its_health_says_draining(bench: Bench) -> None:
-    assert bench.frontend.health().state == "ready"
-    drain(bench)
-    (health,) = bench.say(GetHealth(query_id=1))
-    assert isinstance(health, Health) and not health.is_ready and health.state == "draining"
-
-
-def test_without_a_drain_message_a_frontend_is_never_drained(bench: Bench) -> None:
-    assert not bench.frontend.is_drained
-
-
-def test_draining_ends_when_the_last_delta_is_in_the_outbox(bench: Bench) -> None:
-    key = bench.submit()
-    drain(bench)
-    bench.tokens((key, 0, ids("The")))
-    assert not bench.frontend.is_drained
-    bench.frontend.on_core_message(EngineCoreOutputs(finished=[Finished(key=key, reason="length")]))
-    assert not bench.frontend.is_drained, "the last delta has not been sent"
-    bench.frontend.tick(bench.now)
-    assert bench.frontend.is_drained and len(bench.frontend.outbox.to_clients) == 1
-
-
-def test_draining_waits_for_a_slow_reader(bench: Bench) -> None:
+def test_draining_ends_when_the_last_delta_is_in_the_outbox_of_a_slow_reader_too(bench: Bench) -> None:
     key = bench.submit()
     for position in range(CREDIT_WINDOW + 5):
         bench.tokens((key, position, [40]))
     drain(bench)
     bench.core(finished=[Finished(key=key, reason="length")])
     assert not bench.frontend.is_drained and bench.deltas()[-1].finish_reason is None
-    (last,) = bench.news(Credit(count=CREDIT_WINDOW))
-    assert last.finish_reason == "length" and bench.frontend.is_drained
-
-
-def test_draining_does_not_wait_for_a_client_that_is_gone(bench: Bench) -> None:
-    bench.submit()
-    drain(bench)
-    bench.wait(LEASE_S + 1)
-    assert bench.frontend.is_drained
+    bench.frontend.on_client_frame(b"c", encode(Credit(count=CREDIT_WINDOW)))
+    assert not bench.frontend.is_drained, "the last delta has not been sent"
+    bench.turn()
+    assert bench.deltas()[-1].finish_reason == "length" and bench.frontend.is_drained
 
 
 def test_draining_waits_for_a_prompt_in_tokenization() -> None:

@@ -12,31 +12,24 @@ import pytest
 
 from tokenloom.frontend.intake.thread_pool import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas, TextPart
+from tokenloom.ipc.messages.client import Abort, Accepted
 from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
 from tokenloom.tests.support.engine_specs import new_spec
 
 
 def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> None:
-    key = bench.submit(params={"max_tokens": 5, "seed": 7}, accept=False)
-    request = bench.to_core[-1]
-    assert decode_ids(request.prompt_token_ids).tolist() == ids("The capital")
+    request = bench.core_request(params={"max_tokens": 5, "seed": 7})
+    key, prompt, answer = request.children[0].key, ids("The capital"), ids(" of France")
+    assert decode_ids(request.prompt_token_ids).tolist() == prompt
     assert (request.max_tokens, request.stop_token_ids, request.children[0].seed) == (5, [2], 7)
     assert bench.heard() == []
 
     bench.now += 0.25
     bench.core(accepted=[key], started=[Started(key=key, num_cached_tokens=16)])
     assert bench.heard() == [
-        Accepted(
-            request_id="r",
-            attempt=0,
-            prompt_token_ids=encode_ids(ids("The capital")),
-            prompt="The capital",
-            seed=7,
-        )
+        Accepted(request_id="r", attempt=0, prompt_token_ids=encode_ids(prompt), prompt="The capital", seed=7)
     ]
-    answer = ids(" of France")
     bench.now += 0.5
     bench.tokens((key, 0, answer[:1]))
     (first,) = bench.deltas()
@@ -54,22 +47,6 @@ def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> Non
     assert last.metrics is not None and last.finish_reason == "length" and last.stop_reason is None
     assert (last.metrics.finished_time, last.metrics.num_preemptions) == (1e9 + 101.75, 3)
     assert bench.frontend.num_open_requests == 0 and bench.aborted() == []
-
-
-def test_all_requests_of_a_client_share_one_deltas_message_per_turn(bench: Bench) -> None:
-    keys = [bench.submit(f"r{i}") for i in range(5)]
-    bench.tokens(*((key, 0, ids("The")) for key in keys))
-    (message,) = bench.heard()
-    assert isinstance(message, Deltas) and [delta.request_id for delta in message.deltas] == [f"r{i}" for i in range(5)]
-
-
-def test_only_a_stop_token_is_the_stop_reason_not_the_end_token(bench: Bench) -> None:
-    for stop, reason in ((2, None), (50, 50)):
-        key = bench.submit(params={"stop_token_ids": [50]})
-        bench.tokens((key, 0, [*ids("The"), stop]), finished=[Finished(key=key, reason="stop")])
-        (delta,) = bench.deltas()
-        assert (delta.text, delta.finish_reason, delta.stop_reason) == ("The", "stop", reason)
-        assert decode_ids(delta.token_ids).tolist() == [*ids("The"), stop]
 
 
 EOS, OTHER_END, WORD = 2, 60, 50  # the tokenizer's end, another end in generation_config, a token
@@ -93,6 +70,8 @@ def test_a_named_stop_token_is_the_stop_reason(
     (delta,) = bench.deltas()
     expected = None if last not in named or (last == EOS and not ignore_eos) else last
     assert (delta.finish_reason, delta.stop_reason) == (reason, expected)
+    text = "" if last in {*ends, EOS} else TOKENIZER.decode([last])
+    assert (delta.text, delta.token_ids) == (f"The{text}", encode_ids([*ids("The"), last]))
 
 
 def test_special_tokens_that_a_request_shows_are_text_and_end_tokens_are_not(bench: Bench) -> None:
@@ -120,6 +99,18 @@ def test_a_stop_string_cuts_the_text_keeps_its_tokens_and_aborts_in_the_core(ben
     assert bench.heard() == [] and bench.frontend.num_open_requests == 0
 
 
+def test_text_of_a_stop_string_is_sent_at_the_end_or_before_min_tokens(bench: Bench) -> None:
+    key = bench.submit(params={"stop": "a", "min_tokens": 4, "include_stop_str_in_output": True})
+    bench.tokens((key, 0, [ids(character)[0] for character in "ababa"]))
+    (delta,) = bench.deltas()
+    assert (delta.text, delta.stop_reason) == ("ababa", "a")
+    key = bench.submit(params={"stop": "Paris!"})
+    bench.tokens((key, 0, ids("Paris")))
+    assert [delta.text for delta in bench.deltas()] == [""]
+    bench.core(finished=[Finished(key=key, reason="length")])
+    assert [(delta.text, delta.finish_reason) for delta in bench.deltas()] == [("Paris", "length")]
+
+
 def test_finished_requests_leave_no_cycles_for_the_garbage_collector(bench: Bench) -> None:
     gc.disable()
     gc.freeze()  # the collector then looks at the objects of these requests alone
@@ -138,35 +129,12 @@ def test_finished_requests_leave_no_cycles_for_the_garbage_collector(bench: Benc
         gc.enable()
 
 
-def test_a_stop_string_is_ignored_before_min_tokens(bench: Bench) -> None:
-    key = bench.submit(params={"stop": "a", "min_tokens": 4, "include_stop_str_in_output": True})
-    tokens = [ids(character)[0] for character in "ababa"]
-    bench.tokens((key, 0, tokens))
-    (delta,) = bench.deltas()
-    assert (delta.text, delta.stop_reason) == ("ababa", "a")
-
-
-def test_held_back_text_is_sent_at_the_end(bench: Bench) -> None:
-    key = bench.submit(params={"stop": "Paris!"})
-    bench.tokens((key, 0, ids("Paris")))
-    assert [delta.text for delta in bench.deltas()] == [""]
-    bench.core(finished=[Finished(key=key, reason="length")])
-    assert [(delta.text, delta.finish_reason) for delta in bench.deltas()] == [("Paris", "length")]
-
-
 def test_token_ids_are_served_without_a_tokenizer() -> None:
     bench = Bench(tokenizer=None)
     key = bench.submit(prompt_token_ids=encode_ids([5, 6, 7]), params={"stop_token_ids": [9]})
     bench.tokens((key, 0, [8, 9]), finished=[Finished(key=key, reason="stop")])
     (delta,) = bench.deltas()
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("", encode_ids([8, 9]), 9)
-
-
-def test_a_chat_is_rendered_and_its_text_reported(bench: Bench) -> None:
-    key = bench.submit(chat=[ChatMessage("user", "The "), ChatMessage("user", [TextPart("test")])], accept=False)
-    bench.core(accepted=[key])
-    (accepted,) = bench.heard()
-    assert isinstance(accepted, Accepted) and accepted.prompt == "The test"
 
 
 def test_a_long_prompt_is_tokenized_in_a_thread_and_short_ones_overtake_it() -> None:
@@ -217,38 +185,28 @@ def test_timeouts_run_while_a_long_prompt_waits_for_a_thread(bench: Bench) -> No
     release()
 
 
-def test_an_aborted_prompt_that_waits_for_a_thread_is_not_tokenized() -> None:
+def test_a_long_prompt_ends_with_its_error_or_an_abort_before_it_is_tokenized() -> None:
     encoded: list[str] = []
 
     def encode(text: str, add_special_tokens: bool) -> list[int]:
         encoded.append(text)
-        return [5]
+        return [5] * (len(text) // 10)
 
     bench = Bench(tokenizer=dataclasses.replace(TOKENIZER, _encode=encode))
     release = occupy_threads(bench)
-    bench.say(new_submit("aborted", prompt="a" * 5000), new_submit("stays", prompt="b" * 5000))
-    bench.say(Abort(request_id="aborted"))
+    (delta,) = bench.news(new_submit("aborted", prompt="a" * 5000), Abort(request_id="aborted"))
+    assert delta.finish_reason == "abort"
+    bench.say(new_submit("stays", prompt="b" * 5000))
     release()
     while not bench.to_core:
         bench.wait_for_wakeup()
     assert encoded == ["b" * 5000]
-
-
-def test_a_long_prompt_ends_with_abort_or_its_error(bench: Bench) -> None:
-    text = "x " * 3000
-    assert [d.finish_reason for d in bench.news(new_submit("a", prompt=text), Abort(request_id="a"))] == ["abort"]
-    bench.say(new_submit("b", prompt=text))
-    while not (deltas := bench.deltas()):
-        bench.wait_for_wakeup()
-    (delta,) = deltas
-    assert bench.to_core == []
-    assert delta.request_id == "b" and delta.error is not None and "context length is 512" in delta.error.message
+    assert "context length is 512" in bench.refusal(new_submit(prompt="c" * 6000)).message
+    assert len(bench.to_core) == 1
 
 
 def test_the_core_gets_the_time_that_a_request_has_waited_since_its_first_submit(bench: Bench) -> None:
     """Also if the client's clock, or that of the frontend before, was set in between."""
-    bench.submit("new", accept=False)
-    assert bench.to_core[-1].waited_s == 0.0
-    bench.submit("old", attempt=1, arrival_time=5e9, waited_s=20.0, params={"timeout_s": 60.0}, accept=False)
-    assert bench.to_core[-1].waited_s == 20.0
-    assert bench.to_core[-1].arrival_time == 1e9 + bench.now - 20.0
+    assert bench.core_request("new").waited_s == 0.0
+    old = bench.core_request("old", attempt=1, arrival_time=5e9, waited_s=20.0, params={"timeout_s": 60.0})
+    assert (old.waited_s, old.arrival_time) == (20.0, 1e9 + bench.now - 20.0)

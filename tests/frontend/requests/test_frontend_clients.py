@@ -1,4 +1,4 @@
-"""Clients that read slowly, fall silent, reconnect, abort, or submit a request again."""
+"""Clients that read slowly, fall silent, reconnect, abort, or submit a request again; the table of their sessions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Literal
 
 import pytest
 
+from tokenloom.frontend.requests.client_session import MAX_IN_FLIGHT_BYTES
+from tokenloom.frontend.requests.session_table import MAX_SESSIONS, SessionTable
 from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
-from tokenloom.ipc.messages.client import CREDIT_WINDOW, Abort, Accepted, Credit
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Abort, Accepted, Credit, Delta
 from tokenloom.ipc.messages.core import Finished
 from tokenloom.tests.frontend.bench import TOKENIZER, Bench, deltas_of, ids, new_submit
 
@@ -29,35 +32,29 @@ def test_a_slow_client_gets_merged_updates_and_does_not_delay_others(bench: Benc
     assert "".join(delta.text for delta in [*deltas_of(unread), merged]) == TOKENIZER.decode(tokens).rstrip("\ufffd")
 
 
-def test_a_negative_credit_is_refused(bench: Bench) -> None:
-    (refused,) = bench.say(Credit(count=-5))
-    assert isinstance(refused, Refused) and "-5" in refused.error.message
-
-
 def test_the_lease_runs_only_while_requests_are_open(bench: Bench) -> None:
+    bench.hello(b"idle")
     bench.now += 100 * LEASE_S
     assert bench.frontend.seconds_to_tick(bench.now) is None
     key = bench.submit()
+    seconds = bench.frontend.seconds_to_tick(bench.now)
+    assert seconds is not None and 0 < seconds <= 1, "the next lease or ping"
     for _ in range(5):
         bench.wait(LEASE_S * 0.9)
         assert bench.say(Ping()) == [Pong()]
     assert bench.aborted() == []
     bench.wait(LEASE_S * 1.01)
     assert bench.aborted() == [key] and bench.frontend.counts["requests_aborted_silent"] == 1
-    assert bench.say(Ping()) == [Unknown()]
-
-
-def test_a_client_without_requests_has_no_lease(bench: Bench) -> None:
-    bench.hello(b"idle")
-    bench.submit()
-    for _ in range(10):
-        bench.now += 1
-        bench.say(Ping())
+    assert bench.say(Ping()) == [Unknown()] and bench.frontend.seconds_to_tick(bench.now) is None
     assert bench.say(Ping(), client=b"idle") == [Pong()]
 
 
-def test_leases_are_not_checked_before_all_messages_are_read(bench: Bench) -> None:
+def test_leases_are_not_checked_before_all_messages_are_read_and_restart_if_the_loop_was_stopped(bench: Bench) -> None:
     bench.submit()
+    for _ in range(5):
+        bench.now += 10 * LEASE_S
+        bench.turn()
+        bench.turn()
     for _ in range(10):
         bench.now += 1
         bench.frontend.tick(bench.now, check_leases=False)
@@ -66,32 +63,16 @@ def test_leases_are_not_checked_before_all_messages_are_read(bench: Bench) -> No
     assert bench.frontend.num_open_requests == 0
 
 
-def test_leases_restart_if_the_loop_was_stopped(bench: Bench) -> None:
-    bench.submit()
-    for _ in range(5):
-        bench.now += 10 * LEASE_S
-        bench.turn()
-        bench.turn()
-    assert bench.frontend.num_open_requests == 1
-
-
-def test_the_loop_wakes_for_the_next_lease_or_ping(bench: Bench) -> None:
-    bench.submit()
-    seconds = bench.frontend.seconds_to_tick(bench.now)
-    assert seconds is not None and 0 < seconds <= 1
-    bench.say(Abort(request_id="r"))
-    bench.wait(LEASE_S + 1)
-    assert bench.frontend.seconds_to_tick(bench.now) is None
-
-
-def test_losing_a_client_ends_only_its_requests(bench: Bench) -> None:
+def test_a_request_id_of_two_clients_is_two_requests_and_a_lost_client_ends_only_its_own(bench: Bench) -> None:
     bench.hello(b"d")
     mine, other = bench.submit(), bench.submit(client=b"d")
+    bench.tokens((mine, 0, ids("The")), (other, 0, ids("Don")))
+    assert [d.text for d in bench.deltas()] == ["The"] and [d.text for d in bench.deltas(b"d")] == ["Don"]
     bench.to_core.clear()
     bench.frontend.on_client_lost(b"c", "gone", "its connection has ended")
     bench.turn()
     assert bench.aborted() == [mine]
-    bench.tokens((mine, 0, ids("The")), (other, 0, ids("The")))
+    bench.tokens((mine, 1, ids("The")), (other, 1, ids("The")))
     assert bench.heard() == [] and len(bench.deltas(b"d")) == 1
 
 
@@ -109,55 +90,37 @@ def test_the_log_says_why_a_client_was_dropped_and_floods_of_it_are_few_lines(
     assert bench.frontend.counts[f"requests_aborted_{cause}"] == 1
 
 
-def test_abort_sends_the_last_delta_and_ignores_unknown_ids(bench: Bench) -> None:
-    key = bench.submit()
-    (delta,) = bench.news(Abort(request_id="r"))
-    assert delta.finish_reason == "abort" and bench.aborted() == [key]
-    assert bench.say(Abort(request_id="r"), Abort(request_id="never")) == []
-
-
-def test_an_equal_attempt_changes_nothing_and_is_accepted_again(bench: Bench) -> None:
-    key = bench.submit(accept=False)
+def test_an_equal_attempt_is_accepted_again_and_another_request_with_the_id_refused(bench: Bench) -> None:
+    key = bench.core_request().children[0].key
     bench.to_core.clear()
     assert bench.say(new_submit()) == [] and bench.to_core == []
     bench.core(accepted=[key])
     bench.heard()
     (again,) = bench.say(new_submit())
     assert isinstance(again, Accepted) and bench.to_core == []
-
-
-def test_another_request_with_an_open_id_is_refused_and_the_first_continues(bench: Bench) -> None:
-    key = bench.submit()
     (refused,) = bench.say(new_submit(prompt="something else"))
     assert isinstance(refused, Refused) and "is already open" in refused.error.message
+    (refused,) = bench.say(Credit(count=-5))
+    assert isinstance(refused, Refused) and "-5" in refused.error.message
     bench.tokens((key, 0, ids("The")))
     assert len(bench.deltas()) == 1
+    (delta,) = bench.news(Abort(request_id="r"), Abort(request_id="r"), Abort(request_id="never"))
+    assert delta.finish_reason == "abort" and bench.aborted() == [key]
 
 
-def test_a_higher_attempt_replaces_the_request_without_a_final_delta(bench: Bench) -> None:
-    first = bench.submit(accept=False)
-    second = bench.submit(attempt=1)
-    assert bench.aborted() == [first]
-    bench.tokens((first, 0, ids("x")), (second, 0, ids("The")), finished=[Finished(key=first, reason="abort")])
-    assert [delta.text for delta in bench.deltas()] == ["The"]
-
-
-def test_unsent_updates_of_a_replaced_attempt_are_dropped(bench: Bench) -> None:
+def test_a_higher_attempt_replaces_the_request_and_its_unsent_updates_without_a_final_delta(bench: Bench) -> None:
     first = bench.submit()
     for start in range(CREDIT_WINDOW + 1):
         bench.tokens((first, start, [40]))
     bench.heard()
+    bench.to_core.clear()
     second = bench.submit(attempt=1)
-    bench.tokens((second, 0, ids("The")))
+    assert bench.aborted() == [first]
+    bench.tokens(
+        (first, CREDIT_WINDOW + 1, [40]), (second, 0, ids("The")), finished=[Finished(key=first, reason="abort")]
+    )
     (delta,) = bench.news(Credit(count=CREDIT_WINDOW))
     assert delta.start == 0 and delta.text == "The"
-
-
-def test_one_request_id_of_two_clients_is_two_requests(bench: Bench) -> None:
-    bench.hello(b"d")
-    mine, other = bench.submit(), bench.submit(client=b"d")
-    bench.tokens((mine, 0, ids("The")), (other, 0, ids("Don")))
-    assert [d.text for d in bench.deltas()] == ["The"] and [d.text for d in bench.deltas(b"d")] == ["Don"]
 
 
 def test_a_second_hello_keeps_requests_and_restores_credits(bench: Bench) -> None:
@@ -167,3 +130,44 @@ def test_a_second_hello_keeps_requests_and_restores_credits(bench: Bench) -> Non
     bench.heard()
     messages = bench.say(Hello(protocol_version=PROTOCOL_VERSION))
     assert isinstance(messages[0], Welcome) and deltas_of(messages)[0].start == CREDIT_WINDOW
+
+
+# ── the table of sessions ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_longest_silent_sessions_without_requests_are_evicted_first() -> None:
+    table = SessionTable()
+    for number in range(MAX_SESSIONS):
+        session = table.add(b"%d" % number, now=float(number))
+        if number % 2:
+            session.refusals.append(Delta(request_id="r"))  # it has open work
+    table.add(b"one more", now=1e6)
+    assert len(list(table)) == MAX_SESSIONS - MAX_SESSIONS // 4 + 1
+    assert table.get(b"0") is None and table.get(b"1") is not None
+    assert table.get(b"%d" % (MAX_SESSIONS - 2)) is not None
+
+
+def test_only_a_marked_session_with_updates_yields_frames() -> None:
+    table = SessionTable()
+    session = table.add(b"c", now=0.0)
+    table.mark(session)
+    assert table.take_frames() == []
+    session.refusals.append(Delta(request_id="r"))
+    table.mark(session)
+    assert [identity for identity, _ in table.take_frames()] == [b"c"] and table.take_frames() == []
+
+
+def test_large_updates_wait_for_credits_once_many_bytes_are_in_flight() -> None:
+    session = SessionTable().add(b"c", now=0.0)
+    error = ErrorInfo("request", "x" * (MAX_IN_FLIGHT_BYTES // 8))
+    frames: list[bytes] = []
+    for number in range(20):
+        session.refusals.append(Delta(request_id=f"{number}", error=error))
+        frames += session.take_frames()
+    assert len(frames) == 8 == session.num_in_flight and session.has_updates
+    session.credit(1)
+    frames += session.take_frames()
+    assert len(frames) == 9 and not session.has_updates, "the rest in one message"
+    assert [frames[-1].count(b"request_id"), session.num_in_flight] == [12, 8]
+    session.credit(10**15)
+    assert session.num_in_flight == 0

@@ -8,10 +8,10 @@ import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Unknown, Welcome
+from tokenloom.ipc.messages.base import Hello, Ping, Unknown
 from tokenloom.ipc.messages.client import Accepted, Child, Delta, Deltas
 from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
-from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import WELCOME, Bench, ids, new_submit
 
 
 @pytest.mark.parametrize("params", [{}, {"stop": ["is P", "Madrid."]}, {"min_tokens": 9, "stop": "is"}])
@@ -53,18 +53,6 @@ def test_resumed_tokens_with_a_stop_string_end_without_the_core(bench: Bench) ->
     assert isinstance(deltas, Deltas) and (deltas.deltas[0].finish_reason, deltas.deltas[0].text) == ("stop", "")
 
 
-def test_several_answers_are_resumed_and_end_separately(bench: Bench) -> None:
-    children = [Child(index=i, seed=i, output_token_ids=encode_ids(ids("The")[:i])) for i in range(2)]
-    key = bench.submit(attempt=1, children=children)
-    (zero, one) = (child.key for child in bench.to_core[-1].children)
-    assert key == zero
-    bench.tokens((zero, 0, ids("Don")), (one, 1, ids("x")), finished=[Finished(key=one, reason="length")])
-    assert [(d.index, d.start, d.finish_reason) for d in bench.deltas()] == [(0, 0, None), (1, 1, "length")]
-    assert bench.frontend.num_open_requests == 1
-    bench.core(finished=[Finished(key=zero, reason="stop")])
-    assert bench.deltas()[0].index == 0 and bench.frontend.num_open_requests == 0
-
-
 def test_known_tokens_are_dropped_and_a_gap_ends_only_its_request(bench: Bench) -> None:
     mine, other = bench.submit("a"), bench.submit("b")
     bench.tokens((mine, 0, [40, 41]), (other, 0, [40]))
@@ -78,36 +66,21 @@ def test_known_tokens_are_dropped_and_a_gap_ends_only_its_request(bench: Bench) 
     assert whole.finish_reason is None and bench.aborted() == [mine]
 
 
-def test_a_core_that_forgot_the_frontend_gets_all_requests_with_their_tokens(bench: Bench) -> None:
-    key = bench.submit(params={"seed": 9})
-    bench.tokens((key, 0, [40, 41, 42]))
-    bench.heard()
+def test_a_core_that_forgot_the_frontend_gets_requests_after_its_welcome(bench: Bench) -> None:
     bench.to_core.clear()
-    bench.frontend.on_core_message(Unknown())
-    bench.frontend.on_core_message(Unknown())
-    bench.turn()
+    for _ in range(2):
+        bench.frontend.on_core_message(Unknown())
+    bench.say(new_submit())
     (hello,) = bench.to_core
     assert isinstance(hello, Hello) and hello.fingerprint and not bench.frontend.is_welcome(to_all=False)
-    bench.say(new_submit("later"))
-    bench.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
+    bench.frontend.on_core_message(WELCOME)
     bench.turn()
-    first, second = [message for message in bench.to_core if isinstance(message, EngineCoreRequest)]
-    assert first.children[0].output_token_ids == encode_ids([40, 41, 42]) and first.children[0].seed == 9
-    bench.core(accepted=[first.children[0].key, second.children[0].key])
-    (accepted,) = bench.heard()
-    assert isinstance(accepted, Accepted) and accepted.request_id == "later"
-    bench.tokens((first.children[0].key, 3, [43]))
-    assert bench.deltas()[0].start == 3
+    assert isinstance(bench.to_core[-1], EngineCoreRequest)
 
 
 def test_columns_of_unequal_length_are_counted_and_change_nothing(bench: Bench) -> None:
-    key = bench.submit()
-    good = {
-        "keys": encode_ids([key]),
-        "starts": encode_ids([0]),
-        "counts": encode_ids([1]),
-        "token_ids": encode_ids([40]),
-    }
+    columns = {"keys": bench.submit(), "starts": 0, "counts": 1, "token_ids": 40}
+    good = {name: encode_ids([value]) for name, value in columns.items()}
     for bad in ({"keys": b"\1"}, {"counts": encode_ids([2])}, {"counts": encode_ids([-1])}, {"starts": b""}):
         bench.core(**{**good, **bad})
         assert bench.heard() == []
@@ -117,20 +90,10 @@ def test_columns_of_unequal_length_are_counted_and_change_nothing(bench: Bench) 
 
 
 def test_a_request_refused_by_the_core_ends_with_its_error(bench: Bench) -> None:
-    key = bench.submit(accept=False)
+    key = bench.core_request().children[0].key
     error = ErrorInfo("overloaded", "65536 requests wait", 2.5)
     bench.core(finished=[Finished(key=key, reason="error", error=error)])
-    (delta,) = bench.deltas()
-    assert (delta.finish_reason, delta.error) == ("error", error)
-
-
-def test_requests_wait_for_the_welcome_of_the_core() -> None:
-    bench = Bench(is_core_up=False)
-    bench.say(new_submit())
-    assert bench.to_core == []
-    bench.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
-    bench.turn()
-    assert isinstance(bench.to_core[0], EngineCoreRequest)
+    assert bench.refusal() == error
 
 
 def test_the_core_is_pinged_only_while_it_has_requests(bench: Bench) -> None:

@@ -8,23 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, message_id
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.errors import ErrorInfo, ProtocolError
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Refused, Unknown
-from tokenloom.ipc.messages.client import Child, Deltas, QueryFailed
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Deltas, QueryFailed, Submit, TextPart
+from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
-def test_another_protocol_version_is_refused_and_both_are_named(bench: Bench) -> None:
+def test_another_protocol_version_is_refused_and_messages_without_hello_are_answered_with_unknown(
+    bench: Bench,
+) -> None:
     (refused,) = bench.say(Hello(protocol_version=99), client=b"other")
     assert isinstance(refused, Refused) and "99" in refused.error.message
     assert f"speaks {PROTOCOL_VERSION}" in refused.error.message
-    assert bench.say(Ping(), client=b"other") == [Unknown()]
-
-
-def test_a_message_before_hello_is_answered_with_unknown(bench: Bench) -> None:
-    assert bench.say(new_submit(), client=b"other") == [Unknown()] and bench.to_core == []
+    for message in (Ping(), new_submit()):
+        assert bench.say(message, client=b"other") == [Unknown()] and bench.to_core == []
 
 
 @pytest.mark.parametrize(
@@ -35,38 +36,38 @@ def test_a_message_before_hello_is_answered_with_unknown(bench: Bench) -> None:
         ({"params": {"tempurature": 1}}, "tempurature"),
         ({"params": {"max_tokens": "many"}}, r"params\.max_tokens"),
         ({"prompt": 5}, r"\$\.prompt"),
+        ({"type": "control", "mode": "bogus"}, r"\$\.mode"),
+        ({"type": "control", "model": 5}, r"\$\.model"),
+        ({"type": "tokenize", "prompt": 5}, r"\$\.prompt"),
     ],
 )
-def test_an_invalid_field_fails_its_request_and_is_named(bench: Bench, change: dict[str, Any], reason: str) -> None:
-    raw = {"type": "submit", "request_id": "mine", "params": {}, "prompt": "x", **change}
-    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
+def test_an_invalid_field_fails_its_request_or_query_and_is_named(
+    bench: Bench, change: dict[str, Any], reason: str
+) -> None:
+    request = {"type": "submit", "request_id": "mine", "params": {}, "prompt": "x"}
+    fields = {"query_id": 7, "action": "pause"} if "type" in change else request
+    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(fields | change))
     bench.turn()
-    (delta,) = bench.deltas()
-    assert delta.request_id == "mine" and delta.finish_reason == "error" and delta.error is not None
-    assert delta.error.kind == "request" and re.search(reason, delta.error.message)
+    (reply,) = bench.heard()
+    if isinstance(reply, Deltas):
+        (delta,) = reply.deltas
+        assert (delta.request_id, delta.finish_reason) == ("mine", "error") and delta.error is not None
+        error = delta.error
+    else:
+        assert isinstance(reply, QueryFailed) and reply.query_id == 7
+        error = reply.error
+    assert error.kind == "request" and re.search(reason, error.message)
 
 
-@pytest.mark.parametrize("change", [{"mode": "bogus"}, {"model": 5}, {"type": "tokenize", "prompt": 5}])
-def test_a_query_with_an_invalid_field_fails_under_its_id(bench: Bench, change: dict[str, Any]) -> None:
-    raw = {"type": "control", "query_id": 7, "action": "pause", **change}
-    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
-    bench.turn()
-    (failed,) = bench.heard()
-    assert isinstance(failed, QueryFailed) and (failed.query_id, failed.error.kind) == (7, "request")
-    assert re.search(r"\$\.(mode|model|prompt)", failed.error.message)
-
-
-def test_a_malformed_submit_with_an_open_id_does_not_end_that_request(bench: Bench) -> None:
+def test_a_malformed_submit_ends_no_open_request_of_its_id_nor_others(bench: Bench) -> None:
     key = bench.submit()
+    for request_id in ("", "x" * 257):
+        assert "must have 1 to 256" in bench.refusal(new_submit(request_id)).message
+    assert "5000" in bench.refusal(new_submit("bad", prompt_token_ids=encode_ids([5000]))).message
     bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode({"type": "submit", "request_id": "r", "params": 5}))
     bench.tokens((key, 0, ids("The")))
     refused, deltas = bench.heard()
     assert isinstance(refused, Refused) and isinstance(deltas, Deltas) and deltas.deltas[0].text == "The"
-
-
-@pytest.mark.parametrize("request_id", ["", "x" * 257])
-def test_a_request_id_has_1_to_256_characters(bench: Bench, request_id: str) -> None:
-    assert "must have 1 to 256" in bench.refusal(new_submit(request_id)).message
 
 
 def test_a_request_above_its_share_of_the_queue_is_refused_before_tokenization() -> None:
@@ -78,14 +79,6 @@ def test_a_request_above_its_share_of_the_queue_is_refused_before_tokenization()
     assert "n is 10 and the prompts have 103 tokens: one request may have at most 1024" in error.message
     bench.submit("fits", prompt_token_ids=encode_ids([5] * 102), params={"n": 10})
     bench.submit("resumed", params={"n": 11}, children=[Child(index=index, seed=1) for index in range(11)])
-
-
-def test_a_request_error_does_not_affect_other_requests(bench: Bench) -> None:
-    key = bench.submit("good")
-    assert "5000" in bench.refusal(new_submit("bad", prompt_token_ids=encode_ids([5000]))).message
-    assert bench.aborted() == []
-    bench.tokens((key, 0, ids("The")))
-    assert bench.deltas()[0].text == "The"
 
 
 def test_a_client_with_too_many_unsent_refusals_is_dropped(bench: Bench) -> None:
@@ -101,3 +94,51 @@ def test_when_the_engine_stops_every_open_request_fails_with_the_reason(bench: B
     bench.submit()
     bench.frontend.stop("stopped by the operator")
     assert bench.refusal() == ErrorInfo("dead", "request r: stopped by the operator")
+
+
+# ── large frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TURN = ChatMessage("user", "a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"chat": [TURN] * (MAX_TURNS + 1)}, f"chat has {MAX_TURNS + 1} entries, at most {MAX_TURNS}"),
+        ({"chat": [ChatMessage("user", [TextPart("a")] * (MAX_TURNS // 2 + 1))] * 2}, f"has {MAX_TURNS + 2} entries"),
+        ({"prompt": "x", "children": [Child()] * 300_000}, "children has 300000 entries, at most 128"),
+        ({"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 300_000)}, "params has 1500"),
+        ({"chat": [TURN], "chat_form": ChatForm(variables={"x": [[]] * 1_100_000})}, "chat_form has 1100"),
+        ({"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 600_000})] * 2}, "chat[…].more has 1200"),
+    ],
+)
+def test_too_many_values_are_refused_with_field_and_number(bench: Bench, fields: dict[str, Any], reason: str) -> None:
+    submit = Submit(**{"request_id": "mine", "params": SamplingParams(), **fields})
+    assert len(encode(submit)) > LARGE_BYTES
+    error = bench.refusal(submit)
+    assert error.kind == "request" and reason in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x" * LARGE_BYTES},
+        {"prompt_token_ids": bytes(LARGE_BYTES)},
+        {"chat": [TURN] * MAX_TURNS},
+        {"chat": [ChatMessage("user", [TextPart("a")] * (MAX_TURNS // 2))] * 2},
+        {"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 250_000})] * 2},
+        {"chat": [TURN] * 15 + [ChatMessage("user", "a" * LARGE_BYTES)]},
+        {"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 200_000)},
+    ],
+)
+def test_large_texts_and_token_ids_pass(fields: dict[str, Any]) -> None:
+    check_large_frame(encode(Submit(**{"request_id": "mine", "params": SamplingParams(), **fields})))
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1" * LARGE_BYTES, b"\xdd\xff\xff\xff\xff", b"\x81\xa4chat\xdd\xff\xff\xff\xff"]
+)
+def test_an_invalid_frame_is_a_protocol_error(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        check_large_frame(frame)
+    assert message_id(frame) is None

@@ -34,25 +34,19 @@ MAX_CALLS_PER_EVENT = 70  # 57 by Python 3.11, the HTTP server's own not counted
 
 
 @pytest.mark.parametrize(("stop", "max_calls"), [([], 18), (["\n\n", "User:"], 28)])  # 15, 24 by Python 3.11
-def test_calls_per_token_and_per_turn_are_bounded(stop: list[str], max_calls: int) -> None:
+def test_calls_per_token_and_per_turn_are_bounded_and_a_turn_sends_one_message(stop: list[str], max_calls: int) -> None:
     counts = []
     for num_answers in (8, 256):
         steps = FrontendSteps(CONFIG, num_answers, stop)
         outputs = steps.message()
         with Calls() as calls:
-            steps.turn(outputs)
+            ((identity, frame),) = steps.turn(outputs)
         counts.append(calls.count)
+        assert identity == CLIENT
+        assert len(frame) < 100 + 80 * num_answers  # ids of 11 characters, one token and its text
     few, many = counts
     assert (many - few) / (256 - 8) < max_calls
     assert few < 90 + 8 * max_calls
-
-
-@pytest.mark.parametrize("num_answers", [1, 256])
-def test_a_turn_sends_one_message_to_the_client(num_answers: int) -> None:
-    steps = FrontendSteps(CONFIG, num_answers)
-    ((identity, frame),) = steps.turn(steps.message())
-    assert identity == CLIENT
-    assert len(frame) < 100 + 80 * num_answers  # ids of 11 characters, one token and its text
 
 
 class _Streams:

@@ -12,12 +12,13 @@ from typing import TypeVar
 import pytest
 
 from tokenloom.frontend.requests.media.media_desk import MediaDesk
-from tokenloom.frontend.requests.media.media_input import ReadMedium, ReadPiece
+from tokenloom.frontend.requests.media.media_input import MediaInput, ReadMedium, ReadPiece
 from tokenloom.frontend.requests.media.media_job import MediaJob, NeedBytes
 from tokenloom.ipc.errors import Overloaded, TokenloomError
 from tokenloom.ipc.messages.client import Medium, PutMedium
 from tokenloom.ipc.shortages.threads import Threads
-from tokenloom.tests.frontend.requests.fake_media import BAD, fake_media, seeing_spec
+from tokenloom.tests.frontend.requests.fake_clips import FakePieceReader, clip
+from tokenloom.tests.frontend.requests.fake_media import BAD, FakePlaceholders, seeing_spec
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 from tokenloom.tests.support.waiting import wait_until
 
@@ -31,7 +32,8 @@ class Desk:
 
     def __init__(self, folder: Path, **config: object) -> None:
         self.woken = threading.Event()
-        media, self.reader = fake_media(7)
+        self.reader = FakePieceReader()
+        media = MediaInput(self.reader, FakePlaceholders(7))
         self.desk = MediaDesk(seeing_spec(folder, 7, **config), self.woken.set, media)
         self.asked: list[list[bytes]] = []
 
@@ -75,7 +77,7 @@ class Desk:
 
     def error(self, *media: Medium, scope: str = "") -> str:
         _, result = self.read(*media, scope=scope)
-        assert isinstance(result, TokenloomError)
+        assert isinstance(result, TokenloomError) and result.__traceback__ is None, "it keeps no frame with bytes"
         return str(result)
 
 
@@ -107,20 +109,15 @@ def test_requests_share_a_reading_and_a_release_ends_only_its_own_request(desk: 
     assert desk.reader.reads == {b"a": 1}
 
 
-def test_a_bad_medium_and_a_wrong_digest_fail_alone(desk: Desk) -> None:
+def test_a_bad_medium_and_a_wrong_digest_fail_alone_and_keep_no_bytes(desk: Desk) -> None:
     bad, wrong, good = desk.put(BAD), desk.put(b"a", bytes(32)), desk.put(b"g")
     assert desk.error(good, bad) == "the image 2 of 2 cannot be taken: this is no image"
     assert desk.error(wrong).startswith("the digest of a medium is")
+    assert desk.error(Medium(kind="audio", digest=bad.digest)).startswith("the audio clip 1 of 1 cannot be taken")
     assert desk.files(good) == [b"file of g"]
 
 
-def test_the_error_of_a_medium_keeps_no_frame_with_its_bytes(desk: Desk) -> None:
-    for medium in (desk.put(BAD), desk.put(b"a", bytes(32))):
-        _, error = desk.read(medium)
-        assert isinstance(error, TokenloomError) and error.__traceback__ is None
-
-
-def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
+def test_missing_bytes_are_requested_once_and_come_late_or_never(desk: Desk) -> None:
     a = Medium(digest=hashlib.sha256(b"a").digest())
     _, results = desk.begin(a, a)
     desk.first_of(desk.asked)
@@ -129,39 +126,28 @@ def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
     assert desk.asked == [[a.digest]]
     _, lost = desk.read(Medium(digest=bytes(32)), can_repeat=False)
     assert isinstance(lost, Overloaded) and "send them again" in str(lost)
-
-
-def test_bytes_that_never_come_end_the_wait(desk: Desk) -> None:
     _, results = desk.begin(Medium(digest=bytes(32)), wait_s=0.05)
     assert isinstance(desk.first_of(results), Overloaded) and "were not read within 0.05 s" in str(results[0])
 
 
-def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(tmp_path: Path) -> None:
+def test_media_are_pinned_until_the_last_release_and_a_full_store_makes_others_wait(tmp_path: Path) -> None:
     desk = Desk(tmp_path, media_store_bytes=2500)
     desk.hold_nothing()
-    job, first = desk.read(desk.put(b"a" * 1000))
+    a = desk.put(b"a" * 1000)
+    (job, first), (again, _) = desk.read(a), desk.read(a)
     assert isinstance(first, list)
-    _, others = desk.begin(desk.put(b"b" * 1000))
+    waiting, others = desk.begin(desk.put(b"b" * 1000))
     with pytest.raises(AssertionError):  # there is room for the bytes of the second, not for its file
         assert desk.woken.wait(0.3)
     assert desk.desk.store.open(first[0].digest) is not None
-    desk.desk.release(job)
+    for each in (job, again):
+        desk.desk.release(each)
     assert isinstance(desk.first_of(others), list)
     assert desk.desk.store.open(first[0].digest) is None, "an image that nobody needs is evicted"
-    desk.desk.close()
-
-
-def test_after_the_release_nothing_is_pinned(desk: Desk) -> None:
-    desk.hold_nothing()
-    a = desk.put(b"a")
-    jobs = [desk.read(a)[0] for _ in range(3)]
-    assert desk.desk.store._pins
-    for job in jobs:
-        desk.desk.release(job)
+    desk.desk.release(waiting)
     desk.read(desk.put(BAD))
     desk.desk.close()
     assert not desk.desk.store._pins
-    desk.desk = MediaDesk(seeing_spec(desk.desk.store.folder.path, 7), desk.woken.set, fake_media(7)[0])
 
 
 def test_data_urls_are_decoded_and_others_refused_by_the_option(desk: Desk) -> None:
@@ -185,38 +171,53 @@ def test_too_many_bytes_are_refused_before_they_are_kept(tmp_path: Path) -> None
     desk.desk.close()
 
 
-def read_pieces(desk: Desk, clip: Medium, piece_s: float) -> tuple[MediaJob, list[ReadPiece]]:
+def cut(desk: Desk, texts: Sequence[str] = "abc") -> tuple[MediaJob, list[Medium]]:
     results: list[Sequence[ReadPiece] | TokenloomError] = []
-    job = desk.desk.read_pieces(clip, piece_s, results.append)
+    job = desk.desk.read_pieces(desk.put(clip(*texts)), 30.0, results.append)
     pieces = desk.first_of(results)
     assert not isinstance(pieces, TokenloomError), pieces
-    return job, [*pieces]
+    return job, [Medium(kind="audio", digest=each.digest) for each in pieces]
 
 
-def test_pieces_of_a_clip_are_pinned_and_may_be_named_by_requests(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.hold_nothing()
-    job, pieces = read_pieces(desk, desk.put(b"abcdefg"), 3.0)
-    assert [(each.start_s, each.end_s) for each in pieces] == [(0, 3), (3, 6), (6, 7)]
-    second = Medium(kind="audio", digest=pieces[1].digest)
-    request, (medium,) = desk.read(second, can_repeat=False)  # type: ignore[misc]
-    assert medium.digest == pieces[1].digest and medium.grid == pieces[1].grid
-    assert desk.reader.reads == {b"abcdefg": 1}
-    desk.desk.release(job)
-    desk.desk.release(request)
-    desk.desk.close()
-    assert not desk.desk.store._pins
+def num_pins(desk: Desk) -> int:
+    desk.read()  # behind all releases
+    pins = desk.desk.store._pins
+    return sum(user.startswith("job") for pin in [*pins.values()] for user in [*pin.users])
 
 
-def test_a_clip_whose_pieces_cannot_be_read_fails_with_its_name(desk: Desk) -> None:
+def test_a_clip_is_cut_once_and_its_pieces_are_pinned_for_jobs_and_requests_that_name_them(desk: Desk) -> None:
+    first, pieces = cut(desk, ["one", "two", "three"])
+    assert [desk.desk.store.open(each.digest) for each in pieces] == [b"one", b"two", b"three"]
+    second, again = cut(desk, ["one", "two", "three"])
+    assert again == pieces and num_pins(desk) == 6
+    request, read = desk.read(pieces[1], can_repeat=False)
+    assert isinstance(read, list) and [each.digest for each in read] == [pieces[1].digest]
+    assert list(desk.reader.reads.values()) == [1] and desk.reader.piece_s == 30.0
+    for job, num_left in ((first, 4), (second, 1), (request, 0)):
+        desk.desk.release(job)
+        assert num_pins(desk) == num_left
+
+
+def test_pieces_that_are_pinned_stay_known_among_many_other_media(desk: Desk) -> None:
+    desk.desk._max_known = 5
+    _, pieces = cut(desk)
+    for number in range(8):
+        job, _ = desk.read(desk.put(b"%d" % number))
+        desk.desk.release(job)
+    assert len(desk.files(*pieces)) == 3
+    assert len(desk.desk._known) <= 5 + len(pieces)
+
+
+def test_a_clip_of_more_pieces_than_may_be_open_is_refused_and_requests_for_pieces_need_no_more(desk: Desk) -> None:
+    desk.desk._max_pinned = 3
     results: list[object] = []
+    desk.desk.read_pieces(desk.put(clip(*"abcd")), 1.0, results.append)
+    assert "the clip has 4 pieces of 1 s, of which 3 can be open" in str(desk.first_of(results))
+    results.clear()
     desk.desk.read_pieces(Medium(kind="audio", url="https://a.example/b.wav"), 3.0, results.append)
     assert str(desk.first_of(results)).startswith("the audio clip 1 of 1 cannot be taken: https://a.example/b.wav")
-
-
-def test_a_bad_clip_is_named_as_a_clip(desk: Desk) -> None:
-    bad = desk.put(BAD)
-    assert desk.error(Medium(kind="audio", digest=bad.digest)).startswith("the audio clip 1 of 1 cannot be taken")
+    _, pieces = cut(desk)
+    assert len(desk.files(*pieces)) == 3
 
 
 def test_without_a_thread_media_are_refused_and_the_next_request_reads_them(desk: Desk) -> None:

@@ -6,15 +6,17 @@ import hashlib
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode, encode_ids
 from tokenloom.ipc.messages.base import FinishReason
-from tokenloom.ipc.messages.client import Abort, Accepted, Deltas, Medium, NeedMedia, PutMedium
-from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
-from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.ipc.messages.client import Abort, Accepted, GetInfo, Info, Medium, NeedMedia, PutMedium
+from tokenloom.ipc.messages.core import Finished
+from tokenloom.tests.frontend.bench import Bench, deltas_of, ids, new_submit
 from tokenloom.tests.frontend.requests.fake_media import BAD, MARKER, fake_media, seeing_spec
+from tokenloom.tests.support.waiting import wait_until
 
 (PLACEHOLDER,) = ids(MARKER)
 
@@ -29,23 +31,8 @@ class SeeingBench(Bench):
         self.say(PutMedium(digest=digest, data=memoryview(data)))
         return Medium(digest=digest)
 
-    def next_request(self) -> EngineCoreRequest:
-        """Wait until a request reaches the core."""
-        num_known = len(self.to_core)
-        while len(self.to_core) == num_known:
-            self.wait_for_wakeup()
-        request = self.to_core[-1]
-        assert isinstance(request, EngineCoreRequest)
-        return request
-
     def error_of(self, *media: Medium, **fields: object) -> str:
-        messages = self.say(new_submit(media=[*media], **fields))
-        while not messages:
-            self.wait_for_wakeup()
-            messages = self.heard()
-        (last,) = messages
-        assert isinstance(last, Deltas) and last.deltas[0].error is not None
-        return last.deltas[0].error.message
+        return self.refusal(new_submit(media=[*media], **fields)).message
 
     @property
     def num_pins(self) -> int:
@@ -60,10 +47,10 @@ def bench(tmp_path: Path) -> Iterator[SeeingBench]:
     bench.frontend.stop("the test is over")
 
 
-def test_placeholders_are_expanded_and_spans_reach_the_core(bench: SeeingBench) -> None:
+def test_placeholders_are_expanded_and_spans_reach_each_core(bench: SeeingBench) -> None:
     media = [bench.put(b"abc"), bench.put(b"de")]
-    bench.say(new_submit(prompt=f"a{MARKER}b{MARKER}", media=media))
-    request = bench.next_request()
+    fields: dict[str, Any] = {"prompt": f"a{MARKER}b{MARKER}", "media": media}
+    request = bench.core_request(**fields)
     assert [(span.start, span.length) for span in request.media] == [(1, 3), (5, 2)]
     assert decode_ids(request.prompt_token_ids).tolist().count(PLACEHOLDER) == 5
     stored = bench.frontend.media.store.open(request.media[0].digest)
@@ -71,6 +58,9 @@ def test_placeholders_are_expanded_and_spans_reach_the_core(bench: SeeingBench) 
     bench.core(accepted=[request.children[0].key])
     (accepted,) = bench.heard()
     assert isinstance(accepted, Accepted) and accepted.prompt_token_ids == request.prompt_token_ids
+    for again in (bench.restart_core(), bench.core_request(**fields, attempt=1)):
+        assert (again.media, again.prompt_token_ids) == (request.media, request.prompt_token_ids)
+    assert bench.reader.reads == {b"abc": 1, b"de": 1}
 
 
 def wait_for_no_pins(bench: SeeingBench) -> None:
@@ -83,8 +73,7 @@ def wait_for_no_pins(bench: SeeingBench) -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "abort"])
 def test_the_end_of_a_request_releases_its_images(bench: SeeingBench, reason: FinishReason) -> None:
-    bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")]))
-    key = bench.next_request().children[0].key
+    key = bench.core_request(prompt=MARKER, media=[bench.put(b"abc")]).children[0].key
     assert bench.num_pins == 1
     if reason == "abort":
         bench.say(Abort(request_id="r"))
@@ -93,80 +82,50 @@ def test_the_end_of_a_request_releases_its_images(bench: SeeingBench, reason: Fi
     wait_for_no_pins(bench)
 
 
-def test_a_request_that_is_aborted_while_its_images_are_read_never_reaches_the_core(bench: SeeingBench) -> None:
+def test_while_images_are_read_requests_end_before_they_reach_the_core_and_a_text_goes_first(
+    bench: SeeingBench,
+) -> None:
     bench.reader.held.add(b"abc")
-    bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")]))
-    while not bench.reader.reads:
-        pass
-    (delta,) = bench.news(Abort(request_id="r"))
+    fields: dict[str, Any] = {"prompt": MARKER, "media": [bench.put(b"abc")]}
+    bench.say(new_submit("aborted", **fields))
+    wait_until(lambda: bench.reader.reads)
+    bench.submit("text")
+    bench.to_core.clear()
+    (delta,) = bench.news(Abort(request_id="aborted"))
     assert delta.finish_reason == "abort"
+    bench.say(new_submit("late", **fields, params={"timeout_s": 0.1}))
+    bench.now += 1
+    while not (heard := bench.heard()):
+        bench.wait_for_wakeup()
+    assert [each.finish_reason for each in deltas_of(heard)] == ["timeout"] and isinstance(heard[0], Accepted)
     bench.reader.held.clear()
     wait_for_no_pins(bench)
     assert not bench.to_core
 
 
-def test_a_new_core_gets_the_same_spans(bench: SeeingBench) -> None:
-    bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")]))
-    first = bench.next_request()
-    bench.frontend._requests.resubmit_all(0)
-    bench.turn()
-    assert bench.to_core[-1].media == first.media and bench.reader.reads == {b"abc": 1}
-
-
-def test_a_text_request_is_not_behind_one_with_images(bench: SeeingBench) -> None:
-    bench.reader.held.add(b"abc")
-    bench.say(new_submit("slow", prompt=MARKER, media=[bench.put(b"abc")]))
-    bench.submit("fast", prompt="The capital")
-    bench.reader.held.clear()
-
-
 def test_lost_bytes_are_asked_for_and_continue_the_request(bench: SeeingBench) -> None:
     digest = hashlib.sha256(b"abc").digest()
-    messages = bench.say(new_submit(prompt=MARKER, media=[Medium(digest=digest)], attempt=3))
-    while not messages:
-        bench.wait_for_wakeup()
-        messages = bench.heard()
+    messages = bench.ask(new_submit(prompt=MARKER, media=[Medium(digest=digest)], attempt=3))
     assert messages == [NeedMedia(request_id="r", attempt=3, digests=[digest])]
     bench.put(b"abc")
-    assert bench.next_request().media[0].length == 3
+    while not bench.to_core:
+        bench.wait_for_wakeup()
+    assert bench.to_core[0].media[0].length == 3
 
 
-def test_a_resumed_request_reads_its_images_again_from_the_digest(bench: SeeingBench) -> None:
-    medium = bench.put(b"abc")
-    bench.say(new_submit(prompt=MARKER, media=[medium]))
-    first = bench.next_request()
-    bench.say(new_submit(prompt=MARKER, media=[medium], attempt=1))
-    again = bench.next_request()
-    assert again.media == first.media and again.prompt_token_ids == first.prompt_token_ids
-    assert bench.reader.reads == {b"abc": 1}
-
-
-def test_typed_placeholders_are_refused_with_both_numbers(bench: SeeingBench) -> None:
-    assert bench.error_of(prompt=f"a{MARKER}") == "the prompt has 1 placeholders, but 0 images"
-    assert "2 placeholders, but 1 images" in bench.error_of(bench.put(b"abc"), prompt=MARKER * 2)
-    assert "1 placeholders, but 0 images" in bench.error_of(prompt_token_ids=encode_ids([PLACEHOLDER]))
-
-
-def test_a_bad_image_and_too_many_end_their_request_alone(tmp_path: Path) -> None:
+def test_bad_media_and_placeholders_that_do_not_match_end_their_request_alone(tmp_path: Path) -> None:
     bench = SeeingBench(tmp_path, limit_mm_per_prompt={"image": 1})
     assert "image 1 of 1 cannot be taken: this is no image" in bench.error_of(bench.put(BAD), prompt=MARKER)
     assert "has 2 images, at most 1" in bench.error_of(*[bench.put(b"a")] * 2, prompt=MARKER * 2)
     params = {"truncate_prompt_tokens": 4}
     assert "truncate_prompt_tokens" in bench.error_of(bench.put(b"a"), prompt=MARKER, params=params)
-    bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")]))
-    assert bench.next_request().media
+    assert bench.error_of(prompt=f"a{MARKER}") == "the prompt has 1 placeholders, but 0 images"
+    assert "2 placeholders, but 1 images" in bench.error_of(bench.put(b"abc"), prompt=MARKER * 2)
+    assert "1 placeholders, but 0 images" in bench.error_of(prompt_token_ids=encode_ids([PLACEHOLDER]))
+    assert bench.core_request(prompt=MARKER, media=[bench.put(b"abc")]).media
+    (info,) = bench.say(GetInfo(query_id=1))
+    assert isinstance(info, Info) and (info.modalities, info.max_media) == (["image"], {"image": 1})
     bench.frontend.stop("the test is over")
-
-
-def test_a_timeout_ends_a_request_whose_image_is_still_read(bench: SeeingBench) -> None:
-    bench.reader.held.add(b"abc")
-    bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")], params={"timeout_s": 0.1}))
-    bench.now += 1
-    bench.wait_for_wakeup()
-    accepted, deltas = bench.heard()
-    assert isinstance(accepted, Accepted) and isinstance(deltas, Deltas)
-    assert deltas.deltas[0].finish_reason == "timeout"
-    bench.reader.held.clear()
 
 
 def test_the_bytes_of_an_image_are_not_copied_in_the_loop(bench: SeeingBench) -> None:
