@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from tokenloom.frontend.cores.blob_sender import BlobSender
 from tokenloom.frontend.cores.remote_cores import RemoteCores
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.client_auth import CORES, ZapHandler
@@ -22,7 +24,7 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S, Ping, Refused, Welcome
-from tokenloom.ipc.messages.blobs import BlobChunk, GetBlob, NoBlob
+from tokenloom.ipc.messages.blobs import BlobChunk, BlobReply, GetBlob, NoBlob
 from tokenloom.ipc.messages.core import (
     ControlDone,
     CoreToFrontend,
@@ -35,7 +37,8 @@ from tokenloom.ipc.messages.core import (
 )
 from tokenloom.ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown, WorkersUp
 from tokenloom.ipc.sockets import new_socket
-from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import in_folder, new_spec
+from tokenloom.tests.support.shortages import few_descriptors, few_threads
 from tokenloom.tests.support.waiting import wait_until
 
 MODEL = ModelDigest(
@@ -164,6 +167,7 @@ def test_a_core_that_ends_is_lost_at_once_and_comes_back_with_its_totals(rig: Ri
 
 
 def test_a_silent_core_is_lost_after_its_lease_but_not_by_a_loop_that_was_stopped(rig: Rig) -> None:
+    assert not rig.links.may_begin(rig.now) and rig.links.may_begin(rig.now + 3.1), "without a core after a while"
     rig.join(0)
     rig.until(lambda: any(isinstance(each, Ping) for each in rig.cores[0].received), turn_s=0.1)
     rig.now += 100
@@ -191,11 +195,6 @@ def test_cores_of_other_weights_and_refusals_are_one_line_each(rig: Rig, caplog:
         assert [record.getMessage().partition("used: ")[2] for record in caplog.records[1:]] == ["no"]
 
 
-def test_without_a_core_the_gateway_begins_after_a_while(rig: Rig) -> None:
-    now = time.monotonic()
-    assert not rig.links.may_begin(now) and rig.links.may_begin(now + 3.1)
-
-
 def test_parts_of_blobs_go_to_the_core_that_asks(rig: Rig, tmp_path: Path) -> None:
     digest = BlobStore(tmp_path / "media", 1 << 20).put(b"an image")
     rig.join(0, 1)
@@ -211,42 +210,58 @@ def test_parts_of_blobs_go_to_the_core_that_asks(rig: Rig, tmp_path: Path) -> No
     assert replies(1) == [BlobChunk(digest=digest, offset=3, size=8, data=b"image")]
 
 
-def reload_at(rig: Rig, number: int, weights: str, folder: str) -> None:
-    """Let a core report a reload, and wait until the gateway has read that."""
-    rig.cores[number].send(WeightsChanged(weights=weights, model_folder=folder))
-    rig.cores[number].send(Progress(step=77, step_age_s=0.0, num_running=0, num_waiting=0))
-    rig.until(lambda: any(isinstance(each, Progress) and each.step == 77 for of, each in rig.news if of == number))
-
-
-@pytest.mark.parametrize("error", [None, ErrorInfo("request", "/two cannot be read")])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("w2", ""),
+        ("w3", "the engine serves another model than the gateway: its weights is w3, not w2"),
+        ("", "it cannot read the weights of the others: /two cannot be read"),
+    ],
+)
 def test_a_core_that_was_away_during_a_reload_reads_the_new_weights_before_it_is_used(
-    rig: Rig, error: ErrorInfo | None, caplog: pytest.LogCaptureFixture
+    rig: Rig, weights: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.join(0)
-    reload_at(rig, 0, "w2", "/two")
+    rig.cores[0].send(WeightsChanged(weights="w2", model_folder="/two"))
+    rig.cores[0].send(Progress(step=77, step_age_s=0.0, num_running=0, num_waiting=0))
+    rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 77)
     rig.greet(1)
     core = rig.cores[1]
     rig.until(lambda: any(isinstance(each, EngineControl) for each in core.received))
     (order,) = (each for each in core.received if isinstance(each, EngineControl))
     assert (order.action, order.model_folder) == ("reload", "/two") and not rig.has(1, Welcome)
-    if error is None:
-        core.send(WeightsChanged(weights="w2", model_folder="/two"))
+    if weights:
+        core.send(WeightsChanged(weights=weights, model_folder="/two"))
+    error = None if weights else ErrorInfo("request", "/two cannot be read")
     core.send(ControlDone(control_id=order.control_id, error=error))
-    if error is None:
-        rig.until(lambda: rig.has(1, Welcome))
-    else:
-        rig.until(lambda: "it cannot read the weights of the others: /two cannot be read" in caplog.text)
-        assert not rig.has(1, Welcome)
+    rig.until(lambda: message in caplog.text if message else rig.has(1, Welcome))
+    assert rig.has(1, Welcome) == (not message)
 
 
-def test_a_core_that_still_has_other_weights_after_it_has_read_them_is_not_used(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig.join(0)
-    reload_at(rig, 0, "w2", "/two")
-    rig.greet(1)
-    rig.until(lambda: any(isinstance(each, EngineControl) for each in rig.cores[1].received))
-    rig.cores[1].send(WeightsChanged(weights="w3", model_folder="/two"))
-    rig.cores[1].send(ControlDone(control_id=-1))
-    rig.until(lambda: "the engine serves another model than the gateway: its weights is w3, not w2" in caplog.text)
-    assert not rig.has(1, Welcome)
+# ── the reader of blobs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+DEADLINE_S = 20.0
+
+
+def test_a_part_is_read_again_after_threads_and_descriptors_had_run_out(tmp_path: Path) -> None:
+    spec = in_folder(new_spec(), tmp_path)
+    digest = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes).put(b"abc")
+    request, woken = GetBlob(digest=digest, offset=0, length=3), threading.Event()
+    sender = BlobSender(spec, woken.set)
+    with few_threads():
+        sender.ask(1, request)
+    replies = replies_to(sender, woken, GetBlob(digest=bytes(32), offset=0, length=3), 2)
+    assert [core for core, _ in replies] == [2], "the first part was not read later"
+    with few_descriptors():
+        sender.ask(3, request)
+        while sender._requests.qsize():
+            pass
+    ((core, reply),) = replies_to(sender, woken, request, 4)
+    assert core == 4 and isinstance(reply, BlobChunk) and reply.data == b"abc"
+
+
+def replies_to(sender: BlobSender, woken: threading.Event, request: GetBlob, core: int) -> list[tuple[int, BlobReply]]:
+    woken.clear()
+    sender.ask(core, request)
+    assert woken.wait(DEADLINE_S)
+    return sender.take()

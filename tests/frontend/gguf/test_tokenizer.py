@@ -119,18 +119,15 @@ def test_types_say_what_is_special(tmp_path: Path) -> None:
     assert tokenizer.special_tokens == {"bos_token": "<|begin|>", "eos_token": "<｜User｜>"}
 
 
-def test_named_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
+def test_named_tokens_are_special_whatever_their_type_and_none_outside_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_byte_level(tmp_path / "x.gguf", "gpt-2", bos_token_id=70, eos_token_id=71))
+    assert {70, 71} < tokenizer.special_ids
     changed = {"bos_token_id": 10_000, "eos_token_id": None, "add_bos_token": True, "add_eos_token": True}
     tokenizer = tokenizer_of(write_byte_level(tmp_path / "x.gguf", "gpt-2", **changed))
     assert tokenizer.special_tokens == {}
     assert tokenizer.encode("a") == tokenizer.encode("a", add_special_tokens=False)
     tokenizer = tokenizer_of(write_sentencepiece(tmp_path / "x.gguf", **changed))
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-
-
-def test_the_named_ends_are_special_whatever_their_type(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(write_byte_level(tmp_path / "x.gguf", "gpt-2", bos_token_id=70, eos_token_id=71))
-    assert {70, 71} < tokenizer.special_ids
 
 
 def test_unknown_characters_are_one_token_if_there_are_no_bytes(tmp_path: Path) -> None:

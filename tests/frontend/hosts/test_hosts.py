@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
 import pytest
 import zmq
 
+from tokenloom.frontend.hosts.head_link import HeadAddress
 from tokenloom.frontend.hosts.hosts import Hosts
 from tokenloom.frontend.supervisor.launcher import CORE, TIER, WORKERS, ProcessSpec
 from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
@@ -27,7 +29,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError, error_info
 from tokenloom.ipc.keys import Keys
-from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Ping, Rank
+from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Message, Ping, Rank
 from tokenloom.ipc.messages.hosts import (
     AgentToHead,
     Ended,
@@ -53,6 +55,7 @@ from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
+T = TypeVar("T", bound=Message)
 DIGEST = checkpoint_digest(DEMO_FOLDER)
 
 
@@ -144,7 +147,7 @@ class ScriptedAgent:
             if isinstance(message, Ping):
                 self.send(HostReport())
 
-    def wait(self, kind: type[HeadToAgent]) -> HeadToAgent:
+    def wait(self, kind: type[T]) -> T:
         """Let the head work until it has sent a message of this type; return and forget it."""
 
         def is_done() -> bool:
@@ -177,7 +180,7 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(head: Head) -
     assert [head.spec.host_of(rank) for rank in head.spec.ranks] == [0, 0, 1, 2]
     processes = [head.hosts.spawn(head.rank(rank)) for rank in (2, 3)]
     orders = [agent.wait(Spawn) for agent in (first, second)]
-    assert [order.arguments for order in orders if isinstance(order, Spawn)] == [["--rank", "2"], ["--rank", "3"]]
+    assert [order.arguments for order in orders] == [["--rank", "2"], ["--rank", "3"]]
     first.send(Spawned(process="worker-2-0", pid=77))
     first.send(HostReport(processes=[ProcessUse("worker-2-0", 0.5, 1 << 20)] * 2))
     second.send(Ended(process="worker-3-0", how="worker 3 exited with code 1: no memory"))
@@ -279,18 +282,21 @@ def test_a_host_that_leaves_or_fails_is_lost_at_once(head: Head, caplog: pytest.
 )
 def test_another_version_is_refused(head: Head, changes: dict[str, object], text: str) -> None:
     refused = head.agent(2, **changes).wait(HostRefused)
-    assert isinstance(refused, HostRefused) and not refused.may_retry
-    assert text in refused.error.message and "install the same version" in refused.error.message
+    assert (
+        not refused.may_retry and text in refused.error.message and "install the same version" in refused.error.message
+    )
 
 
 def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(head: Head) -> None:
     head.agent(2).join()
     head.until(lambda: len(head.hosts.joined.all) == 1)
     again = head.agent(2).wait(HostRefused)
-    assert isinstance(again, HostRefused) and again.may_retry and "has joined already" in again.error.message
+    assert again.may_retry and "has joined already" in again.error.message
     other = head.agent(3).join(digest="0" * 64).wait(HostRefused)
-    assert isinstance(other, HostRefused) and not other.may_retry
-    assert f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in other.error.message
+    assert (
+        not other.may_retry
+        and f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in other.error.message
+    )
 
 
 def test_a_host_with_too_few_gpus_is_refused(
@@ -298,7 +304,6 @@ def test_a_host_with_too_few_gpus_is_refused(
 ) -> None:
     head = Head(tmp_path, context, 2, device="cuda")
     refused = head.agent(2, num_gpus=1).wait(HostRefused)
-    assert isinstance(refused, HostRefused)
     assert "has 1 GPUs, --tensor-parallel-size 4 over --hosts 2 needs 2 on a host" in refused.error.message
     head.close()
 
@@ -336,7 +341,7 @@ class ScriptedHead:
             self._pinged_at = time.monotonic()
             self.channel.send_to(self.received[-1][0], Ping())
 
-    def wait(self, kind: type[AgentToHead]) -> tuple[bytes, AgentToHead]:
+    def wait(self, kind: type[T]) -> tuple[bytes, T]:
         """Wait for a message of this type; return and forget it with its sender."""
 
         def is_done() -> bool:
@@ -351,7 +356,7 @@ class ScriptedHead:
     def accept(self, folder: Path) -> bytes:
         """Let an agent join and prepare; return its identity."""
         identity, hello = self.wait(HostHello)
-        assert isinstance(hello, HostHello) and (hello.address, hello.version) == ("127.0.0.1", tokenloom_version())
+        assert (hello.address, hello.version) == ("127.0.0.1", tokenloom_version())
         spec = new_spec(run_directory=str(folder), model_folder=str(DEMO_FOLDER), group_keys=Keys.generate())
         self.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec)))
         assert self.wait(HostPrepared)[1] == HostPrepared(digest=DIGEST)
@@ -395,7 +400,7 @@ def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
     peer.channel.send_to(identity, order)
     peer.wait(Spawned)
     _, ended = peer.wait(Ended)
-    assert isinstance(ended, Ended) and ended.how.startswith("worker 0 exited with code 2: ")
+    assert ended.how.startswith("worker 0 exited with code 2: ")
     assert list((tmp_path / "tokenloom").glob("*/lock"))
     peer.channel.send_to(identity, HostReleased())
     again, _ = peer.wait(HostHello)
@@ -416,7 +421,7 @@ def test_an_agent_reports_a_process_when_it_has_reaped_it_and_leaves_a_silent_he
     _, spawned = peer.wait(Spawned)
     peer.channel.send_to(identity, Kill(process="x"))
     assert peer.wait(Ended)[1] == Ended(process="x", how="worker 0 was killed by SIGKILL")
-    assert isinstance(spawned, Spawned) and not psutil.pid_exists(spawned.pid)
+    assert not psutil.pid_exists(spawned.pid)
     peer.pings = False
     begun = time.monotonic()
     peer.wait(HostHello)
@@ -456,3 +461,25 @@ def test_a_name_that_cannot_be_resolved_is_waited_for(join: Join, keys: Keys) ->
     assert "nowhere.invalid" in line and "waits for tcp://nowhere.invalid:7100" in line
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(DEADLINE_S) == 0
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+HEAD_ADDRESS = "tcp://127.0.0.1:7100"
+
+
+def test_the_address_of_this_machine_is_that_of_the_way_to_the_head_or_the_chosen_one() -> None:
+    assert HeadAddress(HEAD_ADDRESS, None).resolve() == ("127.0.0.1", "127.0.0.1")
+    assert HeadAddress(HEAD_ADDRESS, "127.0.0.2").resolve() == ("127.0.0.1", "127.0.0.2")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1", "ipc:///tmp/x"])
+def test_an_address_that_is_none_is_an_error(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not of the form tcp://HOST:PORT: give the address that the head logs"):
+        HeadAddress(address, None)
+
+
+@pytest.mark.parametrize("own", ["192.0.2.1", "2001:db8::1", "no address"])
+def test_an_address_that_this_machine_does_not_have_is_named(own: str) -> None:
+    with pytest.raises(OSError, match=f"--own-address {own} is no address of this machine"):
+        HeadAddress(HEAD_ADDRESS, own).resolve()

@@ -17,6 +17,7 @@ from tokenloom.frontend.options.config_file import read_config_file
 from tokenloom.frontend.options.options import config_from_keywords, new_config
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.tests.support.hostile_fields import REMOVED, VALUES, Hostile, faults
 
 
 def parse(*argv: str) -> EngineConfig:
@@ -28,32 +29,6 @@ def parse(*argv: str) -> EngineConfig:
 def served(line: str | list[str], **options: bool) -> EngineConfig:
     words = line.split() if isinstance(line, str) else line
     return new_config(given_options(launch.new_serve_parser().parse(words), **options))
-
-
-def test_vllms_flags_set_the_fields_of_their_names() -> None:
-    line = (
-        "--tensor-parallel-size 2 --max-model-len 512 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 8 "
-        "--gpu-memory-utilization 0.5 --num-kv-blocks 99 --dtype bfloat16 --enforce-eager --no-enable-prefix-caching "
-        "--scheduling-policy priority --seed 7 --listen tcp://127.0.0.1:1 --insecure"
-    )
-    config = parse(*line.split())
-    assert config == EngineConfig(
-        tensor_parallel_size=2,
-        max_model_len=512,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        block_size=8,
-        gpu_memory_utilization=0.5,
-        num_kv_blocks=99,
-        dtype="bfloat16",
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        scheduling_policy="priority",
-        seed=7,
-        listen="tcp://127.0.0.1:1",
-        insecure=True,
-    )
-    assert parse("--tp", "3").tensor_parallel_size == 3
 
 
 def test_every_field_is_a_flag() -> None:
@@ -70,10 +45,15 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "engine.yaml"
 
 
-def test_the_command_line_wins_over_the_file(file: Path) -> None:
-    file.write_text("max-num-seqs: 7\nblock_size: 8\nenable-prefix-caching: false\n")
+def test_the_command_line_wins_over_the_file_which_may_have_a_mark_and_no_options(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.yaml cannot be read"):
+        parse("--config", str(file))
+    file.write_bytes(BOM_UTF8 + b"max-num-seqs: 7\nblock_size: 8\nenable-prefix-caching: false\n")
     config = parse("--config", str(file), "--block-size", "32")
     assert (config.max_num_seqs, config.block_size, config.enable_prefix_caching) == (7, 32, False)
+    for text in ("", "# max-num-seqs: 7\n", "---\n", "{}"):
+        file.write_text(text)
+        assert parse("--config", str(file)) == EngineConfig()
 
 
 def test_file_and_command_line_win_over_the_api_key_of_the_environment(
@@ -129,28 +109,12 @@ def test_the_error_of_a_bad_file_is_one_line_with_the_mend(file: Path, text: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"/nowhere\.yaml cannot be read"):
-        parse("--config", "/nowhere.yaml")
-
-
 def test_a_text_option_keeps_its_spelling_in_the_file(file: Path) -> None:
     file.write_text("http: 8000\nserved-model-name: 1.10\nrevision: 2024-01-01\napi-key: on\nlisten: null\n")
     config = parse("--config", str(file))
     assert config == parse(
         "--http", "8000", "--served-model-name", "1.10", "--revision", "2024-01-01", "--api-key", "on"
     )
-
-
-def test_a_byte_order_mark_is_no_part_of_the_file(file: Path) -> None:
-    file.write_bytes(BOM_UTF8 + b"max-num-seqs: 7\n")
-    assert parse("--config", str(file)).max_num_seqs == 7
-
-
-@pytest.mark.parametrize("text", ["", "# max-num-seqs: 7\n", "---\n", "{}"])
-def test_a_file_without_options_changes_nothing(file: Path, text: str) -> None:
-    file.write_text(text)
-    assert parse("--config", str(file)) == EngineConfig()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +143,12 @@ def test_a_file_without_options_changes_nothing(file: Path, text: str) -> None:
         ("--max-model-len 1.5K", "--max-model-len must be a whole number, got '1.5K'"),
         ("--hf-overrides {", "--hf-overrides must be a JSON object, got '{': "),
         ("--hf-overrides [1]", "--hf-overrides must be a JSON object, got [1]"),
+        ("--kv-transfer-config.kv_connector X", '--kv-transfer-config {"kv_connector": "X"} is not served: KV tiers'),
+        ("--structured-outputs-config.disable_any_whitespace true", "--structured-outputs-config {"),
+        ("--hf-overrides {} --hf-overrides.a 1", "--hf-overrides and --hf-overrides.a are both given: give one"),
+        ("--hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b and a part of its name are both given"),
+        ("--max-modl-len.a 1", "unknown option --max-modl-len.a: did you mean --max-model-len"),
+        ("--max-model-len 0", "--max-model-len must be in [1, "),
         ("serve demo --block-size 0", "--block-size must be in [1, 1024], got 0"),
         ("demo --model other", "demo and --model other are two models: give one of them"),
         ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not served: there are no pipeline stages"),
@@ -241,6 +211,7 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
         ("--api-key k1 --api-key k2 k3", {"api_key": ["k1", "k2", "k3"]}),
         ('--allowed-origins ["http://a","http://b"]', {"cors_origins": "http://a,http://b"}),
         ('--hf-overrides {"rope_theta":1e6}', {"hf_overrides": {"rope_theta": 1e6}}),
+        ("--enforce-eager --no-enable-prefix-caching", {"enforce_eager": True, "enable_prefix_caching": False}),
         ("--tool-call-parser llama3_json", {"tool_call_parser": "llama"}),
         ("--reasoning-parser deepseek_r1", {"reasoning_parser": "deepseek_r1"}),
         ("--reasoning-parser qwen3", {"reasoning_parser": "think"}),
@@ -261,30 +232,6 @@ def test_of_a_repeated_flag_with_one_value_the_last_counts_and_a_line_says_so(
     assert capsys.readouterr().err.splitlines() == [
         f"engine-launch: {flag} is given more than once: the last one counts" for flag in ("--http", "--tp")
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--kv-transfer-config.kv_connector X", '--kv-transfer-config {"kv_connector": "X"} is not served: KV tiers'),
-        ("--structured-outputs-config.disable_any_whitespace true", "--structured-outputs-config {"),
-        ("--hf-overrides {} --hf-overrides.a 1", "--hf-overrides and --hf-overrides.a are both given: give one"),
-        ("--hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b and a part of its name are both given"),
-        ("--max-modl-len.a 1", "unknown option --max-modl-len.a: did you mean --max-model-len"),
-        ("--max-model-len 0", "--max-model-len must be in [1, "),
-    ],
-)
-def test_a_bad_key_of_a_json_option_is_refused_by_its_name(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        served(line)
-    except ConfigError as error:
-        assert str(error).startswith(message)
-    except SystemExit:
-        assert message in capsys.readouterr().err
-    else:
-        pytest.fail("accepted")
 
 
 def test_file_and_keywords_accept_the_same_spellings(file: Path) -> None:
@@ -344,6 +291,7 @@ DEEP = "[" * 100_000
         ["--kernel-config", DEEP],
         ["--kv-listen", "a\nb"],
         ["--cores", "x" * 100_000],
+        ["--served-model-name", "\udcff"],
     ],
 )
 def test_values_of_any_form_are_used_or_refused_in_one_short_line(
@@ -381,6 +329,20 @@ def test_aliases_in_a_file_are_visited_once(file: Path) -> None:
     assert list(read_config_file(file)) == ["hf_overrides"]
 
 
-def test_a_text_of_a_list_that_is_not_utf8_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--served-model-name .* is not UTF-8"):
-        served(["--served-model-name", "\udcff"])
+# ── hostile values ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = [name for name in EngineConfig.__struct_fields__ if name != "model"]
+VALUE_NAMES = [value for value in VALUES if VALUES[value] is not REMOVED]
+
+
+def read(change: Hostile) -> None:
+    (name,) = change.path
+    try:
+        config_from_keywords("LLM", None, {str(name): VALUES[change.value]})
+    except ValueError as error:
+        raise type(error)(str(error).replace("-", "_")) from None
+
+
+def test_a_hostile_keyword_is_refused_by_its_name() -> None:
+    found = faults((Hostile((name,), value) for name in NAMES for value in VALUE_NAMES), read)
+    assert not found, found

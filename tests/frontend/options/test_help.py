@@ -19,12 +19,14 @@ def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_plain_help_names_every_option_and_command_on_one_screen(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_of(capsys, word)
-    assert len(text.splitlines()) <= SCREEN[0] and max(map(len, text.splitlines())) <= SCREEN[1]
-    assert all(f"--{name.replace('_', '-')} " in text.replace("\n", " ") for name in KINDS)
-    assert all(f"  {name} " in text for name in ("serve", *COMMANDS)) and "swap" not in text
+def test_plain_help_names_every_option_and_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("--help", "-h", "help"):
+        text = help_of(capsys, word)
+        assert len(text.splitlines()) <= SCREEN[0] and max(map(len, text.splitlines())) <= SCREEN[1]
+        assert all(f"--{name.replace('_', '-')} " in text.replace("\n", " ") for name in KINDS)
+        assert all(f"  {name} " in text for name in ("serve", *COMMANDS)) and "swap" not in text
+    for word in ("--version", "-v", "version"):
+        assert help_of(capsys, word).startswith("tokenloom ")
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -53,8 +55,3 @@ def test_help_of_an_unknown_word_is_a_usage_error(capsys: pytest.CaptureFixture[
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "did you mean memory?" in line
-
-
-@pytest.mark.parametrize("word", ["--version", "-v", "version"])
-def test_the_version_is_one_line(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert help_of(capsys, word).startswith("tokenloom ")

@@ -17,20 +17,17 @@ def given(**options: object) -> dict[str, Given]:
 HEAD = {"tensor_parallel_size": 4, "nnodes": 2, "hosts_key_file": "k", "master_addr": "10.0.0.1"}
 
 
-def test_the_first_node_is_the_head() -> None:
+def test_the_first_node_is_the_head_and_any_other_joins() -> None:
     config = new_config(given(**HEAD, node_rank=0, master_port="29501"))
     assert (config.hosts, config.listen_hosts) == (2, "tcp://10.0.0.1:29501")
     assert new_config(given(**HEAD)).listen_hosts == "tcp://10.0.0.1:7100"
+    assert new_config(given(**HEAD | {"master_addr": "8.8.8.8"}, insecure=True)).hosts == 2
     assert join_words(given(**HEAD, node_rank="0")) is None
-
-
-def test_any_other_node_joins() -> None:
-    assert join_words(given(**HEAD, r="1", headless=True)) == ["tcp://10.0.0.1:7100", "--key-file", "k"]
-    assert join_words(given(**HEAD | {"master_addr": "fd00::1"}, node_rank=3)) == [
-        "tcp://[fd00::1]:7100",
-        "--key-file",
-        "k",
-    ]
+    joins = {"10.0.0.1": {"r": "1", "headless": True}, "fd00::1": {"node_rank": 3}}
+    for address, options in joins.items():
+        host = f"[{address}]" if ":" in address else address
+        words = join_words(given(**HEAD | {"master_addr": address}, **options))
+        assert words == [f"tcp://{host}:7100", "--key-file", "k"]
 
 
 @pytest.mark.parametrize(
@@ -40,17 +37,6 @@ def test_any_other_node_joins() -> None:
         ({"node_rank": 1}, "--node-rank 1 needs --master-addr ADDRESS"),
         ({"node_rank": 1, "master_addr": "10.0.0.1"}, "--node-rank 1 needs --hosts-key-file FILE"),
         ({"node_rank": 1, "master_addr": "10.0.0.1", "master_port": "p"}, "--master-port must be a whole number"),
-    ],
-)
-def test_a_node_without_a_head_is_an_error(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        join_words(given(**options))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"node_rank": 1, **HEAD}, "node rank 1 is no engine of its own: run `engine-launch join` there"),
         ({"hosts": 2}, "--hosts 2 is above --tensor-parallel-size 1"),
         (
             {"hosts": 5, "tensor_parallel_size": 2, "data_parallel_size": 2},
@@ -64,10 +50,11 @@ def test_a_node_without_a_head_is_an_error(options: dict[str, object], message: 
         ({**HEAD, "master_addr": "8.8.8.8"}, "is a public address"),
     ],
 )
-def test_a_head_that_cannot_spread_its_ranks_is_an_error(options: dict[str, object], message: str) -> None:
+def test_a_node_without_a_head_and_a_head_that_cannot_spread_its_ranks_are_errors(
+    options: dict[str, object], message: str
+) -> None:
+    found = given(**{name: value for name, value in options.items() if value is not None})
     with pytest.raises(ConfigError, match=message):
-        new_config(given(**{name: value for name, value in options.items() if value is not None}))
-
-
-def test_a_public_address_is_told_to_be_insecure() -> None:
-    assert new_config(given(**HEAD | {"master_addr": "8.8.8.8"}, insecure=True)).hosts == 2
+        join_words(found) or new_config(found)
+    with pytest.raises(ConfigError, match="node rank 1 is no engine of its own: run `engine-launch join` there"):
+        new_config(given(**HEAD, node_rank=1))

@@ -199,11 +199,6 @@ def test_none_selects_the_default_of_every_keyword() -> None:
     assert config_from_keywords("LLM", None, {"log_level": None}) == EngineConfig()
 
 
-def test_a_mistyped_keyword_of_vllm_is_corrected() -> None:
-    with pytest.raises(TypeError, match="'swap_spaces': did you mean swap_space"):
-        config_from_keywords("LLM", None, {"swap_spaces": 4})
-
-
 @pytest.mark.parametrize(
     ("line", "limit"),
     [

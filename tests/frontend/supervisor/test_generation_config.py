@@ -76,29 +76,23 @@ def test_every_field_of_transformers_is_applied_or_named_or_known_to_have_no_eff
 def test_fields_that_do_not_act_here_are_named_in_one_line(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = model / "generation_config.json"
     neutral = {name: (values or (None,))[0] for name, values in NOT_APPLIED.items()}
-    file.write_text(json.dumps(FILE | neutral))
-    spec_of(model)
-    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
-    file.write_text(json.dumps(FILE | {"no_repeat_ngram_size": 3, "num_beams": 4, "bad_words_ids": [[5]]}))
-    spec_of(model)
-    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert line == f"{file}: not applied to answers: no_repeat_ngram_size 3, num_beams 4, bad_words_ids [[5]]"
+    for changes in (neutral, {"no_repeat_ngram_size": 3, "num_beams": 4, "bad_words_ids": [[5]]}):
+        assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+        file.write_text(json.dumps(FILE | changes))
+        spec_of(model)
+    line = f"{file}: not applied to answers: no_repeat_ngram_size 3, num_beams 4, bad_words_ids [[5]]"
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [line]
 
 
-def test_generation_config_vllm_uses_the_engines_defaults_and_the_models_eos_tokens(model: Path) -> None:
+def test_generation_config_is_vllms_defaults_or_a_folder_with_defaults_and_eos_tokens(
+    model: Path, tmp_path: Path
+) -> None:
     spec = spec_of(model, generation_config="vllm", override_generation_config={"top_k": 5})
     assert spec.default_sampling_params == {"top_k": 5} and spec.model.eos_token_ids == [1, 2]
-
-
-def test_a_generation_config_folder_gives_defaults_and_eos_tokens(model: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    with pytest.raises(
-        ConfigError, match=r"--generation-config .*other must be auto, vllm or a folder with generation"
-    ):
-        spec_of(model, generation_config=str(other))
-    (other / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 9}')
-    spec = spec_of(model, generation_config=str(other))
+    with pytest.raises(ConfigError, match=f"--generation-config {tmp_path} must be auto, vllm or a folder with gen"):
+        spec_of(model, generation_config=str(tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 9}')
+    spec = spec_of(model, generation_config=str(tmp_path))
     assert spec.default_sampling_params == {"top_k": 9} and spec.model.eos_token_ids == [2]
 
 

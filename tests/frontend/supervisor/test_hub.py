@@ -31,14 +31,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_hub_id_is_found_in_the_download_dir(cache: Path) -> None:
-    found = find_checkpoint("owner/name", None, config=EngineConfig(download_dir=str(cache)))
-    assert found == cache / "models--owner--name" / "snapshots" / COMMIT
-
-
-def test_a_model_missing_from_the_offline_cache_names_the_cache_and_hf_hub_offline(cache: Path) -> None:
+def test_a_hub_id_is_found_in_the_download_dir_or_the_error_names_that_and_hf_hub_offline(cache: Path) -> None:
+    config = EngineConfig(download_dir=str(cache))
+    assert find_checkpoint("owner/name", None, config=config) == cache / "models--owner--name" / "snapshots" / COMMIT
     with pytest.raises(ConfigError, match=rf"--model owner/other: .* not in {cache}; HF_HUB_OFFLINE forbids .*: unset"):
-        find_checkpoint("owner/other", None, config=EngineConfig(download_dir=str(cache)))
+        find_checkpoint("owner/other", None, config=config)
 
 
 class _Refusal:
@@ -120,6 +117,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     return asked
 
 
+@pytest.mark.parametrize("offline", [False, True])
 @pytest.mark.parametrize(
     ("part", "fetched"),
     [
@@ -130,35 +128,25 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
         ("IQ4_XS", ["UD/m-IQ4_XS-00001-of-00002.gguf", "UD/m-IQ4_XS-00002-of-00002.gguf"]),
     ],
 )
-def test_of_a_repository_of_gguf_files_the_named_one_alone_is_fetched(
-    part: str, fetched: list[str], repository: dict[str, Any]
+def test_of_a_repository_of_gguf_files_the_named_one_alone_is_fetched_or_found_in_the_cache(
+    part: str, fetched: list[str], offline: bool, repository: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     for option, config in (("--model", EngineConfig()), ("--tokenizer", EngineConfig(load_format="dummy"))):
         find_checkpoint(f"owner/name:{part}", "main", option, config)
         assert repository["name"] == "owner/name" and repository["revision"] == "main"
-        assert repository["allow_patterns"] == fetched
+        assert offline or repository["allow_patterns"] == fetched
     assert repository["opened"] == [Path(fetched[0]).name] * 2
 
 
-def test_without_a_network_cached_gguf_files_are_found(
-    repository: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    find_checkpoint("owner/name:Q6_K", None)
-    assert repository["opened"] == ["m-Q6_K.gguf"]
-
-
 def test_a_name_that_no_gguf_file_has_lists_those_that_are_there(repository: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--model owner/name: 0 GGUF files have 'Q4_K' in .*: UD/m-IQ4_XS-.*, m-BF16"
+    for name, reason in (
+        ("owner/name:Q4_K", r"owner/name: 0 GGUF files have 'Q4_K' in .*: UD/m-IQ4_XS-.*, m-BF16"),
+        ("models/x.gguf", r"models/x.gguf: there is no such file"),
     ):
-        find_checkpoint("owner/name:Q4_K", None)
+        with pytest.raises(ConfigError, match=f"--model {reason}"):
+            find_checkpoint(name, None)
     assert "name" not in repository, "nothing was fetched"
-
-
-def test_a_path_of_a_gguf_file_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(ConfigError, match=r"--model models/x.gguf: there is no such file"):
-        find_checkpoint("models/x.gguf", None)
 
 
 def test_a_network_that_fails_while_files_are_listed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,14 +169,11 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_refused_before_it_is_opened(name
     (tmp_path / "missing.json").symlink_to("nowhere")
     (tmp_path / "original").mkdir()
     assert find_checkpoint(str(tmp_path), None) == tmp_path
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
-        find_checkpoint(str(tmp_path), None)
-    (tmp_path / name).unlink()
-    (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
-        find_checkpoint(str(tmp_path), None)
+    for make in (os.mkfifo, os.mkdir):
+        (tmp_path / name).unlink(missing_ok=True)
+        make(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name} is no regular file"):
+            find_checkpoint(str(tmp_path), None)
 
 
 @pytest.mark.parametrize("content", ['{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": "pipe"}}', "{"])

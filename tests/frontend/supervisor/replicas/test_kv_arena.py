@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tokenloom.frontend.supervisor.replicas.kv_arena import KVArena, arena_shape
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.supervisor import Measured
 from tokenloom.ipc.process.arena import Arena, ArenaShape
@@ -35,27 +38,24 @@ def test_slots_fill_the_memory(slot_bytes: int, host_bytes: int | None, num_slot
 
 
 def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--kv-host-bytes 1000 holds no KV block, which takes 8192 bytes on all ranks"
-    ):
-        arena_shape(5000, 1000, MIB)
-    with pytest.raises(ConfigError, match=r"asks for 0.20 GiB, 100.0 MiB of memory is free beside the KV pool: lower"):
-        arena_shape(5000, 200 * MIB, 100 * MIB)
+    few = r"--kv-host-bytes 1000 holds no KV block, which takes 8192 bytes on all ranks"
+    many = r"asks for 0.20 GiB, 100.0 MiB of memory is free beside the KV pool: lower"
+    for host_bytes, message in ((1000, few), (200 * MIB, many)):
+        with pytest.raises(ConfigError, match=message):
+            arena_shape(5000, host_bytes, 100 * MIB)
 
 
 def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
     free_bytes = available_bytes()
-    for device, is_refused in (("cpu", True), ("cuda", False)):
-        arena = KVArena(new_spec(config=EngineConfig(kv_host_bytes=free_bytes // 2), device=device))
-        try:
-            measured = Measured(max_blocks=9, block_bytes=free_bytes // 9, device=device)
-            if is_refused:
+    for device in ("cpu", "cuda"):
+        spec = new_spec(config=EngineConfig(kv_host_bytes=free_bytes // 2), device=device)
+        measured = Measured(max_blocks=9, block_bytes=free_bytes // 9, device=device)
+        with closing(KVArena(spec)) as arena:
+            if device == "cuda":
+                assert arena.fit(measured, 9) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
+            else:
                 with pytest.raises(ConfigError, match="beside the KV pool"):
                     arena.fit(measured, 9)
-            else:
-                assert arena.fit(measured, 9) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
-        finally:
-            arena.close()
 
 
 def test_the_memory_is_made_once_and_any_process_with_the_descriptor_maps_it() -> None:
@@ -69,11 +69,16 @@ def test_the_memory_is_made_once_and_any_process_with_the_descriptor_maps_it() -
     arena.close()
 
 
+HOSTS = {"hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
+
+
+def hosts_spec(**options: Any) -> EngineSpec:
+    return new_spec(config=EngineConfig(**HOSTS, **options), device="cuda")
+
+
 def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -> None:
-    options = {"tensor_parallel_size": 3, "hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
-    spec = new_spec(config=EngineConfig(kv_host_bytes=64 * MIB, **options), device="cuda")  # type: ignore[arg-type]
-    arena = KVArena(spec)
-    try:
+    spec = hosts_spec(kv_host_bytes=64 * MIB, tensor_parallel_size=3)
+    with closing(KVArena(spec)) as arena:
         measured = Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=64 * MIB)
         shape = arena.fit(measured, 9)
         assert shape == ArenaShape(num_slots=32, slot_bytes=3 * MIB)
@@ -82,15 +87,8 @@ def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -
         assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
         with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
             arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=63 * MIB), 9)
-    finally:
-        arena.close()
-
-
-def test_a_replica_without_ranks_here_takes_no_memory_here() -> None:
-    options = {"data_parallel_size": 2, "hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
-    spec = new_spec(config=EngineConfig(kv_host_bytes=4 * MIB, **options), device="cuda").of_replica(1)  # type: ignore[arg-type]
-    assert spec.hosts == [1]
-    arena = KVArena(spec)
-    assert arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda"), 9) == ArenaShape(4, MIB)
-    assert os.fstat(arena.fds[0]).st_size == 0
-    arena.close()
+    spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
+    assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
+    with closing(KVArena(spec)) as arena:
+        assert arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda"), 9) == ArenaShape(4, MIB)
+        assert os.fstat(arena.fds[0]).st_size == 0

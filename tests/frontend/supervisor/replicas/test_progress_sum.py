@@ -70,24 +70,23 @@ def test_numbers_and_histograms_of_several_cores_add_up() -> None:
 
 
 def of_tiers(num_read: int, held_bytes: int) -> Progress:
-    sources = [
-        SourceState(name="host", is_open=True, held_bytes=7, num_read=1),
-        SourceState(name="disk", is_open=True, held_bytes=held_bytes, num_read=num_read, rejected={"key": num_read}),
-    ]
+    host = SourceState(name="host", is_open=True, held_bytes=7, num_read=1)
+    disk = SourceState(name="disk", is_open=True, held_bytes=held_bytes, num_read=num_read, rejected={"key": num_read})
     tiers = TiersProgress(
-        num_tokens_by_place=[1, 2], num_slots=4, num_filled_slots=3, num_used_slots=0, is_open=True, sources=sources
+        num_tokens_by_place=[1, 2],
+        num_slots=4,
+        num_filled_slots=3,
+        num_used_slots=0,
+        is_open=True,
+        sources=[host, disk],
     )
     return msgspec.structs.replace(IDLE, tiers=tiers)
 
 
-def test_tiers_of_several_cores_add_up_source_by_source() -> None:
-    tiers = add_up([of_tiers(2, 100), of_tiers(3, 1000)]).tiers
-    assert tiers is not None and (tiers.num_tokens_by_place, tiers.num_slots, tiers.is_open) == ([2, 4], 8, True)
-    assert [(each.name, each.held_bytes, each.num_read) for each in tiers.sources] == [
-        ("host", 14, 2),
-        ("disk", 1100, 5),
-    ]
-    assert tiers.sources[1].rejected == {"key": 5}
+def disk_of(replica: Replica) -> SourceState:
+    tiers = replica.whole_progress().tiers
+    assert tiers is not None
+    return next(each for each in tiers.sources if each.name == "disk")
 
 
 @pytest.mark.parametrize("loss", [Replica.on_core_lost, Replica.on_tier_lost])
@@ -95,14 +94,10 @@ def test_totals_of_tiers_outlive_their_process_and_its_state_does_not(loss: Call
     replica = Replica(new_spec(config=EngineConfig(data_parallel_size=2)), 0)
     replica.note(of_tiers(5, 100))
     loss(replica)
-    lost = replica.whole_progress().tiers
-    assert lost is not None
-    disk = next(each for each in lost.sources if each.name == "disk")
+    disk = disk_of(replica)
     assert (disk.num_read, disk.held_bytes, disk.is_open, disk.rejected) == (5, 0, False, {"key": 5})
     replica.note(of_tiers(1, 30))
-    after = replica.whole_progress().tiers
-    assert after is not None
-    assert {each.name: (each.num_read, each.held_bytes) for each in after.sources}["disk"] == (6, 30)
+    assert (disk_of(replica).num_read, disk_of(replica).held_bytes) == (6, 30)
 
 
 def test_totals_outlive_a_core_and_its_state_does_not() -> None:
