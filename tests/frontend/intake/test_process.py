@@ -202,7 +202,7 @@ def test_a_process_that_could_not_be_started_is_no_fault_of_the_request_and_star
     for num_left in range(6):
         with few_descriptors(num_left), pytest.raises(Overloaded, match=r"could not be started: .* \(ulimit -n"):
             read(host)
-        assert num_descriptors() == before
+        assert num_descriptors() <= before
     assert read(host).token_ids
 
 

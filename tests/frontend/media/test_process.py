@@ -174,7 +174,7 @@ async def test_process_that_does_not_start_is_no_error_of_the_image(bench: Bench
     for num_left in range(4):
         with few_descriptors(num_left):
             refusal = await bench.refusal(source, "image", kind=Overloaded)
-        assert "not be started: " in refusal and " (ulimit -n" in refusal and num_descriptors() == before
+        assert "not be started: " in refusal and " (ulimit -n" in refusal and num_descriptors() <= before
     assert (await bench.host.read(source, "image")).num_bytes
 
 

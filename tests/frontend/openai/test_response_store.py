@@ -195,4 +195,4 @@ def test_without_descriptors_or_threads_a_response_is_refused_and_the_next_one_i
         await store.add(done("c"))
         return await kept(store, "abc")
 
-    assert run(store, work()) == "c" and num_descriptors() == before
+    assert run(store, work()) == "c" and num_descriptors() <= before

@@ -32,4 +32,4 @@ print(heap_bytes() - before)
 def test_a_large_block_is_returned_and_the_next_is_not_on_the_heap(kind: str, is_from_heap: bool) -> None:
     command = [sys.executable, "-P", "-c", HEAP_AFTER_A_LARGE_BLOCK_WAS_FREED, kind]
     grown = int(subprocess.check_output(command, timeout=30.0, cwd="/"))
-    assert (grown >= 8 << 20) == is_from_heap, grown
+    assert (grown > 4 << 20) == is_from_heap, grown  # some of it was there before
