@@ -1,8 +1,7 @@
-"""The fp8 cache keeps its error bounds; attention over it equals numpy's over the dequantized values."""
+"""The fp8 cache keeps its error bounds; attention over it equals a dense one over the dequantized values."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,8 @@ from tokenloom.kernels.contract import AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
-from tokenloom.tests.kernels.test_reference import brute_force, scatter_rows
+from tokenloom.tests.kernels.spans import dense_attention
+from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.workers.paged_run import make_metadata
 
 
@@ -43,9 +43,9 @@ def test_attention_equals_that_over_dequantized_values() -> None:
         given = heads[:, 4 + 2 * side : 6 + 2 * side]
         bound = torch.maximum(given.abs() / 16, given.abs().amax(-1, keepdim=True) / 448 / 1024) * 1.0001
         assert ((plain[blocks, 1, side, :, places] - given).abs() <= bound).all()
-    attended = ops.paged_attention(query, cache, 1, metadata, AttentionSpec(32**-0.5, None))
-    wanted = brute_force(query, plain, 1, rows, 32**-0.5, None)
-    np.testing.assert_allclose(attended.numpy(), wanted, atol=2e-5, rtol=2e-5)
+    spec = AttentionSpec(32**-0.5)
+    wanted = dense_attention(query, plain, 1, metadata, spec, [[]] * 3)
+    torch.testing.assert_close(ops.paged_attention(query, cache, 1, metadata, spec), wanted, atol=2e-5, rtol=2e-5)
 
 
 def test_a_cpu_falls_back_with_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,18 +1,19 @@
-"""ReferenceOps against plain numpy written from the formulas, over random shapes and schedules."""
+"""ReferenceOps against the formulas, written out in numpy and with dense masks, over many shapes and schedules."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tokenloom.kernels.batch_invariant import BatchInvariantOps
 from tokenloom.kernels.contract import GATED_SILU, AttentionSpec, Routing
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.spans import dense_attention, with_spans
 from tokenloom.tests.support.norms import rms
 from tokenloom.tests.workers.paged_run import make_metadata
 
@@ -30,28 +31,6 @@ def scatter_rows(sizes: list[tuple[int, int]], block_size: int, num_blocks: int,
     free = list(range(1, num_blocks))
     random.Random(seed).shuffle(free)
     return [(c, n, [free.pop() for _ in range(-(-(c + n) // block_size))]) for c, n in sizes]
-
-
-def brute_force(
-    query: Tensor, kv_cache: Tensor, layer: int, rows: list[Row], scale: float, window: int | None
-) -> np.ndarray:
-    """Compute attention token by token and head by head in float64."""
-    cache = kv_cache[:, layer].double().numpy()
-    block_size, group = cache.shape[3], query.shape[1] // cache.shape[2]
-    output = np.zeros(query.shape)
-    token = 0
-    for computed, count, blocks in rows:
-        for position in range(computed, computed + count):
-            first = 0 if window is None else max(0, position - window + 1)
-            where = [(blocks[p // block_size], p % block_size) for p in range(first, position + 1)]
-            for head in range(query.shape[1]):
-                keys = np.array([cache[block, 0, head // group, offset] for block, offset in where])
-                values = np.array([cache[block, 1, head // group, offset] for block, offset in where])
-                scores = keys @ query[token, head].double().numpy() * scale
-                weights = np.exp(scores - scores.max())
-                output[token, head] = weights @ values / weights.sum()
-            token += 1
-    return output
 
 
 @pytest.mark.parametrize("is_normalized", [False, True])
@@ -89,52 +68,40 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize("ops", [ReferenceOps(), BatchInvariantOps()], ids=["plain", "batch_invariant"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "block_size", "window"),
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "window", "softcap", "has_spans"),
     [
-        (2, 2, 32, 16, None),
-        (6, 2, 80, 8, 37),
-        (8, 1, 64, 32, 1),
-        (6, 3, 16, 5, 16),
+        (2, 2, 32, 16, None, 0.0, False),
+        (6, 2, 80, 8, 37, 0.0, True),
+        (8, 1, 64, 32, 1, 1.5, False),
+        (6, 3, 16, 5, 16, 1.5, True),
     ],
 )
 def test_paged_attention_is_attention_over_each_rows_own_context(
+    ops: ReferenceOps,
     schedule: str,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
     window: int | None,
+    softcap: float,
+    has_spans: bool,
 ) -> None:
     torch.manual_seed(len(schedule))
     rows = scatter_rows(SCHEDULES[schedule], block_size, 300, seed=head_dim)
-    metadata = make_metadata(rows, block_size)
-    num_tokens = metadata.query_starts_host[-1]
+    metadata, spans = with_spans(make_metadata(rows, block_size), seed=head_dim)
+    if not has_spans:
+        metadata, spans = replace(metadata, see_until=None), [[]] * len(spans)
+    spec = AttentionSpec(0.2, window, softcap, torch.randn(num_heads) if softcap else None)
     kv_cache = torch.randn(300, 2, 2, num_kv_heads, block_size, head_dim)
-    projected = torch.randn(num_tokens, num_heads + 3, head_dim)
+    projected = torch.randn(metadata.query_starts_host[-1], num_heads + 3, head_dim)
     query = projected[:, 1 : num_heads + 1]  # strided, as in a fused projection
-    output = ReferenceOps().paged_attention(query, kv_cache, 1, metadata, AttentionSpec(0.2, window))
-    assert output.shape == query.shape
-    np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, 1, rows, 0.2, window), atol=2e-6)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_paged_attention_holds_for_random_schedules(seed: int) -> None:
-    draw = random.Random(seed)
-    num_kv_heads = draw.choice([1, 2, 3])
-    num_heads, block_size = num_kv_heads * draw.choice([1, 3, 8]), draw.choice([1, 4, 7, 16])
-    window = draw.choice([None, draw.randint(1, 60)])
-    decode = [(draw.randint(0, 90), 1) for _ in range(draw.randint(0, 9))]
-    prefill = [(draw.randint(0, 30), draw.randint(1, 25)) for _ in range(draw.randint(0, 3))]
-    rows = scatter_rows([*decode, *prefill] or [(3, 1)], block_size, 1500, seed)
-    metadata = make_metadata(rows, block_size)
-    kv_cache = torch.randn(1500, 3, 2, num_kv_heads, block_size, 24)
-    query = torch.randn(metadata.query_starts_host[-1], num_heads, 24)
-    ops = draw.choice([ReferenceOps, BatchInvariantOps])()
-    for layer in (0, 2):
-        output = ops.paged_attention(query, kv_cache, layer, metadata, AttentionSpec(0.3, window))
-        np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, layer, rows, 0.3, window), atol=2e-6)
+    output = ops.paged_attention(query, kv_cache, 1, metadata, spec)
+    expected = dense_attention(query, kv_cache, 1, metadata, spec, spans)
+    torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -144,11 +111,11 @@ def test_scores_of_half_precision_are_summed_in_float32(dtype: torch.dtype) -> N
     metadata = make_metadata(rows, 16)
     kv_cache = torch.randn(80, 1, 2, 2, 16, 64).to(dtype)
     query = torch.randn(42, 6, 64).to(dtype)
-    output = ReferenceOps().paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.125, None))
+    spec, rounding = AttentionSpec(0.125), torch.finfo(dtype).eps
+    output = ReferenceOps().paged_attention(query, kv_cache, 0, metadata, spec)
     assert output.dtype == dtype
-    exact = brute_force(query, kv_cache, 0, rows, 0.125, None)
-    rounding = torch.finfo(dtype).eps
-    np.testing.assert_allclose(output.float().numpy(), exact, atol=2 * rounding, rtol=2 * rounding)
+    exact = dense_attention(query, kv_cache, 0, metadata, spec, [[]] * 3)
+    torch.testing.assert_close(output.float(), exact, atol=2 * rounding, rtol=2 * rounding)
 
 
 def test_tokens_beyond_the_rows_and_empty_rows_get_zeros() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
-from tokenloom.kernels.cpu.cpu_experts import CpuExperts
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_route import route_one
@@ -127,18 +125,6 @@ def test_one_expert_has_all_tokens_one_has_one_and_one_has_none(ops: CpuOps, num
     layer.check(ops, inputs(ops.dtype, num_tokens, 8, 64)[0], skewed_scores(num_tokens, 8))
 
 
-@pytest.mark.parametrize("num_tokens", [2, 17, 70])
-def test_a_token_does_not_depend_on_the_tokens_beside_it(ops: CpuOps, num_tokens: int) -> None:
-    torch.manual_seed(num_tokens)
-    layer = Layer.draw(ops.dtype, 8, 96, 40, Routing(3, "sigmoid", torch.randn(8) / 4, is_normalized=True))
-    x, scores = inputs(ops.dtype, num_tokens, 8, 96)[0], skewed_scores(num_tokens, 8)
-    together = layer.mix(ops, x, scores)
-    for token in range(num_tokens):
-        assert torch.equal(layer.mix(ops, x[token : token + 1], scores[token : token + 1])[0], together[token])
-    order = torch.randperm(num_tokens)
-    assert torch.equal(layer.mix(ops, x[order], scores[order]), together[order])
-
-
 def test_nan_and_infinity_do_not_spread_to_other_tokens(ops: CpuOps) -> None:
     torch.manual_seed(0)
     layer = Layer.draw(ops.dtype, 6, 64, 32, Routing(2))
@@ -149,26 +135,3 @@ def test_nan_and_infinity_do_not_spread_to_other_tokens(ops: CpuOps) -> None:
     assert answer[3].isnan().all() and not answer[4].isfinite().all()
     answer[3:5] = calm[3:5]
     assert torch.equal(answer, calm)
-
-
-def test_threads_do_not_change_a_bit(ops: CpuOps, num_threads: Callable[[int], None]) -> None:
-    torch.manual_seed(1)
-    layer = Layer.draw(ops.dtype, 12, 96, 64, Routing(4, is_normalized=True), has_bias=True)
-    x, scores = inputs(ops.dtype, 50, 12, 96)
-    answers = []
-    for count in (1, 2, 9):
-        num_threads(count)
-        answers += [layer.mix(ops, x[:rows], scores[:rows]) for rows in (1, 50)]
-    assert all(torch.equal(answer, answers[index % 2]) for index, answer in enumerate(answers))
-
-
-def test_no_tokens_are_legal(ops: CpuOps) -> None:
-    layer = Layer.draw(ops.dtype, 4, 32, 16, Routing(2))
-    assert layer.mix(ops, *inputs(ops.dtype, 0, 4, 32)).shape == (0, 32)
-
-
-def test_the_size_of_packed_experts_is_that_of_their_weights(ops: CpuOps) -> None:
-    layer = Layer.draw(ops.dtype, 4, 64, 32, Routing(2))
-    packed = ops.pack_experts(list(layer.gate_up), list(layer.down))
-    assert isinstance(packed, CpuExperts)
-    assert packed.nbytes == layer.gate_up.nbytes + layer.down.nbytes

@@ -1,11 +1,12 @@
-"""Adapters' updates by the C kernels against the reference, and the independence of a row from all others, at every
-instruction level."""
+"""Updates of layers by the C kernels against the reference, and the filling of slots, at every instruction level.
+
+Other layers, and a row beside others, are tested by whole steps in test_low_rank_decoder.py.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,17 +17,13 @@ from tokenloom.kernels.contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
-    LinearSlots,
     LowRankPart,
     LowRankUpdate,
-    PackedLinear,
-    Routing,
 )
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
-from tokenloom.kernels.cpu.low_rank import CpuAdapterSpace
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.cpu.levels import BF16_EPS
-from tokenloom.tests.support.today import some, some_pairs
+from tokenloom.tests.support.today import some_pairs
 
 NUM_SLOTS = 6
 RANKS = (1, 8, 16, 64, 100)  # of the slots; the last has none
@@ -53,52 +50,34 @@ def draw_update(rank: int, num_inputs: int, outputs: tuple[int, ...], has_scale:
     return LowRankUpdate(parts, torch.rand(sum(outputs)) + 0.5 if has_scale else None)
 
 
-def rounded(update: LowRankUpdate | None, dtype: torch.dtype) -> LowRankUpdate | None:
-    """Round the matrices as a model of this type does."""
-    if update is None:
-        return None
-    parts = [replace(part, a=part.a.to(dtype).float(), b=part.b.to(dtype).float()) for part in update.parts]
-    return LowRankUpdate(parts, update.scale)
-
-
-def as_slots(token_slots: list[int] | None) -> Tensor | None:
-    return None if token_slots is None else torch.tensor(token_slots, dtype=torch.int32)
-
-
-class Pair:
-    """The C kernels and the reference in float32, each with a space of slots."""
-
-    def __init__(self, ops: CpuOps) -> None:
-        self.ops, self.reference = ops, ReferenceOps()
-        self.space = ops.adapter_space(NUM_SLOTS, max(RANKS))
-        self.reference_space = self.reference.adapter_space(NUM_SLOTS, max(RANKS))
-
-    def fill(self, slots: tuple[LinearSlots, LinearSlots], slot: int, update: LowRankUpdate | None) -> None:
-        slots[0].fill(slot, update)
-        slots[1].fill(slot, rounded(update, self.ops.dtype))
-
-    def begin_step(self, token_slots: list[int] | None) -> None:
-        for space in (self.space, self.reference_space):
-            space.begin_step(as_slots(token_slots))
-
-
-class Layer(Pair):
-    """A random layer with slots."""
+class Layer:
+    """A random layer with slots, by the C kernels and by the reference in float32."""
 
     def __init__(
         self, ops: CpuOps, num_inputs: int, outputs: tuple[int, ...], activation: Activation, bias: bool, scale: bool
     ) -> None:
-        super().__init__(ops)
-        self.activation = activation
-        self.weight = (torch.randn(sum(outputs), num_inputs) / num_inputs**0.5).to(ops.dtype)
+        self.ops, self.reference = ops, ReferenceOps()
+        weight = (torch.randn(sum(outputs), num_inputs) / num_inputs**0.5).to(ops.dtype)
         drawn = torch.randn(sum(outputs)).to(ops.dtype) if bias else None
-        self.packed = ops.pack_linear(self.weight, drawn, activation)
+        self.packed = ops.pack_linear(weight, drawn, activation)
         wide = None if drawn is None else drawn.float()
-        self.reference_packed = self.reference.pack_linear(self.weight.float(), wide, activation)
-        self.slots = self.space.attach(self.packed, len(outputs))
-        self.both = self.slots, self.reference_space.attach(self.reference_packed, len(outputs))
+        self.reference_packed = self.reference.pack_linear(weight.float(), wide, activation)
+        self.spaces = [each.adapter_space(NUM_SLOTS, max(RANKS)) for each in (ops, self.reference)]
+        self.slots = self.spaces[0].attach(self.packed, len(outputs))
+        self.reference_slots = self.spaces[1].attach(self.reference_packed, len(outputs))
         for slot, rank in enumerate(RANKS, start=1):
-            self.fill(self.both, slot, draw_update(rank, num_inputs, outputs, scale))
+            self.fill(slot, draw_update(rank, num_inputs, outputs, scale))
+
+    def fill(self, slot: int, update: LowRankUpdate) -> None:
+        """Fill a slot of both, the reference's with matrices that are rounded as those of a model of this type."""
+        self.slots.fill(slot, update)
+        dtype = self.ops.dtype
+        parts = [replace(part, a=part.a.to(dtype).float(), b=part.b.to(dtype).float()) for part in update.parts]
+        self.reference_slots.fill(slot, LowRankUpdate(parts, update.scale))
+
+    def begin_step(self, token_slots: list[int] | None) -> None:
+        for space in self.spaces:
+            space.begin_step(None if token_slots is None else torch.tensor(token_slots, dtype=torch.int32))
 
     def run(self, x: Tensor, token_slots: list[int] | None) -> Tensor:
         self.begin_step(token_slots)
@@ -137,49 +116,6 @@ def test_outputs_have_the_updates_of_their_slots(ops: CpuOps, number: int, num_r
     assert (layer.expected(x, slots) - base).abs().max() > 0.3, "the update would not be missed"
 
 
-@pytest.mark.parametrize("number", some(range(len(LAYERS)), 3))
-def test_a_row_has_the_same_bits_alone_in_a_mix_and_in_any_order(ops: CpuOps, number: int) -> None:
-    torch.manual_seed(number)
-    layer, num_rows = Layer(ops, *LAYERS[number]), 77
-    x, slots = torch.randn(num_rows, LAYERS[number][0]).to(ops.dtype), mixed_slots(num_rows, number)
-    together, base = layer.run(x, slots), layer.run(x, None)
-    for row, slot in enumerate(slots):
-        assert torch.equal(layer.run(x[row : row + 1], [slot])[0], together[row])
-        if slot in (0, NUM_SLOTS):
-            assert torch.equal(together[row], base[row])
-        elif layer.activation.kind not in ("clamp", "swiglu_clamped"):
-            assert not torch.equal(together[row], base[row])
-    order = torch.randperm(num_rows)
-    assert torch.equal(layer.run(x[order], [slots[row] for row in order]), together[order])
-    for slot in (1, 4):
-        same = [row for row in range(num_rows) if slots[row] == slot]
-        assert torch.equal(layer.run(x[same], [slot] * len(same)), together[same])
-
-
-def test_a_step_without_adapters_has_the_bits_of_a_layer_without_slots(ops: CpuOps) -> None:
-    layer = Layer(ops, *LAYERS[0])
-    x = torch.randn(40, LAYERS[0][0]).to(ops.dtype)
-    plain = ops.linear(x, ops.pack_linear(layer.weight, None))
-    assert torch.equal(layer.run(x, None), plain) and torch.equal(layer.run(x, [0] * 40), plain)
-
-
-@pytest.mark.parametrize("num_rows", [1, 5, 77])
-def test_threads_do_not_change_a_bit(ops: CpuOps, num_rows: int, num_threads: Callable[[int], None]) -> None:
-    """Most of 16 threads arrive after the early pieces are taken, or after the stage has ended."""
-    layer = Layer(ops, *LAYERS[0])
-    x, slots = torch.randn(num_rows, LAYERS[0][0]).to(ops.dtype), mixed_slots(num_rows)
-    slots[0] = 4
-    answers = []
-    for count in (1, 2, 3, 16):
-        num_threads(count)
-        answers += [layer.run(x, slots) for _ in range(10)]
-    assert all(torch.equal(answer, answers[0]) for answer in answers[1:])
-
-
-def test_no_rows_are_legal(ops: CpuOps) -> None:
-    assert Layer(ops, *LAYERS[0]).run(torch.randn(0, LAYERS[0][0]).to(ops.dtype), []).shape == (0, 200)
-
-
 def test_a_slot_is_filled_again_between_steps(ops: CpuOps) -> None:
     """With another rank, with other outputs, with none, and with a larger rank than any before."""
     num_inputs, outputs, *_ = LAYERS[0]
@@ -187,7 +123,7 @@ def test_a_slot_is_filled_again_between_steps(ops: CpuOps) -> None:
     x, slots = torch.randn(9, num_inputs).to(ops.dtype), [2, 0, 2, 1, 2, 3, 2, 5, 2]
     before = layer.run(x, slots)
     for rank in (3, 40, 16, 200):
-        layer.fill(layer.both, 2, replace(draw_update(rank, num_inputs, outputs), scale=torch.rand(200) + 0.5))
+        layer.fill(2, replace(draw_update(rank, num_inputs, outputs), scale=torch.rand(200) + 0.5))
         answer = layer.run(x, slots)
         assert close(answer, layer.expected(x, slots))
         assert torch.equal(answer[1::2], before[1::2])
@@ -273,103 +209,4 @@ def test_the_space_counts_the_largest_updates_of_all_slots(ops: CpuOps) -> None:
 # ── embeddings and heads ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Vocabulary(Pair):
-    """A table [50, 72] with slots for look-ups, tied or not, and a head with slots."""
-
-    def __init__(self, ops: CpuOps, is_tied: bool) -> None:
-        super().__init__(ops)
-        weight = torch.randn(50, 72).to(ops.dtype)
-        self.head, self.reference_head = (
-            each.pack_linear((weight / 8).to(dtype), None)
-            for each, dtype in ((ops, ops.dtype), (self.reference, torch.float32))
-        )
-        self.table: Tensor | PackedLinear = ops.pack_linear(weight, None) if is_tied else weight
-        self.reference_table = weight.float()
-        lookups = self.space.attach_embedding(self.table, 7), self.reference_space.attach_embedding(weight.float(), 7)
-        heads = self.space.attach(self.head, 1), self.reference_space.attach(self.reference_head, 1)
-        for slot, rank in enumerate(RANKS, start=1):
-            self.fill(lookups, slot, draw_update(rank, 50, (72,)))
-            self.fill(heads, slot, draw_update(rank, 72, (50,)))
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_looked_up_rows_have_the_updates_of_their_slots(ops: CpuOps, is_tied: bool) -> None:
-    """The first id of this rank is 7; ids of other ranks get zeros from all slots."""
-    torch.manual_seed(1)
-    vocabulary, ids, slots = Vocabulary(ops, is_tied), torch.arange(77), mixed_slots(77)
-    vocabulary.begin_step(None)
-    base = ops.embedding(ids, vocabulary.table, 7)
-    vocabulary.begin_step(slots)
-    rows = ops.embedding(ids, vocabulary.table, 7)
-    assert close(rows, vocabulary.reference.embedding(ids, vocabulary.reference_table, 7))
-    for row, slot in enumerate(slots):
-        is_changed = 7 <= row < 57 and 1 <= slot <= len(RANKS)
-        assert torch.equal(rows[row], base[row]) != is_changed
-    assert not rows[:7].any() and not rows[57:].any()
-    for row in (0, 20, 40, 56):
-        vocabulary.begin_step(slots[row : row + 1])
-        assert torch.equal(ops.embedding(ids[row : row + 1], vocabulary.table, 7)[0], rows[row])
-
-
-def test_chosen_tokens_keep_their_slots(ops: CpuOps) -> None:
-    """choose_tokens counts from the step's tokens, not from those that were chosen before."""
-    vocabulary, x, slots = Vocabulary(ops, False), torch.randn(40, 72).to(ops.dtype), mixed_slots(40)
-    vocabulary.begin_step(slots)
-    every = ops.logits(x, vocabulary.head)
-    error = every - vocabulary.reference.logits(x.float(), vocabulary.reference_head)
-    assert error.abs().max() < (0.02 if ops.dtype == torch.bfloat16 else 2e-5)
-    for indices in ([39], [7, 30, 7, 0], [], list(range(40))):
-        chosen = torch.tensor(indices, dtype=torch.int64)
-        vocabulary.space.choose_tokens(chosen)
-        assert torch.equal(ops.logits(x[chosen], vocabulary.head), every[chosen])
-    vocabulary.begin_step(None)
-    is_plain = torch.tensor(slots) == 0
-    assert torch.equal(ops.logits(x[is_plain], vocabulary.head), every[is_plain])
-
-
 # ── experts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Experts(Pair):
-    """Random experts with slots: 5 of 96 inputs and 40 inner units, of which a token chooses 2."""
-
-    def __init__(self, ops: CpuOps) -> None:
-        super().__init__(ops)
-        ups = torch.randn(5, 80, 96).div(96**0.5).to(ops.dtype)
-        downs = torch.randn(5, 96, 40).div(40**0.5).to(ops.dtype)
-        self.packed = ops.pack_experts(list(ups), list(downs))
-        self.reference_packed = self.reference.pack_experts(list(ups.float()), list(downs.float()))
-        slots = self.space.attach_experts(self.packed, 2)
-        reference_slots = self.reference_space.attach_experts(self.reference_packed, 2)
-        for slot, rank in enumerate(RANKS, start=1):
-            of_ups = [draw_update(rank, 96, (40, 40)) for _ in range(5)]
-            of_downs = [draw_update(rank, 40, (96,)) for _ in range(5)]
-            slots.fill(slot, of_ups, of_downs)
-            reference_slots.fill(slot, *([rounded(each, ops.dtype) for each in all] for all in (of_ups, of_downs)))
-        slots.fill(NUM_SLOTS, of_ups, [])
-        slots.fill(NUM_SLOTS, [], [])
-
-    def run(self, x: Tensor, scores: Tensor, token_slots: list[int] | None) -> Tensor:
-        self.begin_step(token_slots)
-        return self.ops.fused_moe(x, scores, self.packed, Routing(2))
-
-
-@pytest.mark.parametrize("num_tokens", some([1, 2, 40, 130], 2))
-def test_tokens_of_experts_have_the_updates_of_their_slots(ops: CpuOps, num_tokens: int) -> None:
-    """Expert 3 has all tokens, and reads the layer's input itself."""
-    torch.manual_seed(num_tokens)
-    experts, slots = Experts(ops), mixed_slots(num_tokens, num_tokens)
-    x, scores = torch.randn(num_tokens, 96).to(ops.dtype), torch.randn(num_tokens, 5)
-    scores[:, 3] = 9
-    base, answer = experts.run(x, scores, None), experts.run(x, scores, slots)
-    error = answer - experts.reference.fused_moe(x.float(), scores, experts.reference_packed, Routing(2))
-    assert error.abs().max() < (0.1 if ops.dtype == torch.bfloat16 else 1e-4)
-    for token, slot in enumerate(slots):
-        assert torch.equal(answer[token], base[token]) == (slot in (0, NUM_SLOTS))
-        if token % 7 == 0:
-            one = slice(token, token + 1)
-            assert torch.equal(experts.run(x[one], scores[one], [slot])[0], answer[token])
-
-
-def test_a_space_of_the_kernels_is_theirs(ops: CpuOps) -> None:
-    assert isinstance(ops.adapter_space(3, 8), CpuAdapterSpace) and ops.adapter_space(3, 8).num_slots == 3

@@ -119,16 +119,6 @@ def test_a_row_has_one_sink_in_any_number_of_splits(softcap: float, window: int 
     torch.testing.assert_close(decode_alone(step, [0, 1, 2, 3], shape), expected(step), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("has_fp8_cache", [False, True])
-def test_prompts_and_short_rows_have_soft_caps_and_sinks(has_fp8_cache: bool) -> None:
-    sinks = torch.tensor([3.0, -40.0, 0.5, 8.0])
-    check_step(
-        paged_step(
-            random.Random(7), [9], [(70, 40)], torch.float32, 16, 4, 1, 16, 60, has_fp8_cache, softcap=1.5, sinks=sinks
-        )
-    )
-
-
 @pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
 def test_many_keys_of_small_weight_count_in_half_precision(
     decode_lengths: list[int], prefill_rows: list[tuple[int, int]]

@@ -88,18 +88,6 @@ def test_gemv_is_the_references(seed: int) -> None:
     assert torch.equal(scores, outputs.float())  # rounded alike, so that tokens do not depend on the kernel
 
 
-@pytest.mark.parametrize("seed", some(range(40), 4))
-def test_embedding_is_the_references(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    num_ids, width, first_id = rng.choice([1, 11, 300]), rng.choice([1, 40, 1024, 1100]), rng.choice([0, 50])
-    table = torch.randn(num_ids, width).to(rng.choice(list(TOLERANCES)))
-    token_ids = torch.randint(0, first_id + 2 * num_ids, (rng.choice([0, 1, 9]),))
-    token_ids = token_ids.to(rng.choice([torch.int32, torch.int64]))
-    wanted = ReferenceOps().embedding(token_ids, table, first_id)
-    assert torch.equal(TritonOps(90).embedding(token_ids, table, first_id), wanted)
-
-
 @dataclass(frozen=True)
 class HeadForm:
     """The norms and rotation of query and key heads of D elements."""

@@ -105,25 +105,6 @@ def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, for
     check_close(*results)
 
 
-@pytest.mark.parametrize(("rank", "num_parts"), some(list(product(RANKS, [1, 3])), 4))
-def test_every_rank_and_part_changes_its_outputs_and_no_others(rank: int, num_parts: int) -> None:
-    torch.manual_seed(rank)
-    ops, weight, x = TritonOps(90), torch.randn(192, 40), torch.randn(1, 40)
-    space = ops.adapter_space(NUM_SLOTS, 100)
-    packed = ops.pack_linear(weight, None)
-    size = 192 // num_parts
-    parts = [random_part(random.Random(part), part * size, size - 7, 40, rank) for part in range(num_parts)]
-    space.attach(packed, num_parts).fill(2, LowRankUpdate(parts))
-    base = ops.linear(x, packed)[0]
-    space.begin_step(torch.tensor([2], dtype=torch.int32))
-    change = ops.linear(x, packed)[0] - base
-    for part, each in enumerate(parts):
-        wanted = each.b @ (each.a @ x[0])
-        assert float(wanted.abs().min()) > 1e-5
-        torch.testing.assert_close(change[part * size :][: size - 7], wanted, atol=1e-4, rtol=0)
-        assert not change[part * size + size - 7 : (part + 1) * size].any()
-
-
 def adapted_layer(
     ops: TritonOps, form: str, activation: Activation, num_inputs: int = TWO_SPLITS, num_outputs: int = 40
 ) -> tuple[AdapterSpace, PackedLinear]:
@@ -167,24 +148,6 @@ def test_a_row_has_the_same_bits_in_steps_of_many_rows() -> None:
     first, second, third = shrink(x, layer.matrices, tiles, inner_like(x, layer.matrices, tiles, many_rows=9))
     (whole,) = shrink(x, layer.matrices, tiles, inner_like(x, layer.matrices, tiles, many_rows=8))
     assert torch.equal(((first + second) + third)[:, :rank], whole[:, :rank]) and whole[:, :rank].any()
-
-
-@pytest.mark.parametrize(
-    ("form", "activation", "num_tokens"), some(list(product(["float", "int8"], ACTIVATIONS, [1, 9])), 5)
-)
-def test_rows_without_an_update_have_the_bits_of_the_base(form: str, activation: Activation, num_tokens: int) -> None:
-    for ops in (TritonOps(90), BatchInvariantTritonOps(90))[: 2 if form == "float" else 1]:
-        space, packed = adapted_layer(ops, form, activation, 60)
-        x = torch.randn(num_tokens, 60)
-        base, scores = ops.linear(x, packed), ops.logits(x, packed)
-        for slot in (0, NUM_SLOTS):
-            slots = torch.full((num_tokens,), slot, dtype=torch.int32)
-            slots[3:] = 1
-            space.begin_step(slots)
-            assert torch.equal(ops.linear(x, packed)[:3], base[:3])
-            if activation is NO_ACTIVATION:
-                assert torch.equal(ops.logits(x, packed)[:3], scores[:3])
-            assert num_tokens <= 3 or not torch.equal(ops.linear(x, packed), base)
 
 
 @pytest.mark.parametrize(("form", "num_tokens"), [("float", 1), ("int8", 1), ("int8", 3)])
