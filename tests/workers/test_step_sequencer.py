@@ -28,21 +28,6 @@ def probed(epoch: int = 0) -> StepSequencer:
     return sequencer
 
 
-def test_no_step_runs_before_a_probe() -> None:
-    assert StepSequencer(GENERATION).classify(step(1)) is StreamAction.STALE
-
-
-def test_steps_run_in_order_and_once() -> None:
-    sequencer = probed()
-    assert [sequencer.classify(step(n)) for n in (1, 2, 2, 1, 3)] == [
-        StreamAction.EXECUTE,
-        StreamAction.EXECUTE,
-        StreamAction.STALE,
-        StreamAction.STALE,
-        StreamAction.EXECUTE,
-    ]
-
-
 def test_a_gap_is_requested_once_and_then_filled() -> None:
     sequencer = probed()
     assert [sequencer.classify(step(n)) for n in (1, 3, 4)] == [
@@ -53,13 +38,6 @@ def test_a_gap_is_requested_once_and_then_filled() -> None:
     assert sequencer.next_step == 2
     assert [sequencer.classify(step(n)) for n in (2, 3, 4)] == [StreamAction.EXECUTE] * 3
     assert sequencer.classify(step(6)) is StreamAction.RESEND
-
-
-def test_a_probe_of_the_same_core_changes_nothing() -> None:
-    sequencer = probed()
-    sequencer.classify(step(1))
-    assert sequencer.classify(probe()) is StreamAction.ACKNOWLEDGE
-    assert sequencer.classify(step(2)) is StreamAction.EXECUTE
 
 
 def test_a_new_core_restarts_at_step_one_and_the_old_core_is_stale() -> None:

@@ -69,14 +69,6 @@ def fresh(checkpoint: Path, tmp_path: Path) -> Iterator[WorkerHarness]:
     harness.close()
 
 
-def test_a_worker_generates_the_same_tokens_in_chunks(core: WorkerHarness) -> None:
-    sampled = RowSampling(temperature=0.8, top_p=0.95, seed=11)
-    for sampling in (GREEDY, sampled):
-        whole = core.generate(PROMPT, 12, sampling)
-        assert len(whole) == 12
-        assert core.generate(PROMPT, 12, sampling, chunk=5) == whole
-
-
 def check_copies(core: WorkerHarness) -> None:
     """A block that is stored, overwritten and loaded elsewhere gives the tokens that its prompt gave."""
     expected = core.generate(PROMPT, 3, GREEDY)  # begins in block 1
@@ -88,10 +80,6 @@ def check_copies(core: WorkerHarness) -> None:
     tokens = core.execute(msgspec.structs.replace(found, loads=frame(NUM_SLOTS, 5)))
     assert tokens + core.execute(core.next_step([0], [1])) + core.execute(core.next_step([0], [1])) == expected
     core.execute(core.next_step([], [], freed=[0]))
-
-
-def test_blocks_are_stored_and_loaded(core: WorkerHarness) -> None:
-    check_copies(core)
 
 
 def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path: Path) -> None:
@@ -210,19 +198,6 @@ def test_a_probe_of_the_same_core_keeps_rows_and_a_new_core_drops_them(core: Wor
     core.new_core()
     # Row 0 was not freed: admitting it again is legal only if it is gone.
     assert len(core.execute(core.next_step([0], [2], [new_row(0, [1, 2])], [0, 0, 1]))) == 1
-
-
-def test_the_process_gives_the_tokens_of_a_worker_in_this_process(
-    core: WorkerHarness, checkpoint: Path, tmp_path: Path
-) -> None:
-    worker, progress = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), list[tuple[int, int]]()
-    worker.on_progress = lambda num_read, num_all: progress.append((num_read, num_all))
-    assert [phase.name for phase in worker.load()] == ["load weights"]
-    assert progress == [(num_read, len(progress)) for num_read in range(1, len(progress) + 1)]
-    worker.initialize(worker.measure().max_blocks)
-    step = core.next_step([1], [len(PROMPT)], [new_row(1, PROMPT)], [1, 0, 1, 1, 0, 2])
-    assert worker.runner is not None
-    assert execute(worker.runner, step).token_ids == core.execute(step)
 
 
 def test_the_start_sends_hello_phases_and_measured_and_stop_ends_the_process(

@@ -159,12 +159,6 @@ class WorkerHarness:
             self.wait_for(Ready)
         self.new_core()
 
-    @property
-    def num_arena_bytes(self) -> tuple[int, int]:
-        """Bytes of the arena that are in memory, and its size."""
-        status = os.fstat(self._arena_fd)
-        return status.st_blocks * 512, status.st_size
-
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, message: CoreToWorker) -> None:

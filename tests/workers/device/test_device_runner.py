@@ -28,7 +28,7 @@ from tokenloom.tests.workers.device.fake_device import (
     new_runner,
 )
 from tokenloom.tests.workers.device.row_schedule import OF_RANKS, drive
-from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -62,23 +62,6 @@ def test_graph_decode_gives_the_tokens_of_the_plain_runner(seed: int, num_reques
     schedule.run(runner)
     schedule.check()
     assert recorder.num_replays > 10
-
-
-def test_a_reused_row_keeps_no_device_state_of_the_request_before() -> None:
-    recorder = FakeRecorder()
-    runner = new_runner(recorder)
-    for prompt, first_block, seed in (([5, 6, 7], 9, 3), ([70, 71, 72, 5, 6, 7, 8, 9], 20, 4)):  # begins where it ends
-        sampling, size = RowSampling(seed=seed), len(prompt)
-        freed = [0] if seed == 4 else []
-        appends = [value for i in range(-(-size // BLOCK_SIZE)) for value in (0, 0, first_block + i)]
-        step = message([0], [size], freed, [new_row(0, prompt, sampling=sampling)], appends)
-        tokens = execute(runner, step).token_ids
-        for position in range(size, size + 4):
-            block, offset = divmod(position, BLOCK_SIZE)
-            appends = [] if offset else [0, 0, first_block + block]
-            tokens += execute(runner, message([0], [1], appends=appends)).token_ids
-        assert tokens == expected_tokens(prompt, sampling, 5)
-    assert recorder.num_replays == 8
 
 
 def test_a_dropped_runner_frees_its_model_and_another_reuses_its_cache() -> None:
@@ -170,36 +153,6 @@ def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, h
         if schedule.is_over:
             break
     schedule.check()
-
-
-def test_a_host_sampled_step_waits_for_the_steps_in_flight() -> None:
-    runner = new_runner(FakeRecorder())
-    greedy, counted = RowSampling(temperature=0.0), RowSampling(temperature=0.0, num_logprobs=0)
-    new_rows = [new_row(0, [5, 6, 7], sampling=greedy), new_row(1, [8, 9], sampling=counted)]
-    tokens: dict[int, list[int]] = {0: [], 1: []}
-    unfinished = 0
-
-    def finish_all() -> None:
-        nonlocal unfinished
-        while unfinished:
-            unfinished -= 1
-            sampled = sampled_by(runner.finish())
-            for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
-                tokens[row].append(token)
-
-    for rows, counts, added, blocks in (
-        ([0], [3], new_rows, [0, 0, 9, 1, 0, 10]),
-        ([0], [1], [], []),
-        ([0, 1], [1, 2], [], [0, 0, 11]),
-        ([0], [1], [], []),
-        ([0, 1], [1, 1], [], []),
-    ):
-        runner.start(message(rows, counts, [], added, blocks), finish_all=finish_all)
-        unfinished += 1
-    assert unfinished == 1
-    finish_all()
-    assert tokens[0] == expected_tokens([5, 6, 7], greedy, 5)
-    assert tokens[1] == expected_tokens([8, 9], greedy, 2)
 
 
 def test_host_sampled_decode_steps_run_as_graphs() -> None:
@@ -318,15 +271,3 @@ def test_graph_bytes_counts_the_kernels_of_each_graph() -> None:
     assert num_sizes == 18
     assert many - few >= 2 * num_sizes * 35 * 12 * 10_000  # seven kernels and four products, one of them split
     assert 0.4e9 < many < 0.5e9
-
-
-@torch.inference_mode()
-def test_triton_kernels_give_the_logits_of_the_reference(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3", **SMALL)
-    plain, kernels = load(folder), load(folder, ops=device_ops())
-    prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()
-    runs = [PagedRun(model, block_size=16) for model in (plain, kernels)]
-    for step in ({"a": prompt}, {"a": [5], "b": prompt[:9], "c": [8]}):
-        wanted, actual = (run.step(step) for run in runs)
-        for name in step:
-            torch.testing.assert_close(actual[name], wanted[name], atol=2e-5, rtol=2e-5)

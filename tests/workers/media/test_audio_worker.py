@@ -16,8 +16,7 @@ from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import AudioOracle, Samples
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.encoders.audio.audio_items import random_item
-from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, check_two_processes
-from tokenloom.tests.workers.random_schedule import message
+from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers
 
 COUNTS = (17_000, 30_001)  # samples
 
@@ -70,17 +69,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(folder, tmp_path_factory.mktemp("run"))
 
 
-def test_a_missing_audio_is_reported_by_its_kind(engine: Engine) -> None:
-    prompt = make_prompt(engine, COUNTS, seed=1)
-    lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
-    result = engine.execute(msgspec.structs.replace(message(), encodes=[lost]))
-    assert [each.entry for each in result.failed_entries] == [9]
-    assert result.failed_entries[0].error.startswith("an audio clip is no longer in the engine's store")
-    wrong = msgspec.structs.replace(prompt.orders[0], num_embeds=3, entry=9)
-    (failed,) = engine.execute(msgspec.structs.replace(message(), encodes=[wrong])).failed_entries
-    assert failed.error == "an audio clip has 14 embeddings and 3 placeholders: send it again"
-
-
 def test_memory_is_reserved_for_the_rows_of_the_largest_audio(engine: Engine) -> None:
     media, config = engine.worker._media, engine.spec.model
     assert media is not None
@@ -90,13 +78,3 @@ def test_memory_is_reserved_for_the_rows_of_the_largest_audio(engine: Engine) ->
     rows_bytes = 130 * audio_of(engine).hidden_size * 4
     assert added - media.reserved_bytes >= 4 * rows_bytes
     assert media.shifts is None
-
-
-def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> None:
-    dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
-    assert len(answers(dummy, make_prompt(dummy, COUNTS[:1], seed=3), 0)) == NUM_OUTPUTS
-
-
-@pytest.mark.nightly
-def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
-    check_two_processes(engine, make_prompt(engine, COUNTS, seed=1), tmp_path)

@@ -115,14 +115,6 @@ def test_weights_that_are_read_again_include_the_encoder(engine: Engine) -> None
     assert answers(engine, prompt, 2) == expected
 
 
-def test_the_encoder_cache_is_reserved_before_kv_blocks_are_counted(engine: Engine) -> None:
-    media = engine.worker._media
-    assert media is not None
-    config = engine.spec.model
-    assert media.reserved_bytes >= 400 * config.hidden_size * 4
-    assert media.weight_bytes > 0
-
-
 def test_bindings_must_be_triples(engine: Engine) -> None:
     with pytest.raises(ProtocolError, match="make no triples"):
         engine.execute(msgspec.structs.replace(message(), span_entries=frame(1, 2)))

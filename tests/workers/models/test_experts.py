@@ -97,20 +97,6 @@ def test_a_step_is_one_call_of_the_c_kernels(family: str, tmp_path: Path) -> Non
     assert load(tiny_checkpoint(tmp_path, family)).is_fused
 
 
-@pytest.mark.parametrize("family", some(["gpt_oss", "glm4_moe", "qwen2_moe"], 1))
-def test_bfloat16_is_as_close_to_float32_as_transformers(family: str, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, family, seed=3)
-    tokens = prompts_of({"a": 80, "b": 30}, 256, seed=4)
-    exact, rounded = oracle(folder, tokens), oracle(folder, tokens, torch.bfloat16)
-    run = PagedRun(load(folder, torch.bfloat16), 16, dtype=torch.bfloat16)
-    actual = run_schedule(run, tokens, [{"a": 60, "b": 20}, {"a": 20, "b": 10}])
-    for name in tokens:
-        # per token, since rounding changes the choice of experts for a few tokens of either
-        ours = (actual[name] - exact[name]).abs().mean(dim=1).median()
-        theirs = (rounded[name] - exact[name]).abs().mean(dim=1).median()
-        assert ours <= 1.1 * theirs
-
-
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [

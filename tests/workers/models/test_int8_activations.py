@@ -16,20 +16,12 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.media_checkpoints import DEMO
-from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair, quantized_pair
+from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.device.device_check import check_cpu
 from tokenloom.workers.models.decoder import DecoderModel
 
 BF16 = torch.bfloat16
-SHAPE = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-}
 COUNTRIES = ("France", "Norway", "Japan", "Peru", "Kenya", "Canada", "Egypt", "India")
 needs_products = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
 
@@ -59,17 +51,6 @@ def test_the_demo_says_nearly_the_same(quantization: str, agreement: float, dive
     assert float((exact.argmax(1) == found.argmax(1)).float().mean()) >= agreement
     assert 0 < float((exact.exp() * (exact - found)).sum(1).mean()) <= divergence
     assert quantized.weight_bytes < {"int8": 0.62, "int4": 0.5}[quantization] * floats.weight_bytes
-
-
-@needs_products
-@pytest.mark.parametrize("form", ["int8, channels", "awq", "gptq"])
-def test_quantized_checkpoints_are_near_their_floats(form: str, tmp_path: Path) -> None:
-    quantized, floats = quantized_pair(tmp_path, form, **SHAPE)
-    tokens = {"a": list(range(3, 60))}
-    found = PagedRun(load(quantized, BF16, ops=select_ops(CPU, BF16, int8_activations=True)), 16, dtype=BF16)
-    exact = PagedRun(load(floats, BF16), 16, dtype=BF16).step(tokens)["a"]
-    error = float((found.step(tokens)["a"] - exact).std() / exact.std())
-    assert 1e-4 < error < 0.05
 
 
 @needs_products

@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
-from tokenloom.tests.support.today import some, some_pairs
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.weights.checkpoint import Checkpoint, TensorSlice
 
@@ -34,18 +34,6 @@ def edit(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
 def same_logits(first: Path, second: Path) -> bool:
     hidden = torch.randn(3, 96)
     return torch.equal(load(first).compute_logits(hidden), load(second).compute_logits(hidden))
-
-
-@pytest.mark.parametrize("family", some(FAMILIES, 2))
-def test_transformers_loads_the_checkpoints_of_these_tests(family: str, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, family)
-    load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
-    _, report = load_theirs(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = "Grüße, 世界! \n\t 🙂"
-    assert tokenizer(text)["input_ids"] == list(text.encode())
-    assert tokenizer.decode(list(text.encode())) == text
 
 
 def test_slices_are_concatenated_and_padded_with_zeros(tmp_path: Path) -> None:
@@ -70,16 +58,6 @@ def test_a_sharded_checkpoint_loads_the_same_tensors_as_one_file(tmp_path: Path)
     with open_checkpoint(many) as checkpoint:
         for name, tensor in names.items():
             assert torch.equal(checkpoint.load(TensorSlice(name, tuple(tensor.shape))), tensor)
-
-
-@pytest.mark.parametrize("stored", [torch.float64, torch.bfloat16, torch.float16])
-def test_tensors_are_converted_to_the_requested_dtype(stored: torch.dtype, tmp_path: Path) -> None:
-    tensor = torch.randn(4, 4).to(stored)
-    save_file({"a": tensor}, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint:
-        loaded = checkpoint.load(TensorSlice("a", (4, 4)))
-    assert loaded.dtype == torch.float32
-    assert torch.equal(loaded, tensor.float())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
@@ -28,13 +27,6 @@ def test_every_byte_with_every_scale_is_the_table_s_value() -> None:
         exact = pair * 2.0 ** (np.arange(253, dtype=np.float64)[:, None] - 127)  # the next may exceed float32
         np.testing.assert_array_equal(actual[:253, byte].numpy(), exact.astype(np.float32))
     assert actual[255].isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_values_equal_those_of_transformers(dtype: torch.dtype) -> None:
-    scales = torch.randint(100, 140, (4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    theirs = convert_moe_packed_tensors(BLOCKS[None], scales[None], dtype=dtype)  # [1, in, out]
-    assert torch.equal(dequantize(BLOCKS, scales, dtype), theirs[0].T)
 
 
 def test_codes_stand_for_the_same_values() -> None:

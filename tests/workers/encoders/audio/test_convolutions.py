@@ -58,19 +58,6 @@ def test_outputs_of_any_range_are_those_of_the_whole_windows(kind: str, num_fram
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("convolution", [nn.Conv1d(20, 24, 3, 2), nn.Conv2d(5, 24, 3, 2, padding=(1, 0))])
-@torch.inference_mode()
-def test_products_have_the_same_bits_in_any_range(convolution: nn.Conv1d | nn.Conv2d, dtype: torch.dtype) -> None:
-    packed = PackedConvolution(make_cpu_ops(dtype, LEVELS[-1]), convolution.to(dtype))
-    x = torch.randn((2, convolution.in_channels, *[NUM_BINS] * (len(convolution.stride) - 1), 41)).to(dtype)
-    whole = packed(x)
-    for first, last in ((0, 1), (3, 20), (7, 8), (19, 20), (0, 20)):
-        assert torch.equal(packed(x[..., 2 * first : 2 * last + 1]), whole[..., first:last])
-    rows_first = x.movedim(1, -1).contiguous().movedim(-1, 1)
-    assert torch.equal(packed(rows_first), whole)
-
-
 def test_convolutions_of_other_kinds_stay() -> None:
     model = nn.Sequential(
         nn.Conv1d(3, 8, 3, padding=1),

@@ -71,12 +71,6 @@ def test_several_windows_have_the_frames_of_voxtrals_processor(count: int) -> No
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_a_window_of_half_a_minute_has_the_frames_of_whispers_extractor() -> None:
-    samples = voice(5, 250_000)
-    found = our_frames(LogMel(NUM_BINS), samples, 480_000, [0, 1111, 3000])
-    torch.testing.assert_close(found, whisper_frames(samples, 30), rtol=0, atol=TOLERANCE)
-
-
 @pytest.mark.parametrize("count", LENGTHS + LONGER)
 def test_frames_are_those_of_qwen3s_extractor(count: int) -> None:
     samples = voice(count, count)
