@@ -6,7 +6,6 @@ Tolerances are relative to the largest element of the reference in float32: TOLE
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.lora_request import LoRARequest
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.kernels.contract import GATED_SILU, LowRankUpdate, Routing
+from tokenloom.kernels.contract import LowRankUpdate, Routing
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
@@ -76,34 +75,6 @@ def test_layers_with_adapters_agree_with_the_reference(dtype: torch.dtype, form:
                 space.begin_step(slots_of.to(device) if space is both[0][0] else slots_of)
             expected = reference.linear(x.float(), both[1][1])
             assert_near(ops.linear(x.to(device), both[0][1]), expected, dtype)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_has_the_same_bits_alone_and_in_any_mix(dtype: torch.dtype, device: torch.device) -> None:
-    rng, ops = random.Random(0), select_ops(device, dtype, is_batch_invariant=True)
-    torch.manual_seed(0)
-    (num_outputs, num_inputs), count = SIZES.mixed, SIZES.num_mixed_tokens
-    weight = torch.randn(num_outputs, num_inputs, device=device, dtype=dtype) / num_inputs**0.5
-    x = torch.randn(count, num_inputs, device=device, dtype=dtype)
-    packed, space = ops.pack_linear(weight, None, GATED_SILU), ops.adapter_space(NUM_SLOTS, max(RANKS))
-    layer, slots = space.attach(packed, 2), mixed_slots(count).to(device)
-    base = ops.linear(x, packed)
-    for slot in range(1, NUM_SLOTS):
-        layer.fill(slot, random_update(rng, num_outputs, num_inputs, 2))
-    space.wait_for_fills()
-
-    def run(rows: Sequence[int]) -> Tensor:
-        index = torch.tensor(rows, device=device)
-        space.begin_step(slots[index])
-        return ops.linear(x[index], packed)
-
-    together = run(range(count))
-    for rows in ([0], [7], [count - 1], [30, 3], range(20, count // 5), range(count - 1, count // 4, -1)):
-        assert torch.equal(run(rows), together[list(rows)])
-    is_plain = (slots == 0) | (slots == NUM_SLOTS)
-    assert torch.equal(together[is_plain], base[is_plain])
-    assert not torch.equal(together, base)
 
 
 @torch.inference_mode()

@@ -10,9 +10,6 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.contract import AttentionSpec
-from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
-from tokenloom.kernels.gpu.table import decode_shape
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.test_sampling import draw, random_logits, random_rows, sample_rows
@@ -44,29 +41,6 @@ def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device
             assert is_close or token == wanted, row
             num_close, num_rows = num_close + is_close, num_rows + 1
     assert num_close < num_rows / 3
-
-
-@torch.inference_mode()
-def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None:
-    torch.manual_seed(0)
-    lengths = torch.tensor(SIZES.decode_lengths, dtype=torch.int32, device=device)
-    num_rows, width = len(lengths), max(SIZES.decode_lengths) // BLOCK_SIZE
-    cache = torch.randn(num_rows * width, 1, 2, 4, BLOCK_SIZE, 128, device=device, dtype=torch.bfloat16)
-    tables = torch.randperm(num_rows * width, device=device).int().view(num_rows, width)
-    query = torch.randn(num_rows, 16, 128, device=device, dtype=torch.bfloat16)
-    shape = decode_shape(90, 128, 4, 2)
-
-    def attend(rows: list[int]) -> torch.Tensor:
-        index = torch.tensor(rows, device=device)
-        output = torch.empty(len(rows), 16, 128, device=device, dtype=torch.bfloat16)
-        items = plan_decode(lengths[index], None, shape)
-        spec = AttentionSpec(128**-0.5)
-        decode_attention(query[index], cache, 0, tables[index], lengths[index], items, output, spec, shape)
-        return output
-
-    together = attend(list(range(num_rows)))
-    for row in range(num_rows):
-        assert torch.equal(attend([row])[0], together[row])
 
 
 @torch.inference_mode()

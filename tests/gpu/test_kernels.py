@@ -8,12 +8,10 @@ from __future__ import annotations
 import dataclasses
 import random
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
@@ -22,8 +20,6 @@ from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.support.norms import head_norms, rms
 from tokenloom.tests.workers.paged_run import make_metadata
-from tokenloom.workers.sampling.sampler import Sampler
-from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 pytestmark = pytest.mark.gpu
 
@@ -82,15 +78,6 @@ def test_linears_and_norms_agree_with_the_reference(
     normed = ops.add_norm(here[0], here[1], rms(here[2], EPS))
     assert_near(normed, reference.add_norm(x, residual, rms(scale, EPS)), dtype)
     assert_near(here[1], residual, dtype)
-
-
-@torch.inference_mode()
-def test_embedding_is_the_tables_rows_and_zero_for_foreign_ids(
-    ops: Ops, device: torch.device, dtype: torch.dtype
-) -> None:
-    table, ids = rounded(50, 24, dtype=dtype), torch.tensor([9, 10, 59, 60, 33], dtype=torch.int32)
-    actual = ops.embedding(ids.to(device), table.to(device, dtype), 10)
-    assert torch.equal(actual.cpu().float(), ReferenceOps().embedding(ids, table, 10))
 
 
 @torch.inference_mode()
@@ -164,14 +151,3 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
     bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02
     assert float(((stored_here - stored).abs() - bound).max()) <= 0  # a rounding apart: the next number
     assert_near(attended_here, attended, torch.bfloat16)
-
-
-@torch.inference_mode()
-def test_a_sampler_draws_what_one_on_the_host_draws(device: torch.device) -> None:
-    num_rows, vocab_size = SIZES.sampled
-    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 2
-    columns, positions = SamplingColumns.greedy(num_rows), np.arange(num_rows) * 3001
-    for row in range(num_rows):
-        columns.put(row, RowSampling(temperature=0.8 * (row % 4), top_k=50 * (row % 3), seed=-row))
-    drawn = Sampler(is_on_device=True).sample(logits.to(device), columns, positions)
-    assert drawn.tolist() == Sampler().sample(logits, columns, positions).tolist()

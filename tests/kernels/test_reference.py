@@ -6,15 +6,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from tokenloom.kernels.batch_invariant import BatchInvariantOps
-from tokenloom.kernels.contract import GATED_SILU, AttentionSpec, Routing
-from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.contract import GATED_SILU, AttentionSpec, LowRankPart, LowRankUpdate, Routing
+from tokenloom.kernels.reference import ReferenceOps, route
 from tokenloom.tests.kernels.spans import dense_attention, with_spans
-from tokenloom.tests.support.norms import rms
 from tokenloom.tests.workers.paged_run import make_metadata
 
 Row = tuple[int, int, list[int]]  # computed tokens, new tokens, block ids
@@ -31,31 +29,6 @@ def scatter_rows(sizes: list[tuple[int, int]], block_size: int, num_blocks: int,
     free = list(range(1, num_blocks))
     random.Random(seed).shuffle(free)
     return [(c, n, [free.pop() for _ in range(-(-(c + n) // block_size))]) for c, n in sizes]
-
-
-@pytest.mark.parametrize("is_normalized", [False, True])
-@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (5, 2), (16, 16)])
-def test_fused_moe_equals_a_loop_over_tokens(num_experts: int, top_k: int, is_normalized: bool) -> None:
-    torch.manual_seed(num_experts)
-    x, scores = torch.randn(9, 24), torch.randn(9, num_experts)
-    gate_up, down = torch.randn(num_experts, 14, 24), torch.randn(num_experts, 24, 7)
-    expected = np.zeros((9, 24))
-    for token, values in enumerate(x.double().numpy()):
-        weights = np.exp(scores[token].double().numpy())
-        weights /= weights.sum()
-        chosen = np.argsort(-weights)[:top_k]
-        for expert in chosen:
-            gate, up = np.split(gate_up[expert].double().numpy() @ values, 2)
-            answer = down[expert].double().numpy() @ (gate / (1 + np.exp(-gate)) * up)
-            expected[token] += answer * weights[expert] / (weights[chosen].sum() if is_normalized else 1)
-    ops = ReferenceOps()
-    mixed = ops.fused_moe(
-        x, scores, ops.pack_experts(list(gate_up), list(down)), Routing(top_k, is_normalized=is_normalized)
-    )
-    np.testing.assert_allclose(mixed.numpy(), expected, atol=1e-4)
-    assert ops.fused_moe(
-        x[:0], scores[:0], ops.pack_experts(gate_up, down), Routing(1, is_normalized=is_normalized)
-    ).shape == (0, 24)
 
 
 SCHEDULES = {
@@ -128,13 +101,6 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros() -> None:
     assert output[6:].abs().amax() == 0
 
 
-def test_step_without_tokens_is_legal() -> None:
-    ops, metadata, kv_cache = ReferenceOps(), make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8)
-    nothing = torch.empty(0, 1, 8)
-    ops.store_kv(nothing, nothing, kv_cache, 0, metadata)
-    assert ops.paged_attention(torch.empty(0, 2, 8), kv_cache, 0, metadata, AttentionSpec(1.0, None)).shape == (0, 2, 8)
-
-
 def test_store_kv_writes_the_slots_of_its_layer_and_nothing_else() -> None:
     torch.manual_seed(0)
     rows = scatter_rows([(9, 1), (0, 11)], 4, 12, seed=3)
@@ -163,50 +129,26 @@ def test_an_overflowed_request_does_not_poison_the_next_owner_of_its_block(poiso
     assert ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0, None)).isfinite().all()
 
 
-def test_rotary_turns_each_pair_by_its_angle_in_place() -> None:
+def test_equal_scores_go_to_the_experts_of_lower_ids() -> None:
+    _, experts = route(torch.zeros(3, 8), Routing(3))
+    assert experts.tolist() == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_token_with_an_adapter_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    angles = torch.rand(50, 6) * 7
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    projected = torch.randn(5, 4, 12)
-    before, positions = projected.clone(), torch.tensor([0, 49, 7, 7, 3])
-    ReferenceOps().rotate(projected[:, :3], positions, cos_sin)
-    pairs = torch.complex(before[:, :3, :6], before[:, :3, 6:])
-    turned = pairs * torch.polar(torch.ones(5, 1, 6), angles[positions][:, None])
-    expected = torch.cat((turned.real, turned.imag), dim=-1)
-    torch.testing.assert_close(projected[:, :3], expected)
-    assert torch.equal(projected[:, 3], before[:, 3])
-
-
-def test_norms_divide_by_the_root_mean_square() -> None:
-    ops, x, residual, weight = ReferenceOps(), torch.randn(3, 5, 20), torch.randn(3, 5, 20), torch.randn(20)
-
-    def norm(values: np.ndarray) -> np.ndarray:
-        normed: np.ndarray = values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-3) * weight.numpy()
-        return normed
-
-    np.testing.assert_allclose(ops.norm(x, rms(weight, 1e-3)).numpy(), norm(x.numpy()), rtol=1e-4, atol=1e-6)
-    total = x + residual
-    normed = ops.add_norm(x, residual, rms(weight, 1e-3))
-    assert torch.equal(residual, total)
-    np.testing.assert_allclose(normed.numpy(), norm(total.numpy()), rtol=1e-4, atol=1e-6)
-
-
-def test_silu_gates_the_second_half_with_the_first() -> None:
-    x = torch.randn(7, 10)
-    gate, up = x[:, :5].numpy(), x[:, 5:].numpy()
-    np.testing.assert_allclose(
-        ReferenceOps().activate(x, GATED_SILU).numpy(), gate / (1 + np.exp(-gate)) * up, rtol=1e-5
-    )
-
-
-def test_embedding_of_foreign_ids_is_zero() -> None:
-    weight = torch.randn(4, 3)
-    rows = ReferenceOps().embedding(torch.tensor([9, 10, 13, 14], dtype=torch.int32), weight, 10)
-    assert torch.equal(rows, torch.stack((torch.zeros(3), weight[0], weight[3], torch.zeros(3))))
-
-
-def test_linear_is_the_product_plus_bias() -> None:
-    ops, x, weight, bias = ReferenceOps(), torch.randn(3, 5), torch.randn(4, 5), torch.randn(4)
-    packed = ops.pack_linear(weight, bias)
-    assert (packed.in_features, packed.out_features, packed.nbytes) == (5, 4, 24 * 4)
-    torch.testing.assert_close(ops.linear(x, packed), x @ weight.T + bias)
+    ops, x, token_slots = BatchInvariantOps(), torch.randn(7, 24).to(dtype), torch.tensor([0, 2, 1, 0, 3, 2, 1]).int()
+    packed = ops.pack_linear(torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype), GATED_SILU)
+    space = ops.adapter_space(3, 8)
+    slots = space.attach(packed, 2)
+    for slot in (1, 2):
+        parts = [LowRankPart(first, torch.randn(3, 24), torch.randn(20, 3)) for first in (0, 20)]
+        slots.fill(slot, LowRankUpdate(parts, torch.rand(40) if slot == 2 else None))
+    space.begin_step(token_slots)
+    together = ops.linear(x, packed)
+    for token in range(len(x)):
+        space.begin_step(token_slots[token : token + 1])
+        assert torch.equal(ops.linear(x[token : token + 1], packed)[0], together[token])
+    space.begin_step(token_slots[:0])
+    assert len(ops.linear(x[:0], packed)) == 0
+    assert space.nbytes == 3 * (x.itemsize * 8 * (2 * 24 + 40) + 4 * 40)

@@ -20,28 +20,27 @@ def limits(num_blocks: int | None = None, num_bytes: int | None = None, **fields
     return KVCacheLimits(**numbers, num_blocks=num_blocks, num_bytes=num_bytes)
 
 
-def test_the_configured_number_of_blocks_is_used() -> None:
-    assert limits(num_blocks=1000).fit(free_bytes=2000 * MIB, share_bytes=5 * MIB) == 1000
+@pytest.mark.parametrize(
+    ("pool", "free_mib", "share_mib", "num_blocks"),
+    [
+        (limits(num_blocks=1000), 2000, 5, 1000),
+        (limits(num_bytes=7 * MIB + 5), 100, 0, 7),  # whole blocks
+        (limits(), 1000, 500, 4 * 10 + 1),  # what full rows can use
+        (limits(), 100, 3, 11),  # one request of max_model_len, if that fits
+        (limits(), 10, 3, 3),
+    ],
+)
+def test_the_pool_follows_the_options_the_memory_and_what_rows_can_use(
+    pool: KVCacheLimits, free_mib: int, share_mib: int, num_blocks: int
+) -> None:
+    assert pool.fit(free_mib * MIB, share_mib * MIB) == num_blocks
 
 
-def test_more_blocks_than_memory_is_a_config_error_with_both_numbers() -> None:
+def test_a_pool_larger_than_the_memory_is_a_config_error_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"--num-kv-blocks 3072 needs 3\.00 GiB .* 2\.00 GiB is free"):
-        limits(num_blocks=3072).fit(free_bytes=2048 * MIB, share_bytes=0)
-
-
-def test_the_configured_bytes_are_rounded_down_to_whole_blocks() -> None:
-    assert limits(num_bytes=7 * MIB + 5).fit(free_bytes=100 * MIB, share_bytes=0) == 7
+        limits(num_blocks=3072).fit(2048 * MIB, 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
-        limits(num_bytes=7 * MIB).fit(free_bytes=6 * MIB, share_bytes=0)
-
-
-def test_the_pool_has_at_most_the_blocks_that_full_rows_can_use() -> None:
-    assert limits().fit(free_bytes=1000 * MIB, share_bytes=500 * MIB) == 4 * 10 + 1
-
-
-def test_the_cpu_share_grows_to_one_request_of_max_model_len_if_that_fits() -> None:
-    assert limits().fit(free_bytes=100 * MIB, share_bytes=3 * MIB) == 11
-    assert limits().fit(free_bytes=10 * MIB, share_bytes=3 * MIB) == 3
+        limits(num_bytes=7 * MIB).fit(6 * MIB, 0)
 
 
 @pytest.mark.parametrize("share", [-5 * MIB, 0, 2 * MIB - 1])

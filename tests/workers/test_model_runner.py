@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.tests.support.today import some, some_pairs
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
     RandomSchedule,
@@ -24,18 +24,13 @@ from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.parallel import ParallelGroup
 
 
-@pytest.mark.parametrize("seed", some(range(6), 2))
-def test_tokens_do_not_depend_on_chunks_batches_or_preemption(seed: int) -> None:
-    schedule, runner = RandomSchedule(seed), new_runner()
-    schedule.run(runner)
-    schedule.check()
-
-
-@pytest.mark.parametrize(("seed", "accuracy"), some_pairs(range(4), [0.0, 0.7, 1.0], every=4))
-def test_tokens_do_not_depend_on_drafts(seed: int, accuracy: float) -> None:
+@pytest.mark.parametrize(("seed", "accuracy"), some_pairs(range(4), [None, 0.0, 0.7, 1.0], every=2))
+def test_tokens_do_not_depend_on_chunks_batches_preemption_or_drafts(seed: int, accuracy: float | None) -> None:
     schedule, runner = RandomSchedule(seed, accuracy), new_runner()
     schedule.run(runner)
     schedule.check()
+    if accuracy is None:
+        return
     assert schedule.num_drafts > 100
     assert (schedule.num_accepted > 50) == (accuracy > 0)
     assert (schedule.num_accepted < schedule.num_drafts) == (accuracy < 1)
@@ -117,36 +112,6 @@ def test_forced_tokens_are_computed_in_one_step_and_the_next_token_follows_them(
     row = new_row(0, [*history, *forced], 0, sampling, num_prompt=3)
     expected = execute(alone, message([0], [7], new_rows=[row], appends=[0, 0, 1, 0, 0, 2]))
     assert second.token_ids == expected.token_ids
-
-
-def test_cached_blocks_are_read_and_not_computed_again() -> None:
-    runner = new_runner()
-    prompt = list(range(10))
-    execute(runner, message([0], [10], new_rows=[new_row(0, prompt)], appends=[0, 0, 3, 0, 0, 4, 0, 0, 5]))
-    other = [*prompt[:8], 77, 78]
-    appends = [1, 0, 3, 1, 0, 4, 1, 0, 6]
-    answer = execute(runner, message([1], [2], new_rows=[new_row(1, other, computed=8)], appends=appends))
-    assert answer.token_ids == expected_tokens(other, RowSampling(temperature=0.0), 1)
-
-
-def test_a_step_without_rows_applies_its_changes() -> None:
-    runner = new_runner()
-    assert len(execute(runner, message()).rows) == 0
-    assert len(execute(runner, message(new_rows=[new_row(3, [1, 2])], appends=[3, 0, 8])).rows) == 0
-    assert execute(runner, message([3], [2])).rows == [3]
-    assert len(execute(runner, message(freed=[3])).rows) == 0
-    with pytest.raises(ProtocolError, match="not in use"):
-        execute(runner, message([3], [1]))
-
-
-def test_stage_names_where_an_error_was_raised() -> None:
-    runner = new_runner()
-    with pytest.raises(ProtocolError):
-        execute(runner, message(freed=[1]))
-    assert runner.stage == "update rows"
-    with pytest.raises(ProtocolError):
-        execute(runner, message([1], [1]))
-    assert runner.stage == "prepare inputs"
 
 
 def test_block_appends_must_be_triples() -> None:

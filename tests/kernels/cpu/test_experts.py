@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor
 from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.test_route import route_one
 from tokenloom.tests.support.today import some
 
 CLAMPED = Activation("swiglu_clamped", is_gated=True, limit=0.7)
@@ -29,6 +29,32 @@ GROUPS: list[dict[str, Any]] = [
     {"num_groups": 4, "top_groups": 2, "group_score": "max"},
     {"num_groups": 4, "top_groups": 3, "group_score": "top2"},
 ]
+
+
+def route_one(scores: list[float], routing: Routing) -> dict[int, float]:
+    """Return the weights of the chosen experts of one token, by plain arithmetic."""
+    if routing.score == "softmax":
+        total = sum(math.exp(score) for score in scores)
+        values = [math.exp(score) / total for score in scores]
+    else:
+        values = [1 / (1 + math.exp(-score)) for score in scores] if routing.score == "sigmoid" else list(scores)
+    bias = [0.0] * len(scores) if routing.choice_bias is None else routing.choice_bias.tolist()
+    choice = [value + extra for value, extra in zip(values, bias, strict=True)]
+    size = len(scores) // routing.num_groups
+    groups = [sorted(choice[start : start + size], reverse=True) for start in range(0, len(scores), size)]
+    worth = [group[0] if routing.group_score == "max" else sum(group[:2]) for group in groups]
+    is_open = [sorted(worth, reverse=True).index(each) < routing.top_groups for each in worth]
+    candidates = [expert for expert in range(len(scores)) if routing.num_groups == 1 or is_open[expert // size]]
+    chosen = sorted(candidates, key=lambda expert: -choice[expert])[: routing.top_k]
+    weights = {expert: values[expert] for expert in chosen}
+    if routing.score == "softmax_of_chosen":
+        total = sum(math.exp(weight) for weight in weights.values())
+        weights = {expert: math.exp(weight) / total for expert, weight in weights.items()}
+    if routing.is_normalized:
+        total = sum(weights.values())
+        weights = {expert: weight / total for expert, weight in weights.items()}
+    factors = [1.0] * len(scores) if routing.expert_scales is None else routing.expert_scales.tolist()
+    return {expert: weight * routing.scale * factors[expert] for expert, weight in weights.items()}
 
 
 @dataclass

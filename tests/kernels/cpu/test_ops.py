@@ -9,7 +9,6 @@ import random
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -65,28 +64,6 @@ def test_an_activation_is_exact_to_float32(ops: CpuOps, name: ActivationKind) ->
     scale = x.double().abs().clamp(min=1) ** (2 if name == "relu2" else 1)
     assert answer[-2] == torch.inf and answer[-1].isnan()
     assert ((answer.double() - exact).abs() / scale)[:-2].amax() < allowed
-
-
-def test_a_clamped_swiglu_is_exact_to_float32(ops: CpuOps) -> None:
-    limit = 7.0
-    gates, ups = torch.meshgrid(torch.linspace(-40, 40, 641), torch.linspace(-9, 9, 37), indexing="ij")
-    x = torch.stack((gates.flatten(), ups.flatten()), dim=1).to(ops.dtype)
-    activation = Activation("swiglu_clamped", is_gated=True, limit=limit)
-    answer = ops.linear(x, ops.pack_linear(torch.eye(2, dtype=ops.dtype), None, activation))[:, 0].double().numpy()
-    gate, up = x.double().numpy().T
-    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    error = np.abs(answer - gate / (1 + np.exp(-1.702 * gate)) * (up + 1)) / np.maximum(np.abs(gate * (up + 1)), 1)
-    assert error.max() < (4e-7 if ops.dtype == torch.float32 else BF16_EPS)
-
-
-@pytest.mark.parametrize("num_rows", [3, 29, 300])
-def test_a_rows_result_does_not_depend_on_the_rows_beside_it(ops: CpuOps, num_rows: int) -> None:
-    torch.manual_seed(num_rows)
-    x, weight = torch.randn(num_rows, 200, dtype=ops.dtype), torch.randn(70, 200, dtype=ops.dtype)
-    packed = ops.pack_linear(weight, None)
-    together = ops.logits(x, packed)
-    for row in range(0, num_rows, 13):
-        assert torch.equal(ops.logits(x[row : row + 1], packed)[0], together[row])
 
 
 def test_nan_and_infinity_do_not_spread_to_other_rows(ops: CpuOps) -> None:

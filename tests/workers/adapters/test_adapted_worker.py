@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,24 @@ import pytest
 
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.errors import ConfigError, ProtocolError
-from tokenloom.ipc.messages.adapter import FillSlot
+from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
+from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.workers.adapters.adapted_model import GatedFiller
 from tokenloom.tests.workers.adapters.test_adapter_loader import replies_of
 from tokenloom.tests.workers.random_schedule import execute, message, new_row
-from tokenloom.tests.workers.worker_harness import make_spec
+from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.memory import CPU_SHARE
 from tokenloom.workers.worker import Worker
 
+GREEDY = RowSampling(temperature=0.0)
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
 
@@ -71,7 +75,8 @@ def started(checkpoint: Path, run_directory: Path, **options: Any) -> Steps:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model")
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    return tiny_checkpoint(folder, hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +89,34 @@ def orders(checkpoint: Path) -> list[FillSlot]:
 @pytest.fixture
 def steps(checkpoint: Path, tmp_path: Path) -> Steps:
     return started(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("size", some([1, 2], 1))
+def test_processes_fill_slots_beside_their_steps_and_a_new_core_adopts_them(
+    size: int, checkpoint: Path, orders: list[FillSlot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    ranks = WorkerHarness(make_spec(checkpoint, tmp_path, tensor_parallel_size=size, **LORA))
+    try:
+        ranks.start()
+        ranks.execute(msgspec.structs.replace(ranks.next_step([], []), fills=orders[:2]))
+        replies = [ranks.receive(SlotFilled) for _ in range(2 * size)]
+        assert not any(reply.error for reply in replies)
+        assert {(each.step, each.core_epoch) for each in replies} == {(ranks.step, ranks.epoch)}
+        assert {(each.rank.tp, each.slot) for each in replies} == set(product(range(size), (1, 2)))
+        answers = [ranks.generate(PROMPT, 4, GREEDY, chunk=7, slot=slot) for slot in range(3)]
+        row = with_slot(new_row(0, PROMPT), 2)
+        ranks.execute(ranks.next_step([0], [3], [row], [0, 0, 1, 0, 0, 2]))
+        ranks.new_core()  # the old one is killed within a request
+        contents = [SlotContent(slot=order.slot, digest=order.digest) for order in orders[:2]]
+        assert [ack.slots for ack in ranks.acks.values()] == [contents] * size
+        fault = inject(tmp_path, "worker.fill", "hang", rank=0)
+        ranks.execute(msgspec.structs.replace(ranks.next_step([], []), fills=orders[2:]))
+        wait_until(lambda: not fault.exists(), "the fill hangs")
+        assert [ranks.generate(PROMPT, 4, GREEDY, slot=slot) for slot in range(3)] == answers
+        assert ranks.stop() == [0] * size
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize("slot", [1, 4, -1])

@@ -138,20 +138,6 @@ class LateCopies(KVCopies):
         return self.pending
 
 
-@pytest.mark.parametrize("has_device", [False, True])
-def test_a_row_goes_on_from_blocks_that_were_stored_overwritten_and_loaded(has_device: bool) -> None:
-    """In one step the old content of a block is stored before other content is loaded, and both before it is read."""
-    runner, first, second = Runner(has_device), [5, 6, 7, 8], [9, 10, 11, 12]
-    rows = [new_row(0, [*first, 1]), new_row(1, [*second, 1])]
-    execute(runner, message([0, 1], [4, 4], [], rows, [0, 0, 3, 1, 0, 4]))
-    execute(runner, copies_of([3, 1], [], message(freed=[0, 1])))
-    execute(runner, copies_of([4, 2], [1, 4, 2, 3]))  # the blocks change places
-    rows = [new_row(2, [*second, 1], computed=4), new_row(3, [*first, 1], computed=4)]
-    step = message([2, 3], [1, 1], [], rows, [2, 0, 3, 2, 0, 9, 3, 0, 5, 3, 0, 10])
-    found = execute(runner, copies_of([4, 3], [3, 5], step))  # a store, its load and its use
-    assert found.token_ids == [expected_tokens([*each, 1], GREEDY, 1)[0] for each in (second, first)]
-
-
 def test_stores_take_what_earlier_steps_in_flight_write_and_not_what_their_own_step_writes() -> None:
     runner, prompt = Runner(has_device=True), [5, 6, 7, 8]
     runner.start(message([0], [4], [], [new_row(0, prompt)], [0, 0, 3, 0, 0, 4]))

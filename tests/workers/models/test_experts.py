@@ -1,4 +1,4 @@
-"""Logits of models with experts equal those of transformers in float32; each of their fields matters."""
+"""Logits of models with experts, and of those whose layers differ, equal those of transformers in float32."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ TOLERANCE = 1e-5  # of the largest logit
 LENGTHS = {"a": 45, "b": 1, "c": 22}
 STEPS = [{"a": 7}, {"a": 20, "c": 5}, {"a": 1, "b": 1, "c": 2}, *[{"a": 1, "c": 1}] * 3, {"a": 14, "c": 12}]
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+SHARED_KEYS = {
+    "num_hidden_layers": 5,
+    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "output_hidden_states": True,  # without it transformers' shortcut for shared keys fails
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # family, fields of config.json
     "gpt_oss": ("gpt_oss", {}),
     "gpt_oss, window in the second half, no bias in attention": (
         "gpt_oss",
         {
-            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "layer_types": [FULL, FULL, SLIDING],
             "attention_bias": False,
             "rope_scaling": {"rope_type": "default"},
         },
@@ -60,6 +68,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # family, fields of config.jso
         "qwen2_moe",
         {"use_sliding_window": True, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []},
     ),
+    "gemma4, dense": ("gemma4", {}),
+    "gemma4, experts beside the MLP": ("gemma4_moe", {}),
+    "gemma4 in a folder with a vision tower": ("gemma4_vision", {}),
+    "gemma4, keys shared by the last layers": ("gemma4", SHARED_KEYS),
+    "gemma4, values of their own, full layers by default": (
+        "gemma4",
+        {"attention_k_eq_v": False, "layer_types": None, "final_logit_softcapping": None},
+    ),
+    "gemma4, full heads no larger than sliding ones": (
+        "gemma4_moe",
+        {"global_head_dim": 16, "num_global_key_value_heads": 2},
+    ),
 }
 
 
@@ -74,7 +94,7 @@ def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(actual[name], logits, atol=TOLERANCE * logits.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("case", some(list(CASES), 3))
+@pytest.mark.parametrize("case", some(list(CASES), 5))
 def test_logits_equal_transformers_in_chunks_beside_decodes(case: str, tmp_path: Path) -> None:
     family, fields = CASES[case]
     folder = tiny_checkpoint(tmp_path, family, seed=len(case), **fields)
@@ -110,9 +130,22 @@ def test_a_step_is_one_call_of_the_c_kernels(family: str, tmp_path: Path) -> Non
         ),
         ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha 1.5 has no native layers, known is 1.702"),
         ("qwen2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above num_experts 8"),
+        (
+            "gemma4",
+            {"hidden_size_per_layer_input": 8},
+            "hidden_size_per_layer_input. have no native layers: leave out",
+        ),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention all is not supported"),
+        (
+            "gemma4",
+            {"num_kv_shared_layers": 1},
+            "num_kv_shared_layers 1 leaves no layer of some type with its own keys",
+        ),
     ],
 )
-def test_unsupported_experts_are_refused(family: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_fields_without_native_layers_are_refused(
+    family: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     folder = tiny_checkpoint(tmp_path, family)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(msgspec.json.encode(msgspec.json.decode(config) | fields))

@@ -1,4 +1,4 @@
-"""Draws are those of all noise and filters by sorting, depend on seed, token and position alone, and greedy is argmax."""
+"""Draws are those by all noise and filters that sort, depend on seed, token and position alone; greedy is argmax."""
 
 from __future__ import annotations
 

@@ -39,38 +39,21 @@ def test_codes_stand_for_the_same_values() -> None:
     assert found.nbytes == 4 * 64 + 4 * 4 * 4 and found.levels is not None and max(found.levels) == 12
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_shards_of_codes_equal_shards_of_the_floats(num_ranks: int, tmp_path: Path) -> None:
-    """Those that begin inside a group of 32 become floats."""
-    quantized, plain = mxfp4_pair(tmp_path, intermediate_size=96)
+@pytest.mark.parametrize("keeps_mxfp4", [True, False])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_shards_of_codes_equal_shards_of_the_floats(num_ranks: int, keeps_mxfp4: bool, tmp_path: Path) -> None:
+    """Those of down projections that begin inside a group of 32 become floats."""
     for rank in range(num_ranks):
         shard = range(96 // num_ranks * rank, 96 // num_ranks * (rank + 1))
         loaded = []
-        for folder in (quantized, plain):
+        for folder in mxfp4_pair(tmp_path / str(rank), intermediate_size=96):
             config = load_model_config(folder)
             assert config.experts is not None
             with Checkpoint(folder, torch.float32, torch.device("cpu"), config.quantization) as checkpoint:
                 arguments = (checkpoint, "model.layers.1.mlp.experts", 64, config.experts, config.names, shard)
-                loaded.append(load_experts(*arguments, keeps_mxfp4=True))
+                loaded.append(load_experts(*arguments, keeps_mxfp4=keeps_mxfp4))
         for axis, (ours, theirs) in enumerate(zip(*loaded, strict=True)):
             for each, exact in zip(ours, theirs, strict=True):
-                assert isinstance(each, QuantizedWeight) == (axis == 0 or num_ranks != 2)
+                has_codes = keeps_mxfp4 and (axis == 0 or num_ranks % 2 == 1)
+                assert isinstance(each, QuantizedWeight) == has_codes
                 assert torch.equal(as_floats(each), as_floats(exact))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_shards_of_mxfp4_equal_shards_of_the_floats(num_ranks: int, tmp_path: Path) -> None:
-    """An inner size of 96 divides into parts that begin inside a group of 32."""
-    folders = mxfp4_pair(tmp_path, intermediate_size=96)
-    for rank in range(num_ranks):
-        shard = range(96 // num_ranks * rank, 96 // num_ranks * (rank + 1))
-        loaded = []
-        for folder in folders:
-            config = load_model_config(folder)
-            assert config.experts is not None
-            with Checkpoint(folder, torch.float32, torch.device("cpu"), config.quantization) as checkpoint:
-                block = "model.layers.1.mlp.experts"
-                loaded.append(load_experts(checkpoint, block, 64, config.experts, config.names, shard))
-        for ours, theirs in zip(*(gate_up + down for gate_up, down in loaded), strict=True):
-            assert isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
-            assert torch.equal(ours, theirs)
