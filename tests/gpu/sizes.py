@@ -16,8 +16,7 @@ class Sizes:
     limits: dict[str, object] = field(default_factory=dict)
     # ── kernels
     num_tokens: tuple[int, ...] = (1, 7, 300)
-    num_schedules: int = 12  # each compiles kernels for some seconds
-    num_fp8_schedules: int = 4
+    num_schedules: int = 8  # each compiles kernels for some seconds
     longest_context: int = 700
     longest_chunk: int = 260
     sampled: tuple[int, int] = (32, 151_936)  # rows, tokens of the vocabulary
@@ -66,7 +65,6 @@ REHEARSAL = Sizes(
     limits={"max_num_seqs": 8, "max_num_batched_tokens": 64},
     num_tokens=(1, 7, 40),
     num_schedules=3,
-    num_fp8_schedules=2,
     longest_context=80,
     longest_chunk=40,
     sampled=(6, 3000),

@@ -103,13 +103,6 @@ class PagedRun:
 
     def step(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
         """Compute these tokens of each request in one step: float32 logits [n, vocab] of each (rank 0)."""
-        return self._run(new_tokens, has_logits=True)
-
-    def hidden(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
-        """Compute these tokens in one step without logits: hidden states [n, hidden_size] of each request."""
-        return self._run(new_tokens, has_logits=False)
-
-    def _run(self, new_tokens: dict[str, list[int]], has_logits: bool) -> dict[str, Tensor]:
         order = sorted(new_tokens, key=lambda name: len(new_tokens[name]) != 1)
         rows = []
         for name in order:
@@ -125,16 +118,15 @@ class PagedRun:
         metadata, media = self._with_media(metadata, ranges)
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
-            every = torch.arange(len(token_ids) if has_logits else 0, device=self.device)
+            every = torch.arange(len(token_ids), device=self.device)
             row_ids = np.array([self._rows[name] for name in order], np.int32)
             slots = [self.slots.get(name, 0) for name in order for _ in new_tokens[name]]
             token_slots = torch.tensor(slots, dtype=torch.int32, device=self.device) if any(slots) else None
             context = StepContext(metadata, self.kv_cache, row_ids, token_slots, media)
-            hidden, logits = self.model.forward_logits(token_ids, every, context)
-        wanted = logits.clone() if has_logits else hidden.clone()
-        if not wanted.shape[0]:  # another rank has them
+            logits = self.model.forward_logits(token_ids, every, context)[1].clone()
+        if not logits.shape[0]:  # another rank has them
             return {}
-        return dict(zip(order, torch.split(wanted, [len(new_tokens[name]) for name in order]), strict=True))
+        return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))
 
     def _with_media(
         self, metadata: AttentionMetadata, ranges: dict[str, range]

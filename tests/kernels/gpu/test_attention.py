@@ -14,10 +14,12 @@ import torch
 
 from tokenloom.kernels.contract import Rotary
 from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
+from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
+from tokenloom.tests.kernels.spans import with_spans
 from tokenloom.tests.support.today import some
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -47,7 +49,7 @@ def random_step(seed: int) -> PagedStep:
     ]
     (head_dim, group), num_kv_heads = rng.choice(SHAPES), rng.choice([1, 2])
     sinks = torch.randn(group * num_kv_heads, generator=torch.Generator().manual_seed(seed)) * 2
-    return paged_step(
+    step = paged_step(
         rng,
         decode_lengths,
         prefill_rows,
@@ -61,17 +63,19 @@ def random_step(seed: int) -> PagedStep:
         softcap=1.5 * (seed % 4 == 1),
         sinks=sinks if seed % 4 >= 2 else None,
     )
+    return replace(step, metadata=with_spans(step.metadata, seed)[0]) if seed % 5 < 2 else step
 
 
-def check_step(step: PagedStep, architecture: int = 90) -> None:
-    result = TritonOps(architecture).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
+def check_step(step: PagedStep, architecture: int = 90, kind: type[TritonOps] = TritonOps) -> None:
+    result = kind(architecture).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     tolerance = TOLERANCES[step.query.dtype]
     torch.testing.assert_close(result.float(), expected(step), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("seed", [*some(range(10), 4), *some(range(100, 320), 1)])
+@pytest.mark.parametrize("seed", [*some(range(12), 6), *some(range(100, 320), 1)])
 def test_attention_is_the_references_over_random_steps(seed: int) -> None:
-    check_step(random_step(seed))
+    """Some have spans of tokens that see each other, as of images."""
+    check_step(random_step(seed), kind=(TritonOps, BatchInvariantTritonOps)[seed % 2])
 
 
 LARGE = [(*shape, architecture) for shape in [(512, 8), (512, 16), (64, 71), (128, 48)] for architecture in (80, 90)]

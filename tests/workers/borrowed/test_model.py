@@ -59,16 +59,6 @@ def test_logits_equal_transformers_under_a_ragged_schedule(family: str, tmp_path
         torch.testing.assert_close(actual[name], expected[name], atol=TOLERANCE, rtol=0, msg=f"{family}: {name}")
 
 
-@pytest.mark.parametrize("family", some(["gemma3_text", "qwen3_5"], 1))
-def test_a_step_without_logits_gives_hidden_states_whose_logits_follow(family: str, tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, family)
-    tokens = prompts_of({"a": 9}, 270, seed=1)
-    run = PagedRun(load(folder), 4)
-    hidden = run.hidden({"a": tokens["a"]})["a"]
-    with torch.inference_mode():
-        torch.testing.assert_close(run.model.compute_logits(hidden), oracle(folder, tokens)["a"], atol=1e-4, rtol=0)
-
-
 def test_bfloat16_is_as_close_to_float32_as_transformers(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "gemma3_text")
     tokens = prompts_of({"a": 50}, 270, seed=4)
