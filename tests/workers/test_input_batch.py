@@ -128,17 +128,6 @@ def test_random_admissions_steps_and_frees_match_plain_records(seed: int) -> Non
         assert all(batch.token_ids(row) == record.tokens for row, record in records.items())
 
 
-def test_a_row_takes_its_own_sampling_parameters() -> None:
-    batch = new_batch()
-    seed = 0xFEDCBA9876543210
-    batch.admit(new_row(2, [1], sampling=RowSampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=seed)))
-    batch.admit(new_row(4, [1], sampling=RowSampling(temperature=0.0, seed=-1)))
-    columns = batch.sampling_metadata(ints(4, 2)).sampling
-    assert columns.temperature.tolist() == [0.0, 0.5]
-    assert (columns.top_k[1], columns.top_p[1], columns.min_p[1]) == (3, 0.9, 0.1)
-    assert columns.seeds.tolist() == [[0xFFFFFFFF, 0xFFFFFFFF], [0x76543210, 0xFEDCBA98]]
-
-
 def test_cached_step_state_is_dropped_when_its_row_is_freed() -> None:
     batch, rows = new_batch(), ints(2)
     for temperature, num_spans, forget in ((0.5, 1, batch.clear), (0.7, 0, None), (0.9, 1, None), (0.3, 0, None)):

@@ -133,13 +133,6 @@ def test_each_rank_holds_the_kv_heads_that_its_query_heads_read(size: int, num_k
         assert read == set(group.shard_kv_heads(num_kv_heads))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_vocabulary_shards_are_equal_and_cover_it(size: int) -> None:
-    shards = [ParallelGroup(rank, size).shard_vocab(307) for rank in range(size)]
-    assert {len(shard) for shard in shards} == {-(-307 // size)}
-    assert [token_id for shard in shards for token_id in shard][:307] == list(range(307))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -20,7 +20,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.adapters.adapted_model import fill, load_adaptable
-from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.tests.workers.threaded_group import run_ranks
 
@@ -84,24 +84,6 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return checkpoint, [save_adapter(folder / kind, checkpoint, KINDS[kind], seed) for seed, kind in enumerate(kinds)]
 
 
-@pytest.mark.parametrize("ops", some(list(OPS), 1))
-def test_five_adapters_and_none_share_steps_in_chunks(five: tuple[Path, list[Path]], ops: str) -> None:
-    checkpoint, adapters = five
-    model, filler = load_adaptable(checkpoint, OPS[ops]())
-    lengths = {"none": 37, "a0": 61, "a1": 23, "a2": 44, "a3": 1, "a4": 18}
-    tokens = prompts_of(lengths, load_model_config(checkpoint).vocab_size, seed=3)
-    run = PagedRun(model, 8)
-    expected = peft_logits(checkpoint, None, {"none": tokens["none"]})
-    for slot, adapter in enumerate(adapters, 1):
-        fill(filler, slot, adapter)
-        name = f"a{slot - 1}"
-        run.slots[name] = slot
-        expected |= peft_logits(checkpoint, adapter, {name: tokens[name]})
-    actual = run_schedule(run, tokens, schedule(lengths, seed=4))
-    for name in tokens:
-        check(actual[name], expected[name])
-
-
 def test_a_slot_that_is_filled_again_keeps_nothing(five: tuple[Path, list[Path]]) -> None:
     checkpoint, adapters = five
     model, filler = load_adaptable(checkpoint)
@@ -163,19 +145,3 @@ def test_ranks_cut_an_adapter_as_the_base(case: str, kind: str, tmp_path: Path) 
     check_moved(expected, base["a"])
     check(first["a"], expected[17:])
     check(first["none"], base["none"])
-
-
-@pytest.mark.parametrize("kind", some(["r16 all linears", "dora"], 1))
-def test_an_int8_base_adds_only_its_own_error(five: tuple[Path, list[Path]], kind: str) -> None:
-    checkpoint, adapters = five
-    adapter = adapters[["r16 all linears", "dora"].index(kind)]
-    tokens = prompts_of({"a": 40}, load_model_config(checkpoint).vocab_size, seed=3)
-    errors = {}
-    for slot, folder in ((0, None), (1, adapter)):
-        model, filler = load_adaptable(checkpoint, quantization="int8")
-        fill(filler, 1, adapter)
-        run = PagedRun(model, 8)
-        run.slots["a"] = slot
-        expected = peft_logits(checkpoint, folder, tokens)["a"]
-        errors[slot] = ((run.step(tokens)["a"] - expected).norm() / expected.norm()).item()
-    assert 1e-4 < errors[0] < 0.05 and errors[1] < 3 * errors[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,23 +125,25 @@ def check_failure(cache: Cache, failed: FailedEntry | None, words: str) -> None:
     assert torch.equal(cache.cache.take(3, 0, 15), cache.expected("b"))
 
 
-def test_a_missing_file_fails_its_entry_alone(cache: Cache) -> None:
-    missing = Encode(entry=3, digest=bytes(32), grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
-    check_failure(cache, cache.cache.encode(missing), "no longer in the engine's store")
-
-
-def test_a_damaged_file_fails_its_entry_alone(cache: Cache) -> None:
-    junk = cache.store.put(b"no media file, but long enough to hold a header, which it does not")
-    order = Encode(entry=3, digest=junk, grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
-    check_failure(cache, cache.cache.encode(order), "its header says")
-
-
-def test_a_file_of_another_size_fails_its_entry_alone(cache: Cache) -> None:
-    order = Encode(entry=3, digest=cache.digests["b"], grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
-    check_failure(cache, cache.cache.encode(order), "its prompt says (1, 2, 2)")
+@pytest.mark.parametrize(
+    ("digest_of", "words"),
+    [
+        (lambda cache: bytes(32), "no longer in the engine's store"),
+        (
+            lambda cache: cache.store.put(b"no media file, but long enough to hold a header, which it does not"),
+            "header says",
+        ),
+        (lambda cache: cache.digests["b"], "its prompt says (1, 2, 2)"),
+    ],
+    ids=["missing", "damaged", "of another size"],
+)
+def test_a_file_that_is_not_the_prompts_fails_its_entry_alone(
+    cache: Cache, digest_of: Callable[[Cache], bytes], words: str
+) -> None:
+    order = Encode(entry=3, digest=digest_of(cache), grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
+    check_failure(cache, cache.cache.encode(order), words)
     cache.cache.free([3])
-    order = cache.order(3, num_embeds=23)
-    failed = cache.cache.encode(order)
+    failed = cache.cache.encode(cache.order(3, num_embeds=23))
     assert failed is not None
     assert "24 embeddings and 23 placeholders" in failed.error
 

@@ -1,4 +1,4 @@
-"""Given embeddings for images, logits of each family that sees equal those of transformers, under any schedule."""
+"""Given embeddings for images or audio, logits of each family equal those of transformers, under any schedule."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
+from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
-from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.families import CONFIGS, MEDIUM_ID
+from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint
+from tokenloom.tests.support.families import CONFIGS, HEARING, MEDIUM_ID
 from tokenloom.tests.support.family_checkpoints import reference_model
 from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.models.test_decoder import schedule
@@ -30,6 +31,7 @@ FAMILIES = ["gemma3", "idefics3", "internvl", "llava", "mistral3", "pixtral", "s
 OPS = {"C": None, "torch": ReferenceOps()}
 TOLERANCE = 1e-5  # of the largest logit
 Grids: TypeAlias = list[tuple[int, int]]  # rows and columns of images
+CLIPS: dict[str, Grids] = {"a": [(1, 6), (1, 25)], "b": [(1, 40)], "c": [], "d": [(1, 1), (1, 13), (1, 2)]}
 GRIDS: dict[str, Grids] = {"a": [(2, 3), (1, 5)], "b": [(4, 4)], "c": [], "d": [(3, 2), (5, 7), (1, 1)]}
 
 
@@ -145,34 +147,40 @@ def check(
         torch.testing.assert_close(torch.cat(found[name]).cpu(), expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "ops"), some_pairs(FAMILIES, OPS, every=4))
-def test_logits_with_images_equal_those_of_transformers(family: str, ops: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "ops"), some_pairs([*FAMILIES, *HEARING], OPS, every=4))
+def test_logits_with_media_equal_those_of_transformers(family: str, ops: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family, seed=1)
     for seed in range(2):
-        check(family, folder, OPS[ops], seed)
+        check(family, folder, OPS[ops], seed, grids=CLIPS if family in HEARING else GRIDS)
 
 
-@pytest.mark.parametrize("family", some(["gemma3", "qwen3_vl"], 1))
+@pytest.mark.parametrize("family", some(["gemma3", "qwen3_vl", "qwen3_asr"], 1))
 def test_two_ranks_give_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
-    """Embeddings of images are whole on each rank: they are put in place behind the sum over ranks."""
+    """Embeddings of media are whole on each rank: they are put in place behind the sum over ranks."""
     folder = tiny_checkpoint(tmp_path, family, seed=1)
-    run_ranks(2, lambda group: check(family, folder, None, 0, group))
+    run_ranks(2, lambda group: check(family, folder, None, 0, group, CLIPS if family in HEARING else GRIDS))
 
 
-@pytest.mark.parametrize(
-    ("family", "moves"),
-    [
-        (
-            "llava",
-            {"language_model.model.": "model.language_model.", "language_model.": "", "vision": "model.vision"},
-        ),
-        ("qwen2_5_vl", {"model.": "model.language_model.", "visual.": "model.visual."}),
-    ],
-)
-def test_both_layouts_of_names_load(family: str, moves: dict[str, str], tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, family)
+OF_AUDIO = {  # prefixes of tensors' names in older and in newer files
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "audio_tower.": "model.audio_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+LAYOUTS: dict[str, dict[str, str]] = {
+    "llava": {"language_model.model.": "model.language_model.", "language_model.": "", "vision": "model.vision"},
+    "qwen2_5_vl": {"model.": "model.language_model.", "visual.": "model.visual."},
+    **dict.fromkeys(HEARING, OF_AUDIO),
+}
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_both_layouts_of_names_load(family: str, tmp_path: Path) -> None:
+    folder, moves = tiny_checkpoint(tmp_path, family), LAYOUTS[family]
     before = PagedRun(load(folder), 8).step({"a": [3, 1, 4]})["a"]
     tensors = load_file(folder / "model.safetensors")
+    if not any(name.startswith(tuple(moves)) for name in tensors if "lm_head" not in name):  # these are the newer ones
+        moves = {new: old for old, new in moves.items()}
     moved = {
         next((new + name.removeprefix(old) for old, new in moves.items() if name.startswith(old)), name): tensor
         for name, tensor in tensors.items()
@@ -182,6 +190,8 @@ def test_both_layouts_of_names_load(family: str, moves: dict[str, str], tmp_path
     assert torch.equal(PagedRun(load(folder), 8).step({"a": [3, 1, 4]})["a"], before)
 
 
-def test_these_are_all_families_that_see() -> None:
-    seeing = {family for family, config in CONFIGS.items() if "vision_config" in config}
-    assert seeing - {"gemma4_vision"} == set(FAMILIES)
+def test_these_are_all_families_with_media() -> None:
+    assert {family for family, config in CONFIGS.items() if "vision_config" in config} == {*FAMILIES, "gemma4_vision"}
+    hearing = {family for family, config in CONFIGS.items() if config["architectures"][0] in AUDIO_FAMILIES}
+    assert hearing == set(HEARING)
+    assert len(hearing) + len(ENCODER_DECODERS) == len(AUDIO_FAMILIES)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.quantization_config import QuantizationConfig
-from tokenloom.kernels.quantized import QuantizedWeight, as_floats
+from tokenloom.kernels.quantized import as_floats
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
 from tokenloom.tests.support.today import some, some_pairs
@@ -34,23 +34,7 @@ def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.T
     return checkpoint, load_file(plain / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", some(list(FORMATS), 3))
-def test_loaded_matrices_equal_the_dequantized_codes(form: str, tmp_path: Path) -> None:
-    checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
-    names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
-    with checkpoint:
-        for name in [*names, f"{LAYER}.mlp.down_proj.weight"]:
-            weight = load_matrix(checkpoint, TensorSlice(name, tuple(floats[name].shape)))
-            assert isinstance(weight, QuantizedWeight) and weight.nbytes < 0.5 * floats[name].nbytes
-            torch.testing.assert_close(weight.dequantize(), floats[name], atol=1e-7, rtol=1e-6)
-        fused = load_matrix(checkpoint, *(TensorSlice(name, tuple(floats[name].shape)) for name in names))
-        assert isinstance(fused, QuantizedWeight)
-        torch.testing.assert_close(
-            fused.dequantize(), torch.cat([floats[name] for name in names]), atol=1e-7, rtol=1e-6
-        )
-
-
-@pytest.mark.parametrize(("form", "num_ranks"), some_pairs(list(FORMATS), [2, 4, 8], every=5))
+@pytest.mark.parametrize(("form", "num_ranks"), some_pairs(list(FORMATS), [1, 2, 4, 8], every=5))
 def test_a_shard_may_begin_inside_a_quantization_group(form: str, num_ranks: int, tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
     with checkpoint:
