@@ -40,15 +40,12 @@ class Record:
 
 def grow(batch: InputBatch, records: dict[int, Record], rng: np.random.Generator, ends: dict[int, int]) -> None:
     """Give each row the blocks that it needs for `ends[row]` tokens, interleaved between rows."""
-    appends = []
-    for row, end in ends.items():
-        for _ in range(-(-end // BLOCK_SIZE) - len(records[row].blocks)):
-            records[row].blocks.append(int(rng.integers(1, NUM_BLOCKS)))
-            appends.append((row, records[row].blocks[-1]))
-    in_table_order = sorted(range(len(appends)), key=lambda _: rng.random())
-    queues = {row: [block for owner, block in appends if owner == row] for row in ends}
-    flat = [(appends[i][0], 0, queues[appends[i][0]].pop(0)) for i in in_table_order]
-    batch.append_blocks(np.array(flat, np.int32).reshape(-1, 3))
+    missing = {row: -(-end // BLOCK_SIZE) - len(records[row].blocks) for row, end in ends.items()}
+    rows = rng.permutation([row for row, count in missing.items() for _ in range(count)]).tolist()
+    appends = [(int(row), 0, int(rng.integers(1, NUM_BLOCKS))) for row in rows]
+    for row, _, block in appends:
+        records[row].blocks.append(block)
+    batch.append_blocks(np.array(appends, np.int32).reshape(-1, 3))
 
 
 def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], counts: list[int]) -> list[int]:

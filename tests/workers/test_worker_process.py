@@ -19,11 +19,8 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.workers.random_schedule import execute, frame, message, new_row
-from tokenloom.tests.workers.worker_harness import GENERATION, NUM_SLOTS, WorkerHarness, make_spec
+from tokenloom.tests.workers.worker_harness import GENERATION, GREEDY, NUM_SLOTS, PROMPT, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
-
-GREEDY = RowSampling(temperature=0.0)
-PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +112,13 @@ def test_a_worker_knows_whether_drafts_change_rounding(
     worker = Worker(make_spec(checkpoint, tmp_path, **options), rank=0, generation=0)
     list(worker.load())
     assert worker.measure().has_exact_drafts == is_exact
+
+
+def test_a_load_tells_how_many_tensors_are_read(checkpoint: Path, tmp_path: Path) -> None:
+    worker, progress = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), list[tuple[int, int]]()
+    worker.on_progress = lambda *numbers: progress.append(numbers)
+    assert [phase.name for phase in worker.load()] == ["load weights"]
+    assert progress == [(num_read, len(progress)) for num_read in range(1, len(progress) + 1)]
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])

@@ -52,6 +52,8 @@ START_S = 60.0
 POLL_MS = 50
 GENERATION = 7
 NUM_SLOTS = 4  # of the arena
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
+GREEDY = RowSampling(temperature=0.0)
 
 M = TypeVar("M")
 

@@ -25,13 +25,11 @@ from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.workers.adapters.adapted_model import GatedFiller
 from tokenloom.tests.workers.adapters.test_adapter_loader import replies_of
 from tokenloom.tests.workers.random_schedule import execute, message, new_row
-from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
+from tokenloom.tests.workers.worker_harness import GREEDY, PROMPT, WorkerHarness, make_spec
 from tokenloom.workers.memory import CPU_SHARE
 from tokenloom.workers.worker import Worker
 
-GREEDY = RowSampling(temperature=0.0)
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
-PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
 
 
 class Steps:

@@ -88,24 +88,6 @@ def replies_of(loader: AdapterLoader, count: int) -> list[SlotFilled]:
     return replies
 
 
-def test_a_slot_is_unknown_from_its_order_to_its_reply(loader: AdapterLoader, case: Case) -> None:
-    start(loader, case.order(2, 0), step=7, epoch=3)
-    with pytest.raises(ProtocolError, match=r"adapter slot 2, filled are \[\]"):
-        loader.check_filled(2)
-    assert loader.contents == []
-    (reply,) = replies_of(loader, 1)
-    place = (reply.rank, reply.step, reply.core_epoch, reply.slot, reply.digest, reply.error)
-    assert place == (Rank(0, 0), 7, 3, 2, case.digests[0], "")
-    assert reply.num_bytes > 10_000 and reply.duration_s > 0
-    loader.check_filled(2)
-    loader.check_filled(0)
-    assert loader.contents == [case.content(2, 0)]
-    start(loader, case.order(2, 1))
-    assert loader.contents == []
-    replies_of(loader, 1)
-    assert loader.contents == [case.content(2, 1)]
-
-
 def test_a_failed_fill_is_one_reply_and_leaves_the_slot_unknown(
     loader: AdapterLoader, case: Case, gate: GatedFiller
 ) -> None:
@@ -145,21 +127,6 @@ def test_two_orders_of_a_slot_make_it_known_after_the_last(
     assert loader.contents == [case.content(1, 2), case.content(2, 2)]
 
 
-def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, gate: GatedFiller) -> None:
-    gate.close()
-    start(loader, case.order(1, 0), step=5, epoch=1)
-    gate.wait_for_fill()
-    start(loader, case.order(2, 1), step=6, epoch=1)
-    loader.forget_orders()
-    assert loader.contents == []
-    gate.open()
-    start(loader, case.order(3, 2), step=1, epoch=2)
-    (reply,) = replies_of(loader, 1)
-    assert (reply.slot, reply.core_epoch, reply.error) == (3, 2, "")
-    # The fill under way has ended well, for the core after that; the one behind it never began.
-    assert loader.contents == [case.content(1, 0), case.content(3, 2)]
-
-
 def test_an_order_for_the_slot_of_an_old_fill_under_way_wins(
     loader: AdapterLoader, case: Case, gate: GatedFiller
 ) -> None:
@@ -171,32 +138,6 @@ def test_an_order_for_the_slot_of_an_old_fill_under_way_wins(
     gate.open()
     (reply,) = replies_of(loader, 1)
     assert (reply.digest, loader.contents) == (case.digests[1], [case.content(1, 1)])
-
-
-def test_other_weights_empty_all_slots_and_fail_open_orders(
-    loader: AdapterLoader, case: Case, gate: GatedFiller
-) -> None:
-    others = threading.enumerate()
-    start(loader, case.order(1, 0))
-    replies_of(loader, 1)
-    (thread,) = (each for each in threading.enumerate() if each.name == "adapter-loader" and each not in others)
-    gate.close()
-    start(loader, case.order(2, 1), step=2)
-    gate.wait_for_fill()
-    start(loader, case.order(3, 1), step=3)
-    loader.use(None)
-    replies = replies_of(loader, 2)
-    assert [(each.step, each.slot) for each in replies] == [(2, 2), (3, 3)]
-    assert all("weights were replaced" in each.error for each in replies)
-    with pytest.raises(ProtocolError, match="fills adapter slot 1"):
-        start(loader, case.order(1, 0))
-    loader.use(case.filler())
-    start(loader, case.order(2, 2), step=4)
-    assert [each.step for each in replies_of(loader, 1)] == [4]
-    gate.open()
-    thread.join()
-    assert loader.take() == [], "the old thread's results are dropped"
-    assert loader.contents == [case.content(2, 2)]
 
 
 def test_slots_out_of_range_are_refused(loader: AdapterLoader, case: Case) -> None:

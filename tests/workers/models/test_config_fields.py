@@ -126,10 +126,6 @@ def sweep(folder: Path, config: Config, todo: Iterator[Change], *, is_saved: boo
     return found
 
 
-def right(found: Counter[str]) -> bool:
-    return found.keys() <= {"equal", "idle", "refused"}
-
-
 @pytest.mark.parametrize("family", some(NATIVES, 6))
 def test_the_config_that_transformers_saves_gives_its_logits(family: str, tmp_path: Path) -> None:
     assert Pair(tmp_path, start_of(family), is_saved=True).error() <= TOLERANCE
@@ -163,27 +159,17 @@ def test_a_field_acts_as_in_transformers_or_is_refused_by_its_name(family: str, 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("spelling", ["saved", "published", "left out"])
 @pytest.mark.parametrize("family", NATIVES)
-def test_every_field_as_transformers_saves_it_acts_as_there(family: str, tmp_path: Path) -> None:
-    config = saved_config(tmp_path, start_of(family))
-    found = sweep(tmp_path, config, changes(config), is_saved=True)
-    assert found["equal"] > 10 and right(found), found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", NATIVES)
-def test_every_field_as_published_files_spell_it_acts_as_in_transformers(family: str, tmp_path: Path) -> None:
+def test_every_field_acts_as_in_transformers(family: str, spelling: str, tmp_path: Path) -> None:
+    """As transformers saves it, as published files spell it, and by its default where it is left out."""
     config = start_of(family)
-    found = sweep(tmp_path, config, changes(config), is_saved=False)
-    assert found["equal"] > 10 and right(found), found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", NATIVES)
-def test_a_field_that_is_left_out_has_the_default_of_transformers(family: str, tmp_path: Path) -> None:
-    config = start_of(family)
-    found = sweep(tmp_path, config, left_out(config), is_saved=False)
-    assert right(found), found
+    if spelling == "saved":
+        config = saved_config(tmp_path, config)
+    todo = left_out(config) if spelling == "left out" else changes(config)
+    found = sweep(tmp_path, config, todo, is_saved=spelling == "saved")
+    assert found.keys() <= {"equal", "idle", "refused"}, found
+    assert found["equal"] > 10 or spelling == "left out", found
 
 
 @pytest.mark.parametrize("family", some(NATIVES, 6))
