@@ -311,7 +311,10 @@ QWEN3_VL = VisionModel(
             head_dim=32,
             rope_scaling={"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
         ),
-        "vision_config": _qwen_tower("qwen3_vl", 4, num_position_embeddings=36, deepstack_visual_indexes=[0, 2]),
+        # heads of 24 elements, as the published ones no multiple of 16
+        "vision_config": _qwen_tower(
+            "qwen3_vl", 4, hidden_size=48, num_position_embeddings=36, deepstack_visual_indexes=[0, 2]
+        ),
     },
     preprocessor={
         "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -342,7 +345,7 @@ GEMMA3 = VisionModel(
             "sliding_window_pattern": 2,
             "rope_local_base_freq": 50.0,
         },
-        "vision_config": _tower("siglip_vision_model", vision_use_head=False),
+        "vision_config": _tower("siglip_vision_model", hidden_size=48, vision_use_head=False),
     },
     preprocessor=_square("Gemma3ImageProcessor", 56, resample=2, image_mean=HALF, image_std=HALF, image_seq_length=16),
     processor={"processor_class": "Gemma3Processor", "image_seq_length": 16},

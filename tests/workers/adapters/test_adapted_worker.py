@@ -73,13 +73,16 @@ def started(checkpoint: Path, run_directory: Path, **options: Any) -> Steps:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "model"
-    return tiny_checkpoint(folder, hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model")
 
 
 @pytest.fixture(scope="module")
 def orders(checkpoint: Path) -> list[FillSlot]:
-    """Orders to fill slot i with the i-th adapter."""
+    return orders_of(checkpoint)
+
+
+def orders_of(checkpoint: Path) -> list[FillSlot]:
+    """Return orders to fill slot i with the i-th adapter."""
     folders = [write_adapter(checkpoint.parent / f"a{i}", checkpoint, AdapterShape(rank=4), i) for i in range(3)]
     return [FillSlot(slot=i, digest=adapter_digest(each), folder=str(each)) for i, each in enumerate(folders, 1)]
 
@@ -91,8 +94,11 @@ def steps(checkpoint: Path, tmp_path: Path) -> Steps:
 
 @pytest.mark.parametrize("size", some([1, 2], 1))
 def test_processes_fill_slots_beside_their_steps_and_a_new_core_adopts_them(
-    size: int, checkpoint: Path, orders: list[FillSlot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shape = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    checkpoint = tiny_checkpoint(tmp_path / "model", **shape)
+    orders = orders_of(checkpoint)
     monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
     ranks = WorkerHarness(make_spec(checkpoint, tmp_path, tensor_parallel_size=size, **LORA))
     try:

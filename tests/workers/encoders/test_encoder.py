@@ -12,15 +12,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops
+from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops, make_cpu_ops
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.cpu.levels import LEVELS, kinds
 from tokenloom.tests.support.audio_oracle import AudioOracle, random_clip
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.audio.audio_items import item_of
 from tokenloom.tests.workers.encoders.images.image_items import their_features
 from tokenloom.tests.workers.encoders.media_case import MODELS, WHISPER, Cases, encode, scaled
+from tokenloom.workers.encoders.fused import fuse
 
 SOME_MODELS = [*some(list(VISION_MODELS), 2), *some([name for name in MODELS if name not in VISION_MODELS], 1)]
+
+PADDED = ["gemma3", "qwen3_vl"]  # with heads that kernels pad
+KINDS = [kind for kind in kinds() if kind[1] in LEVELS]
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -73,17 +79,18 @@ def test_numbers_are_limited_in_float16_as_by_transformers(case_of: Cases, tmp_p
     torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
 
 
-@pytest.mark.parametrize("name", SOME_MODELS)
-def test_our_kernels_compute_in_bfloat16_what_torch_does_wherever_the_pieces_are_cut(
-    case_of: Cases, name: str, tmp_path: Path
+@pytest.mark.parametrize("name", [*PADDED, *some([name for name in MODELS if name not in PADDED], 1)])
+@pytest.mark.parametrize(("dtype", "level"), KINDS)
+def test_our_kernels_compute_what_torch_does_wherever_the_pieces_are_cut(
+    case_of: Cases, name: str, dtype: torch.dtype, level: str
 ) -> None:
-    case = case_of(name)
-    encoder = case.load(torch.bfloat16, ops=load_cpu_ops(torch.bfloat16, spare_folder=tmp_path))
+    case, tolerance = case_of(name), 2e-4 if dtype == torch.float32 else 0.05
+    encoder = case.load(dtype, ops=make_cpu_ops(dtype, level))
     for item in (case.items[0], case.items[-1]):
         expected = encode(case.encoder, item)
         for per_stage in (each for each in (1, 2, 5) if each <= case.num_rows(item)):
             embeds = encode(encoder, item, pieces_per_stage=per_stage)
-            assert (embeds - expected).abs().max() < 0.05 * expected.abs().max()
+            assert (embeds - expected).abs().max() < tolerance * expected.abs().max()
             for pieces in case.cuts(per_stage):
                 assert torch.equal(encode(encoder, item, *pieces, pieces_per_stage=per_stage), embeds)
 
@@ -97,6 +104,14 @@ def test_our_kernels_replace_all_layers(case_of: Cases, name: str, tmp_path: Pat
     assert not any(type(each) in replaced for each in modules)
     assert encoder._tower.fused is not None
     assert case.encoder._tower.fused is None
+
+
+def test_layers_with_other_parts_or_without_kernels_are_left_as_they_are(case_of: Cases) -> None:
+    blocks = case_of("llava").load()._tower.blocks
+    assert fuse(ReferenceOps(), list(blocks), torch.float32) is None
+    others = [block._replace(mlp=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))) for block in blocks]
+    assert fuse(make_cpu_ops(torch.float32, LEVELS[-1]), others, torch.float32) is None
+    assert len(others) == len(blocks) and all(block.module._modules for block in blocks)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_asr"])
