@@ -151,4 +151,4 @@ def test_a_token_with_an_adapter_has_the_same_bits_alone_and_in_a_batch(dtype: t
         assert torch.equal(ops.linear(x[token : token + 1], packed)[0], together[token])
     space.begin_step(token_slots[:0])
     assert len(ops.linear(x[:0], packed)) == 0
-    assert space.nbytes == 3 * (x.itemsize * 8 * (2 * 24 + 40) + 4 * 40)
+    assert space.nbytes == 3 * 4 * (8 * (2 * 24 + 40) + 40)

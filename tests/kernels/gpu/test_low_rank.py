@@ -234,6 +234,27 @@ def test_look_ups_with_adapters_are_the_references(is_tied: bool) -> None:
     assert not torch.equal(results[0][2][0], table[1]) and torch.equal(results[0][2][3], table[20])
 
 
+def test_the_head_updates_the_chosen_tokens_whatever_was_chosen_before() -> None:
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(90, 48), torch.randn(6, 48)
+    update, slots = LowRankUpdate([random_part(random.Random(0), 0, 90, 48, 8)]), torch.tensor([0, 1, 2, 1, 0, 1]).int()
+    results = []
+    for ops in (TritonOps(90), ReferenceOps()):
+        packed, space = ops.pack_linear(weight, None), ops.adapter_space(2, 8)
+        space.attach(packed, 1).fill(1, update)
+        space.begin_step(slots)
+        scores = []
+        for tokens in ([5], [0, 1, 3], [2]):
+            index = torch.tensor(tokens)
+            space.choose_tokens(index)
+            scores.append(ops.logits(hidden[index], packed))
+        results.append(torch.cat(scores))
+    assert results[0].dtype == torch.float32
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-5)
+    for place, token in enumerate([5, 0, 1, 3, 2]):
+        assert torch.allclose(results[0][place], weight @ hidden[token], atol=1e-4) == (slots[token] != 1)
+
+
 def test_a_refilled_slot_keeps_nothing_of_its_adapter_before() -> None:
     rng = random.Random(0)
     torch.manual_seed(0)

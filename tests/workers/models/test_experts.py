@@ -110,7 +110,9 @@ def test_experts_in_mxfp4_give_the_logits_of_transformers_on_their_floats(tmp_pa
     check(logits_of(quantized, load_model_config(quantized), tokens), expected)
 
 
-@pytest.mark.parametrize("family", some(sorted({family for family, _ in CASES.values()} | {"mixtral", "qwen3_moe"}), 3))
+@pytest.mark.parametrize(
+    "family", some([family for family in (*dict(CASES.values()), "mixtral", "qwen3_moe") if "gemma4" not in family], 3)
+)
 def test_a_step_is_one_call_of_the_c_kernels(family: str, tmp_path: Path) -> None:
     if not levels_up_to():
         pytest.skip("needs the C kernels")
