@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tokenloom.ipc.messages.workers import Probe, SchedulerOutput, TokenMask
+import pytest
+
+from tokenloom.ipc.messages.workers import CoreToWorker, Probe, SchedulerOutput, TokenMask
 from tokenloom.workers.step_sequencer import StepSequencer, StreamAction
 
 GENERATION = 3
@@ -22,41 +24,37 @@ def probe(epoch: int = 0, generation: int = GENERATION) -> Probe:
     return Probe(core_epoch=epoch, generation=generation)
 
 
-def probed(epoch: int = 0) -> StepSequencer:
+def probed() -> StepSequencer:
     sequencer = StepSequencer(GENERATION)
-    assert sequencer.classify(probe(epoch)) is StreamAction.RESET
+    assert sequencer.classify(probe()) is StreamAction.RESET
     return sequencer
 
 
-def test_a_gap_is_requested_once_and_then_filled() -> None:
-    sequencer = probed()
-    assert [sequencer.classify(step(n)) for n in (1, 3, 4)] == [
-        StreamAction.EXECUTE,
-        StreamAction.RESEND,
-        StreamAction.DROP,
-    ]
-    assert sequencer.next_step == 2
-    assert [sequencer.classify(step(n)) for n in (2, 3, 4)] == [StreamAction.EXECUTE] * 3
-    assert sequencer.classify(step(6)) is StreamAction.RESEND
+STREAMS: dict[str, list[tuple[CoreToWorker, str]]] = {
+    "a gap is requested once and then filled": [
+        *((probe(), "RESET"), (step(1), "EXECUTE"), (step(3), "RESEND"), (step(4), "DROP"), (step(2), "EXECUTE")),
+        *((step(3), "EXECUTE"), (step(4), "EXECUTE"), (step(6), "RESEND")),
+    ],
+    "a new core probes first and restarts at step one, and the old core is stale": [
+        *((probe(4), "RESET"), (step(1, 4), "EXECUTE"), (step(3, 4), "RESEND"), (step(1, 5), "STALE")),
+        *((probe(5), "RESET"), (step(2, 4), "STALE"), (probe(4), "STALE"), (step(2, 5), "RESEND")),
+        (step(1, 5), "EXECUTE"),
+    ],
+    "another group is stale": [
+        *((probe(), "RESET"), (step(1, generation=2), "STALE"), (probe(9, generation=4), "STALE")),
+        (step(1), "EXECUTE"),
+    ],
+    "no step runs before a probe, and another probe of the same core changes nothing": [
+        *((step(1), "STALE"), (probe(), "RESET"), (step(1), "EXECUTE"), (probe(), "ACKNOWLEDGE"), (step(2), "EXECUTE")),
+    ],
+}
 
 
-def test_a_new_core_restarts_at_step_one_and_the_old_core_is_stale() -> None:
-    sequencer = probed(epoch=4)
-    sequencer.classify(step(1, epoch=4))
-    sequencer.classify(step(3, epoch=4))
-    assert sequencer.classify(step(1, epoch=5)) is StreamAction.STALE, "a new core must probe first"
-    assert sequencer.classify(probe(5)) is StreamAction.RESET
-    assert sequencer.classify(step(2, epoch=4)) is StreamAction.STALE
-    assert sequencer.classify(probe(4)) is StreamAction.STALE
-    assert sequencer.classify(step(2, epoch=5)) is StreamAction.RESEND
-    assert sequencer.classify(step(1, epoch=5)) is StreamAction.EXECUTE
-
-
-def test_another_group_is_stale() -> None:
-    sequencer = probed()
-    assert sequencer.classify(step(1, generation=2)) is StreamAction.STALE
-    assert sequencer.classify(probe(9, generation=4)) is StreamAction.STALE
-    assert sequencer.classify(step(1)) is StreamAction.EXECUTE
+@pytest.mark.parametrize("name", STREAMS)
+def test_each_message_of_a_stream_has_its_action(name: str) -> None:
+    sequencer = StepSequencer(GENERATION)
+    for message, action in STREAMS[name]:
+        assert sequencer.classify(message).name == action
 
 
 def test_every_step_runs_exactly_once_through_random_losses_and_repeats() -> None:

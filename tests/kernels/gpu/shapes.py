@@ -82,5 +82,5 @@ def as_fp8(kv_cache: Tensor) -> Tensor:
     return tiles.unflatten(-1, (kv_cache.shape[-2], -1))
 
 
-def from_fp8(kv_cache: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return fp8_cache.decode(kv_cache.flatten(-2), kv_cache.shape[-2], dtype)
+def from_fp8(kv_cache: Tensor) -> Tensor:
+    return fp8_cache.decode(kv_cache.flatten(-2), kv_cache.shape[-2], torch.float32)

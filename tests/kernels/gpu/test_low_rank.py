@@ -18,11 +18,9 @@ from tokenloom.kernels.contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
-    AdapterSpace,
     BatchColumns,
     LowRankPart,
     LowRankUpdate,
-    PackedLinear,
     Routing,
 )
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
@@ -105,25 +103,15 @@ def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, for
     check_close(*results)
 
 
-def adapted_layer(
-    ops: TritonOps, activation: Activation, num_inputs: int = TWO_SPLITS, num_outputs: int = 40
-) -> tuple[AdapterSpace, PackedLinear]:
-    rng = random.Random(0)
-    torch.manual_seed(0)
-    weight = torch.randn(num_outputs, num_inputs) / num_inputs**0.5
-    packed = ops.pack_linear(weight, torch.randn(num_outputs), activation)
-    space = ops.adapter_space(NUM_SLOTS, max(RANKS))
-    layer = space.attach(packed, 2)
-    for slot in range(1, NUM_SLOTS):
-        layer.fill(slot, random_update(rng, num_outputs, num_inputs, 2))
-    return space, packed
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("activation", [NO_ACTIVATION, GATED_SILU])
 def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Activation) -> None:
-    ops = BatchInvariantTritonOps(90)
-    space, packed = adapted_layer(ops, activation)
+    torch.manual_seed(0)
+    ops, rng, weight = BatchInvariantTritonOps(90), random.Random(0), torch.randn(40, TWO_SPLITS) / TWO_SPLITS**0.5
+    packed, space = ops.pack_linear(weight, torch.randn(40), activation), ops.adapter_space(NUM_SLOTS, max(RANKS))
+    layer = space.attach(packed, 2)
+    for slot in range(1, NUM_SLOTS):
+        layer.fill(slot, random_update(rng, 40, TWO_SPLITS, 2))
     x, slots = torch.randn(20, TWO_SPLITS), mixed_slots(20)
 
     def run(rows: Sequence[int]) -> Tensor:

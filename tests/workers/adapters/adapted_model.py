@@ -32,18 +32,17 @@ def load_adaptable(
     group: ParallelGroup | None = None,
     config: EngineConfig = CONFIG,
     quantization: str | None = None,
-    dtype: torch.dtype = torch.float32,
     piece_bytes: int = PIECE_BYTES,
 ) -> tuple[DecoderModel, SlotFiller]:
     """Load a model with empty slots, and their filler."""
     model_config = load_model_config(folder)
     if quantization is not None:
         model_config = quantized_on_load(model_config, quantization)
-    ops = ops or select_ops(CPU, dtype)
+    ops = ops or select_ops(CPU, torch.float32)
     adapters = adaptable(ops, model_config, config)
-    model = load_model(folder, model_config, 128, dtype, CPU, ops, group or ParallelGroup(), adapters=adapters)
+    model = load_model(folder, model_config, 128, torch.float32, CPU, ops, group or ParallelGroup(), adapters=adapters)
     assert model.adapted is not None
-    open_base = partial(Checkpoint, folder, dtype, CPU, model_config.quantization)
+    open_base = partial(Checkpoint, folder, torch.float32, CPU, model_config.quantization)
     return model, SlotFiller(model.adapted, model_config, config, open_base, piece_bytes=piece_bytes)
 
 

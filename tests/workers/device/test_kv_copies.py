@@ -41,8 +41,8 @@ NUM_SLOTS = 7
 GREEDY = RowSampling(temperature=0.0)
 
 
-def new_arena_of(slot_bytes: int, num_slots: int = NUM_SLOTS) -> Arena:
-    shape = ArenaShape(num_slots=num_slots, slot_bytes=slot_bytes)
+def new_arena_of(slot_bytes: int) -> Arena:
+    shape = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=slot_bytes)
     fd = new_arena()
     Arena.resize(fd, shape)
     return Arena(fd, shape)

@@ -47,10 +47,10 @@ class Clip:
     rows: Tensor  # [num_rows, hidden_size]
 
 
-def clips_of(folder: Path, lengths: dict[str, int], seed: int = 0) -> dict[str, Clip]:
-    config, draw = load_model_config(folder), random.Random(seed)
+def clips_of(folder: Path, lengths: dict[str, int]) -> dict[str, Clip]:
+    config, draw = load_model_config(folder), random.Random(0)
     assert config.cross is not None
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return {
         name: Clip(
             [START_ID, *(draw.randrange(config.vocab_size) for _ in range(length - 1))],

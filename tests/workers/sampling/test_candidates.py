@@ -10,14 +10,14 @@ from tokenloom.kernels.noise import gumbel, vocabulary_bits
 from tokenloom.workers.sampling.candidates import RowDraw, find_candidates
 
 
-def draw_of(reached_noise: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> RowDraw:
+def draw_of(reached_noise: float, top_p: float = 1.0) -> RowDraw:
     return RowDraw(
         row=0,
         position=17,
         temperature=np.float32(1.0),
-        top_k=top_k,
+        top_k=0,
         top_p=top_p,
-        min_p=min_p,
+        min_p=0.0,
         seed=np.array([1, 2], np.uint32),
         largest=np.float32(0.0),
         reached_noise=reached_noise,

@@ -30,9 +30,9 @@ def voice(seed: int, count: int) -> Tensor:
     return torch.from_numpy(random_clip(seed, count))
 
 
-def whisper_frames(samples: Tensor, seconds: int = 1, **options: Any) -> Tensor:
-    """Return the frames of whole windows of `seconds`."""
-    extractor = transformers.WhisperFeatureExtractor(feature_size=NUM_BINS, chunk_length=seconds)
+def whisper_frames(samples: Tensor, **options: Any) -> Tensor:
+    """Return the frames of whole windows of a second."""
+    extractor = transformers.WhisperFeatureExtractor(feature_size=NUM_BINS, chunk_length=1)
     found = extractor(samples.numpy(), sampling_rate=16000, return_tensors="pt", **options)
     return found["input_features"][0]
 
