@@ -14,12 +14,45 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels import noise
+from tokenloom.kernels.gpu.sampling.noise import gumbel, run_bits, token_bits
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.tests.support.today import some
+from tokenloom.workers.sampling.sampler import Sampler
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
+
+
+@triton.jit
+def _bits_kernel(first_id, position, seed_low, seed_high, tokens, runs, noises, LENGTH: tl.constexpr):
+    steps = tl.arange(0, LENGTH)
+    low, high = tl.load(seed_low).to(tl.uint32), tl.load(seed_high).to(tl.uint32)
+    at = tl.load(position).to(tl.uint32)
+    bits = token_bits(first_id + steps, at, low, high)
+    tl.store(tokens + steps, bits.to(tl.int64))
+    tl.store(runs + steps, run_bits(first_id, at, low, high, LENGTH).to(tl.int64))
+    tl.store(noises + steps, gumbel(bits))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # 32-bit words wrap, as they must
+@pytest.mark.parametrize("seed", some(range(8), 3))
+def test_noise_equals_the_cpus_bit_for_bit(seed: int) -> None:
+    rng = random.Random(seed)
+    words, position, first_id = [rng.getrandbits(32), rng.getrandbits(32)], rng.getrandbits(31), 4 * rng.randrange(9999)
+    length = 64
+    tokens, runs = torch.empty(2, length, dtype=torch.int64)
+    noises = torch.empty(length, dtype=torch.float64)
+    low, high, at = torch.tensor([[words[0]], [words[1]], [position]], dtype=torch.int64)
+    _bits_kernel[(1,)](first_id, at, low, high, tokens, runs, noises, LENGTH=length)
+    wanted = noise.vocabulary_bits(first_id + length, position, np.array(words, np.uint32))[first_id:]
+    assert tokens.tolist() == wanted.tolist()
+    assert runs.tolist() == wanted.tolist()
+    np.testing.assert_allclose(noises.numpy(), noise.gumbel(wanted), rtol=0, atol=1e-14)
 
 
 @dataclass(frozen=True)
@@ -125,6 +158,22 @@ def test_draws_match_the_definition(start: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_device_and_host_samplers_draw_the_same_tokens() -> None:
+    rng = random.Random(11)
+    rows, logits = random_rows(rng, 8), torch.randn(8, 700, generator=torch.Generator().manual_seed(11)) * 2
+    columns, positions = SamplingColumns.greedy(len(rows)), np.array([row.position for row in rows])
+    for place, row in enumerate(rows):
+        seed = row.seed[0] + (row.seed[1] << 32)
+        sampling = RowSampling(
+            temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, seed=seed
+        )
+        columns.put(place, sampling)
+    on_device = Sampler(is_on_device=True).sample(logits, columns, positions)
+    assert on_device.tolist() == Sampler().sample(logits, columns, positions).tolist()
+    assert len(set(on_device.tolist())) > 4
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_invalid_rows_get_their_largest_logit_and_padding_gets_zero() -> None:
     row = Row(1.0, 5, 0.9, 0.0, (1, 2), 7)
     logits = torch.randn(4, 50)
@@ -133,6 +182,15 @@ def test_invalid_rows_get_their_largest_logit_and_padding_gets_zero() -> None:
     logits[2] = -torch.inf
     tokens = sample_rows(logits, [row] * 4, row_ids=[0, 1, 2, -1])
     assert tokens == [31, 12, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
+    rng = random.Random(5)
+    rows, logits = random_rows(rng, 2), torch.randn(2, 3000, generator=torch.Generator().manual_seed(5))
+    together = sample_rows(logits, rows)
+    for index in range(2):
+        assert sample_rows(logits[index : index + 1], [rows[index]]) == [together[index]]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -155,6 +155,36 @@ def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, h
     schedule.check()
 
 
+def test_a_host_sampled_step_waits_for_the_steps_in_flight() -> None:
+    runner = new_runner(FakeRecorder())
+    greedy, counted = RowSampling(temperature=0.0), RowSampling(temperature=0.0, num_logprobs=0)
+    new_rows = [new_row(0, [5, 6, 7], sampling=greedy), new_row(1, [8, 9], sampling=counted)]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    unfinished = 0
+
+    def finish_all() -> None:
+        nonlocal unfinished
+        while unfinished:
+            unfinished -= 1
+            sampled = sampled_by(runner.finish())
+            for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
+                tokens[row].append(token)
+
+    for rows, counts, added, blocks in (
+        ([0], [3], new_rows, [0, 0, 9, 1, 0, 10]),
+        ([0], [1], [], []),
+        ([0, 1], [1, 2], [], [0, 0, 11]),
+        ([0], [1], [], []),
+        ([0, 1], [1, 1], [], []),
+    ):
+        runner.start(message(rows, counts, [], added, blocks), finish_all=finish_all)
+        unfinished += 1
+    assert unfinished == 1
+    finish_all()
+    assert tokens[0] == expected_tokens([5, 6, 7], greedy, 5)
+    assert tokens[1] == expected_tokens([8, 9], greedy, 2)
+
+
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
     """Beside five kernels and four products a layer. Whatever changed of rows, of some at once, takes one copy and one
     launch more, other rows than before another copy."""
