@@ -185,6 +185,31 @@ def test_a_host_sampled_step_waits_for_the_steps_in_flight() -> None:
     assert tokens[1] == expected_tokens([8, 9], greedy, 2)
 
 
+def test_host_sampled_decode_steps_run_as_graphs() -> None:
+    """Rows continue with tokens that the host sampled, on the host and on the device."""
+    recorder = FakeRecorder()
+    runner = new_runner(recorder)
+    samplings = [RowSampling(seed=3), RowSampling(seed=4, num_logprobs=2)]
+    prompts = [[5, 6, 7], [70, 71]]
+    blocks = [value for row in (0, 1) for i in range(4) for value in (row, 0, 9 + 4 * row + i)]
+    new_rows = [new_row(row, prompts[row], sampling=samplings[row]) for row in (0, 1)]
+    tokens: list[list[int]] = [[], []]
+    for number, rows in enumerate([[0, 1]] * 4 + [[0]] * 2 + [[0, 1]] * 2 + [[1]] * 3):
+        counts, added, appends = [1] * len(rows), [], []
+        if number == 0:
+            counts, added, appends = [3, 2], new_rows, blocks
+        sampled = execute(runner, message(rows, counts, [], added, appends))
+        for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
+            tokens[row].append(token)
+        assert (sampled.logprobs is not None) == (1 in rows)
+    for row in (0, 1):
+        assert tokens[row] == expected_tokens(prompts[row], samplings[row], len(tokens[row]))
+    assert [len(each) for each in tokens] == [8, 9]
+    assert (
+        recorder.num_replays == 2 + 2 + 2 + 2
+    )  # of the host's two rows, of one that the device draws, … of the host's
+
+
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
     """Beside five kernels and four products a layer. Whatever changed of rows, of some at once, takes one copy and one
     launch more, other rows than before another copy."""

@@ -24,6 +24,15 @@ def draw_of(reached_noise: float, top_p: float = 1.0) -> RowDraw:
     )
 
 
+@pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0])
+def test_noise_above_the_scale_never_reaches_the_score(reached_noise: float) -> None:
+    weights = np.exp(-np.linspace(0, 20, 50))
+    bits = np.floor(weights * draw_of(reached_noise).noise_scale()) + 1
+    is_possible = bits < 2**32
+    scores = np.log(weights[is_possible]) + gumbel(bits[is_possible].astype(np.uint32))
+    assert is_possible.any() and (scores < reached_noise).all()
+
+
 def test_a_wide_row_is_thinned_by_its_noise() -> None:
     vocab_size, reached = 20_000, 3.0
     logits = torch.zeros(1, vocab_size)
