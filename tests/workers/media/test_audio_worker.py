@@ -17,6 +17,7 @@ from tokenloom.tests.support.audio_oracle import AudioOracle, Samples
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.encoders.audio.audio_items import random_item
 from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers
+from tokenloom.tests.workers.random_schedule import message
 
 COUNTS = (17_000, 30_001)  # samples
 
@@ -67,6 +68,17 @@ def test_tokens_with_audio_are_those_of_transformers(name: str, tmp_path: Path) 
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = audio_checkpoint(tmp_path_factory.mktemp("model") / "qwen3_asr", "qwen3_asr")
     return Engine(folder, tmp_path_factory.mktemp("run"))
+
+
+def test_a_missing_audio_is_reported_by_its_kind(engine: Engine) -> None:
+    prompt = make_prompt(engine, COUNTS, seed=1)
+    lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
+    result = engine.execute(msgspec.structs.replace(message(), encodes=[lost]))
+    assert [each.entry for each in result.failed_entries] == [9]
+    assert result.failed_entries[0].error.startswith("an audio clip is no longer in the engine's store")
+    wrong = msgspec.structs.replace(prompt.orders[0], num_embeds=3, entry=9)
+    (failed,) = engine.execute(msgspec.structs.replace(message(), encodes=[wrong])).failed_entries
+    assert failed.error == "an audio clip has 14 embeddings and 3 placeholders: send it again"
 
 
 def test_memory_is_reserved_for_the_rows_of_the_largest_audio(engine: Engine) -> None:
