@@ -114,6 +114,16 @@ def test_forced_tokens_are_computed_in_one_step_and_the_next_token_follows_them(
     assert second.token_ids == expected.token_ids
 
 
+def test_cached_blocks_are_read_and_not_computed_again() -> None:
+    runner = new_runner()
+    prompt = list(range(10))
+    execute(runner, message([0], [10], new_rows=[new_row(0, prompt)], appends=[0, 0, 3, 0, 0, 4, 0, 0, 5]))
+    other = [*prompt[:8], 77, 78]
+    appends = [1, 0, 3, 1, 0, 4, 1, 0, 6]
+    answer = execute(runner, message([1], [2], new_rows=[new_row(1, other, computed=8)], appends=appends))
+    assert answer.token_ids == expected_tokens(other, RowSampling(temperature=0.0), 1)
+
+
 def test_block_appends_must_be_triples() -> None:
     with pytest.raises(ProtocolError, match="triples"):
         execute(new_runner(), message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))

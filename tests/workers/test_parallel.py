@@ -123,6 +123,14 @@ def test_processes_share_a_model_and_a_dead_rank_makes_the_calls_of_the_others_r
     assert "Timed out" not in results[0][1], "at once, not when the time of the group is over"
 
 
+def test_a_group_of_one_does_not_communicate() -> None:
+    group, x = ParallelGroup(), torch.randn(2, 3)
+    for talk in (group.all_reduce, group.gather, group.broadcast):
+        assert talk(x) is x
+    group.close()
+    assert not torch.distributed.is_initialized()
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
 def test_each_rank_holds_the_kv_heads_that_its_query_heads_read(size: int, num_kv_heads: int) -> None:

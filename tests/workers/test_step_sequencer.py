@@ -31,6 +31,10 @@ def probed() -> StepSequencer:
 
 
 STREAMS: dict[str, list[tuple[CoreToWorker, str]]] = {
+    "steps run in order and once": [
+        *((probe(), "RESET"), (step(1), "EXECUTE"), (step(2), "EXECUTE"), (step(2), "STALE"), (step(1), "STALE")),
+        (step(3), "EXECUTE"),
+    ],
     "a gap is requested once and then filled": [
         *((probe(), "RESET"), (step(1), "EXECUTE"), (step(3), "RESEND"), (step(4), "DROP"), (step(2), "EXECUTE")),
         *((step(3), "EXECUTE"), (step(4), "EXECUTE"), (step(6), "RESEND")),

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
+from tokenloom.kernels.cpu.cpu_experts import CpuExperts
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.test_route import route_one
 from tokenloom.tests.support.today import some
 
 CLAMPED = Activation("swiglu_clamped", is_gated=True, limit=0.7)
@@ -161,3 +163,10 @@ def test_nan_and_infinity_do_not_spread_to_other_tokens(ops: CpuOps) -> None:
     assert answer[3].isnan().all() and not answer[4].isfinite().all()
     answer[3:5] = calm[3:5]
     assert torch.equal(answer, calm)
+
+
+def test_the_size_of_packed_experts_is_that_of_their_weights(ops: CpuOps) -> None:
+    layer = Layer.draw(ops.dtype, 4, 64, 32, Routing(2))
+    packed = ops.pack_experts(list(layer.gate_up), list(layer.down))
+    assert isinstance(packed, CpuExperts)
+    assert packed.nbytes == layer.gate_up.nbytes + layer.down.nbytes

@@ -28,7 +28,7 @@ from tokenloom.tests.workers.device.fake_device import (
     new_runner,
 )
 from tokenloom.tests.workers.device.row_schedule import OF_RANKS, drive
-from tokenloom.tests.workers.paged_run import CPU, load
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -289,3 +289,15 @@ def test_graph_bytes_counts_the_kernels_of_each_graph() -> None:
     assert num_sizes == 18
     assert many - few >= 2 * num_sizes * 35 * 12 * 10_000  # seven kernels and four products, one of them split
     assert 0.4e9 < many < 0.5e9
+
+
+@torch.inference_mode()
+def test_triton_kernels_give_the_logits_of_the_reference(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3", **SMALL)
+    plain, kernels = load(folder), load(folder, ops=device_ops())
+    prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()
+    runs = [PagedRun(model, block_size=16) for model in (plain, kernels)]
+    for step in ({"a": prompt}, {"a": [5], "b": prompt[:9], "c": [8]}):
+        wanted, actual = (run.step(step) for run in runs)
+        for name in step:
+            torch.testing.assert_close(actual[name], wanted[name], atol=2e-5, rtol=2e-5)

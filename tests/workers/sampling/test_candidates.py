@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from tokenloom.kernels.noise import gumbel, vocabulary_bits
+from tokenloom.kernels.noise import MAX_GUMBEL, gumbel, vocabulary_bits
 from tokenloom.workers.sampling.candidates import RowDraw, find_candidates
 
 
@@ -22,6 +24,13 @@ def draw_of(reached_noise: float, top_p: float = 1.0) -> RowDraw:
         largest=np.float32(0.0),
         reached_noise=reached_noise,
     )
+
+
+@pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0, MAX_GUMBEL])
+def test_the_weight_floor_is_the_least_that_the_largest_noise_lifts_to_the_score(reached_noise: float) -> None:
+    floor = draw_of(reached_noise).least_winning_weight
+    assert math.log(floor) + MAX_GUMBEL < reached_noise, "a token under the floor could have won"
+    assert math.log(floor * 1.01) + MAX_GUMBEL > reached_noise, "the floor lets in tokens that cannot win"
 
 
 @pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0])
