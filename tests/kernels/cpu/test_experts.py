@@ -17,7 +17,6 @@ from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
 from tokenloom.kernels.cpu.cpu_experts import CpuExperts
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.test_route import route_one
 from tokenloom.tests.support.today import some
 
 CLAMPED = Activation("swiglu_clamped", is_gated=True, limit=0.7)
