@@ -39,27 +39,15 @@ def tokens_of(http: httpx2.Client, text: str) -> list[int]:
 
 FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: endpoint, body, condition on the answer
     "top_k": (COMPLETION, FRANCE | WILD | {"top_k": 1}, lambda a: text_of(a) == " Paris."),
-    "max_tokens": (COMPLETION, FRANCE | {"max_tokens": 1}, lambda a: a["choices"][0]["finish_reason"] == "length"),
     "max_completion_tokens": (
         CHAT,
         QUESTION | {"max_tokens": 9, "max_completion_tokens": 2},
         lambda a: a["usage"]["completion_tokens"] == 2,
     ),
-    "skip_special_tokens": (
-        COMPLETION,
-        FRANCE | {"skip_special_tokens": False, "ignore_eos": True, "max_tokens": 3},
-        lambda a: text_of(a) == " Paris.<|eos|>",
-    ),
-    "request_id": (COMPLETION, FRANCE | {"request_id": "mine"}, lambda a: a["id"] == "cmpl-mine"),
     "return_tokens_as_token_ids": (
         COMPLETION,
         FRANCE | {"logprobs": 2, "echo": True, "max_tokens": 1, "return_tokens_as_token_ids": True},
         lambda a: _named_by_id(a["choices"][0]["logprobs"]),
-    ),
-    "return_token_ids": (
-        COMPLETION,
-        FRANCE | {"return_token_ids": True},
-        lambda a: len(a["choices"][0]["token_ids"]) == 3,
     ),
     "add_special_tokens": (
         COMPLETION,
@@ -75,12 +63,6 @@ FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: e
         COMPLETION,
         FRANCE | {"ignore_eos": True, "max_tokens": 1900, "timeout_s": 0.1},
         lambda a: a["choices"][0]["finish_reason"] == "timeout",
-    ),
-    "guided_choice": (CHAT, QUESTION | {"guided_choice": ["x", "yy"]}, lambda a: text_of(a) in ("x", "yy")),
-    "structured_outputs": (
-        COMPLETION,
-        FRANCE | {"structured_outputs": {"grammar": 'start: "a" "b"'}},
-        lambda a: text_of(a) == "ab",
     ),
 }
 

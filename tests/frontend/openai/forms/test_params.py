@@ -80,6 +80,7 @@ def test_every_spelling_of_a_schema_is_obeyed(fields: dict[str, object]) -> None
         ({"grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
         ({"guided_grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
         ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
         (form("json_object"), "json", json.dumps(OTHER, separators=(",", ":"))),
         (form("json", value=json.dumps(SCHEMA)), "json", json.dumps(SCHEMA)),
     ],
