@@ -47,5 +47,6 @@ def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
     parts = [CallBegin("mcp__shop__find"), Arguments("{}"), CallEnd(""), CallBegin("now"), CallEnd("")]
     events = [*writer.write(parts), *writer.finish(is_whole=True)]
     assert [(item["name"], item.get("namespace")) for item in writer.items] == [("find", "mcp__shop"), ("now", None)]
+    assert [item["status"] for item in writer.items] == ["completed", "incomplete"], "the second has no arguments"
     added: list[Any] = [fields["item"] for kind, fields in events if kind == "response.output_item.added"]
     assert [(item["name"], item.get("namespace")) for item in added] == [("find", "mcp__shop"), ("now", None)]
