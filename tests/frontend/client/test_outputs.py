@@ -40,11 +40,9 @@ def test_later_updates_do_not_change_an_output_which_has_the_fields_of_vllm() ->
     first = builder.build()
     builder.add(Delta(request_id="r", start=1, token_ids=encode_ids([2]), text="b", finish_reason="length"))
     second = builder.build()
-    found = [(*each.outputs, each.finished, each.outputs[0].finished()) for each in (first, second)]
-    assert [(answer.token_ids, answer.text, *ends) for answer, *ends in found] == [
-        ([1], "a", False, False),
-        ([1, 2], "ab", True, True),
-    ]
+    for output, expected in ((first, ([1], "a", False)), (second, ([1, 2], "ab", True))):
+        (answer,) = output.outputs
+        assert (answer.token_ids, answer.text, answer.finished()) == expected and output.finished == answer.finished()
     assert second.num_cached_tokens == 4
     absent = ("lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params")
     assert {getattr(first, name) for name in absent} == {None}
