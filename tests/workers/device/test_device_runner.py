@@ -210,6 +210,18 @@ def test_host_sampled_decode_steps_run_as_graphs() -> None:
     )  # of the host's two rows, of one that the device draws, … of the host's
 
 
+def test_a_late_token_is_not_written_to_the_next_request_of_its_row() -> None:
+    runner = new_runner(FakeRecorder())
+    prompt = [70, 71, 72, 73, 74, 75]
+    runner.start(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9]))
+    runner.start(message([0], [2], [0], [new_row(0, prompt)], [0, 0, 11, 0, 0, 12]))
+    assert sampled_by(runner.finish()).rows == [0]
+    assert sampled_by(runner.finish()).rows == []
+    tokens = execute(runner, message([0], [4])).token_ids
+    tokens += execute(runner, message([0], [1])).token_ids
+    assert tokens == expected_tokens(prompt, RowSampling(temperature=0.0), 2)
+
+
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
     """Beside five kernels and four products a layer. Whatever changed of rows, of some at once, takes one copy and one
     launch more, other rows than before another copy."""
