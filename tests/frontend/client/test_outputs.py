@@ -40,9 +40,9 @@ def test_later_updates_do_not_change_an_output_which_has_the_fields_of_vllm() ->
     first = builder.build()
     builder.add(Delta(request_id="r", start=1, token_ids=encode_ids([2]), text="b", finish_reason="length"))
     second = builder.build()
-    for output, expected in ((first, ([1], "a", False)), (second, ([1, 2], "ab", True))):
-        (answer,) = output.outputs
-        assert (answer.token_ids, answer.text, answer.finished()) == expected and output.finished == answer.finished()
+    shown = [(each.token_ids, each.text, each.finished()) for output in (first, second) for each in output.outputs]
+    assert shown == [([1], "a", False), ([1, 2], "ab", True)]
+    assert (first.finished, second.finished) == (False, True)
     assert second.num_cached_tokens == 4
     absent = ("lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params")
     assert {getattr(first, name) for name in absent} == {None}
