@@ -205,7 +205,7 @@ def test_the_dashboard_shows_every_metric_and_the_alerts_use_existing_ones() -> 
 def test_a_request_refused_by_the_core_counts_as_refused_not_as_finished() -> None:
     bench = Bench()
     for kind in ("overloaded", "internal"):
-        bench.submit(kind, accept=False, params={"n": 2})
+        bench.core_request(kind, params={"n": 2})
         error = ErrorInfo(kind, "a test")
         bench.core(finished=[Finished(key=key, reason="error", error=error) for key in keys_of(bench)])
     metrics = bench.frontend.metrics
@@ -228,7 +228,7 @@ def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
         if rng.random() < 0.4:
             prompt = encode_ids(range(5, 5 + rng.randrange(1, 9)))
             params = {"max_tokens": 200, "n": rng.choice([1, 1, 3])}
-            bench.submit(f"r{turn}", accept=False, params=params, prompt_token_ids=prompt)
+            bench.core_request(f"r{turn}", params=params, prompt_token_ids=prompt)
             keys = keys_of(bench)
             num_tokens |= dict.fromkeys(keys, 0)
             id_by_key |= dict.fromkeys(keys, f"r{turn}")
