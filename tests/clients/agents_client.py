@@ -7,7 +7,7 @@ from typing import Any
 import agents
 from agents import Agent, ModelSettings, Runner
 from openai import AsyncOpenAI
-from wanted import MODEL, QUESTION, RESULT, URL, Address, Seen, Street, is_wanted
+from wanted import MODEL, QUESTION, RESULT, TOO_LONG, URL, Address, Seen, Street, error_of, is_wanted
 
 agents.set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0, timeout=60)
@@ -55,6 +55,12 @@ def called() -> object:
 
 
 @seen
+def goes_on_after_a_call() -> object:
+    settings = ModelSettings(**FORCED, max_tokens=300)
+    return bool(Runner.run_sync(agent(tools=[find], model_settings=settings), QUESTION, max_turns=3).raw_responses)
+
+
+@seen
 def goes_on_by_id() -> object:
     first = Runner.run_sync(agent(), QUESTION)
     if first.last_response_id is None:  # a chat has none
@@ -62,6 +68,20 @@ def goes_on_by_id() -> object:
     second = Runner.run_sync(agent(), QUESTION, previous_response_id=first.last_response_id)
     used = [each.usage.input_tokens for each in (*first.raw_responses, *second.raw_responses)]
     return used[1] > used[0]
+
+
+@seen
+def cut() -> object:
+    settings = ModelSettings(**FORCED, max_tokens=16)
+    try:
+        return after(Runner.run_sync(agent(tools=[find], model_settings=settings), QUESTION, max_turns=3))
+    except agents.ModelBehaviorError:  # max_tokens ended the answer before a call
+        return "incomplete"
+
+
+@seen
+def too_long() -> object:
+    return error_of(lambda: Runner.run_sync(agent(), TOO_LONG))
 
 
 print(json.dumps(seen))

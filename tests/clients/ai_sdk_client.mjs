@@ -23,6 +23,7 @@ const union = { name: "Union", number: 7 };
 const wanted = JSON.stringify({ city: "Lima", street: union, others: [union] });
 const isWanted = (found) => JSON.stringify(found) === wanted;
 const find = tool({ description: "finds an address", inputSchema: address, execute: async () => "found" });
+const cap = tool({ inputSchema: address.pick({ city: true }) });
 const tools = { find };
 const forced = { ...asked, tools, toolChoice: "required", stopWhen: stepCountIs(1) };
 
@@ -34,8 +35,20 @@ const checks = {
     const result = await generateText(asked);
     return [result.text.length > 0, result.usage.outputTokens > 0, await after(result.response.messages)];
   },
+  async streamed() {
+    const result = streamText(asked);
+    let text = "";
+    for await (const delta of result.textStream) text += delta;
+    return [text === (await generateText(asked)).text, (await result.usage).outputTokens > 0];
+  },
   async structured() {
     return isWanted((await generateText({ ...asked, output: Output.object({ schema: address }) })).output);
+  },
+  async structured_stream() {
+    const result = streamText({ ...asked, output: Output.object({ schema: address }) });
+    let last;
+    for await (const part of result.partialOutputStream) last = part;
+    return isWanted(last);
   },
   async called() {
     const result = await generateText(forced);
@@ -46,6 +59,22 @@ const checks = {
     const kinds = new Set();
     for await (const part of result.fullStream) kinds.add(part.type);
     return [isWanted((await result.toolCalls)[0]?.input), kinds.has("tool-input-delta"), await after((await result.response).messages)];
+  },
+  async cut() {
+    const result = await generateText({ ...forced, tools: { cap }, maxOutputTokens: 60 });
+    return [result.toolCalls.every((call) => call.input.city === "Lima"), result.text];
+  },
+  async cut_stream() {
+    const result = streamText({ ...forced, tools: { cap }, maxOutputTokens: 60, onError() {} });
+    for await (const _ of result.fullStream);
+    return [(await result.toolCalls)[0].input.city, await result.text];
+  },
+  async too_long() {
+    try {
+      await generateText({ ...common, prompt: "hello ".repeat(4000) });
+    } catch (error) {
+      return [error.name, error.statusCode, error.data?.error?.code];
+    }
   },
 };
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import litellm
-from wanted import MODEL, QUESTION, RESULT, TOO_LONG, URL, Address, Seen, error_of, is_wanted
+from wanted import CUT_AT, MODEL, QUESTION, RESULT, TOO_LONG, URL, Address, Seen, error_of, is_wanted
 
 litellm.suppress_debug_info = True
 PARAMETERS = Address.model_json_schema()
@@ -30,6 +30,11 @@ def calls_of(message: Any) -> list[bool]:
 
 
 @seen
+def plain() -> object:
+    return answered(litellm.completion(**COMMON, messages=MESSAGES).choices[0].message)
+
+
+@seen
 def required() -> object:
     choice = litellm.completion(**FORCED).choices[0]
     return [calls_of(choice.message), choice.finish_reason, answered(choice.message)]
@@ -47,6 +52,12 @@ def structured() -> object:
     return is_wanted(
         litellm.completion(**COMMON, messages=MESSAGES, response_format=Address).choices[0].message.content
     )
+
+
+@seen
+def cut() -> object:
+    choice = litellm.completion(**FORCED | {"max_tokens": CUT_AT}).choices[0]
+    return [choice.finish_reason, answered(choice.message)]
 
 
 @seen

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 
 from tokenloom.frontend.launch import main
@@ -100,3 +102,31 @@ def test_an_interrupted_batch_requests_only_missing_answers(engine: LaunchedEngi
     again = (tmp_path / "out").read_bytes()
     assert again.startswith(cut[: cut.rfind(b"\n") + 1])
     check_answers(again, names, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("own_engine", [False, True])
+def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
+    engine: LaunchedEngine, tmp_path: Path, own_engine: bool, run: Run
+) -> None:
+    names, arguments = batch_file(tmp_path, 60, max_tokens=30)
+    arguments += ["--concurrency", "4", *([] if own_engine else ["--url", engine.url, "--api-key", KEY])]
+    output = tmp_path / "out"
+    output.touch()
+    for wanted in (10, 30):
+        batch = subprocess.Popen([*COMMAND, *arguments], cwd="/")
+        started = psutil.Process(batch.pid)
+        family: list[psutil.Process] = []
+        while output.read_bytes().count(b"\n") < wanted:
+            assert batch.poll() is None
+            family = started.children(recursive=True) or family
+        batch.kill()
+        assert batch.wait(DEADLINE_S) == -signal.SIGKILL
+        assert bool(family) == own_engine
+        assert psutil.wait_procs(family, timeout=DEADLINE_S)[1] == []  # its engine ends with it
+        kept = output.read_bytes()
+        assert wanted <= kept.count(b"\n") < len(names)
+    assert run(*arguments)[0] == 0
+    whole = output.read_bytes()
+    assert whole.startswith(kept[: kept.rfind(b"\n") + 1])
+    check_answers(whole, names, 30)

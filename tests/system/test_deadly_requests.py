@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client, SamplingParams
+from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.ipc.messages.deadly import LOSSES_TO_REFUSE
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
@@ -47,3 +48,13 @@ def test_a_body_that_kills_frontends_is_refused_after_two_and_others_go_on(engin
         assert text + "".join(stream) == calm.outputs[0].text
     fault.unlink()
     assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
+
+
+@pytest.mark.nightly
+def test_a_caller_whose_requests_all_kill_a_frontend_does_not_end_the_engine(engine: Engine) -> None:
+    for number in range(MAX_FAILURES + 3):
+        body = json.dumps({"prompt": "x" * number, "user": "u" * 900}).encode()
+        inject(engine.faults, "frontend.read", "abort", len(body))
+        assert post(engine, body) is None
+    answer = post(engine, json.dumps({"prompt": "x", "max_tokens": 2}).encode())
+    assert answer is not None and answer.status_code == 200

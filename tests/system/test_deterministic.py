@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom import LLM, ConfigError, RequestOutput, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 
@@ -82,3 +82,10 @@ def test_deterministic_answers_agree_with_the_default_kernels(tmp_path: Path) ->
     for mine, usual in zip(*found, strict=True):
         assert mine.token_ids == usual.token_ids
         assert mine.cumulative_logprob == pytest.approx(usual.cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.nightly
+def test_too_many_ranks_for_one_order_of_sums_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "llama", num_attention_heads=4, num_key_value_heads=4)
+    with pytest.raises(ConfigError, match="at most 2 ranks"):
+        LLM(folder, device="cpu", deterministic=True, tensor_parallel_size=4, num_threads=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom import Client, EngineDead, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.local_launcher import SchedStat
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.engine_process import Engine
@@ -221,6 +221,28 @@ def test_open_requests_go_on_at_an_engine_that_is_started_again_after_its_superv
             engine.start_again()
             assert text + "".join(pieces) == calm[0].outputs[0].text
             check_equal(calm, futures)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
+def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(
+    tmp_path: Path, point: str, rank: int | None, words: str
+) -> None:
+    with Engine(tmp_path, ["--device", "cpu", "--num-threads", "1", *OPTIONS]) as engine:
+        with Client(engine.wait_ready()) as client:
+            futures = [client.submit(PROMPT, GREEDY.replace(max_tokens=1500), request_id=f"mine-{i}") for i in range(2)]
+            engine.inject(point, "error always", rank, 0.0)
+            (engine.faults / (point if rank is None else f"{point}.{rank}")).write_text("error always")
+            if rank is not None:
+                engine.child("worker 0").kill()
+            for i, future in enumerate(futures):
+                with pytest.raises(EngineDead) as caught:
+                    future.result(timeout=120)
+                for word in (f"mine-{i}", words, "InjectedFault", point):
+                    assert word in str(caught.value), str(caught.value)
+        assert engine.wait_exit() == 1
+        assert not engine.leftovers()[1:]  # apart from the fault itself
 
 
 def test_an_unarmed_fault_point_costs_almost_nothing() -> None:

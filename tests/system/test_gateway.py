@@ -4,13 +4,15 @@ and links are lost."""
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom import Client, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.ipc.keys import Keys
@@ -19,6 +21,7 @@ from tokenloom.tests.support.chaos_work import (
     Work,
     answers,
     check_equal,
+    difference,
     make_work,
     submit,
     with_adapters,
@@ -149,6 +152,61 @@ def test_without_any_engine_new_requests_are_refused_and_accepted_ones_wait(flee
         assert not future.done()
         fleet.restart()
         check_equal(calm, [future])
+
+
+@pytest.mark.nightly
+def test_an_adapter_that_is_loaded_while_an_engine_is_away_serves_there_when_it_is_back(
+    fleet: Fleet, adapters: Path
+) -> None:
+    with Client(fleet.engine(1).address) as client:
+        client.load_adapter("a2", adapters / "a2")
+        expected = client.generate(PROMPT, LONG, use_tqdm=False, model="a2")
+    fleet.kill(0)
+    body = {"lora_name": "new", "lora_path": "a2"}
+    loaded = httpx2.post(f"{fleet.gateway.url}/v1/load_lora_adapter", json=body, timeout=DEADLINE_S)
+    assert loaded.status_code == 200, loaded.text
+    fleet.restart()
+    fleet.kill(1)  # so that only the one that was away is left
+    with reconnecting(fleet.gateway) as client:
+        check_equal(expected, client.generate(PROMPT, LONG, use_tqdm=False, model="new"))
+        client.unload_adapter("new")
+        assert [info.name for info in client.list_adapters()] == [*NAMES]
+
+
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(DEMO_FOLDER, tmp_path_factory.mktemp("models") / "other")
+    (file,) = folder.glob("*.safetensors")
+    tensors = {name: tensor.roll(1, 0) if "mlp" in name else tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.nightly
+def test_a_reload_goes_to_all_engines_and_to_one_that_comes_back_with_the_weights_of_its_start(
+    fleet: Fleet, calm: list[RequestOutput], other_weights: Path, tmp_path: Path
+) -> None:
+    def answer(address: str) -> RequestOutput:
+        with Client(address, reconnect_timeout_s=DEADLINE_S) as client:
+            return client.generate(PROMPT, LONG, use_tqdm=False)[0]
+
+    with reconnecting(fleet.gateway) as client:
+        for folder, reason in ((str(tmp_path / "missing"), "missing"), ("some/name", "is no absolute path")):
+            with pytest.raises(RequestError, match=reason):
+                client.reload(folder)
+        check_equal(calm[-1:], [answer(fleet.gateway.address)])
+        client.reload(other_weights)
+        expected = answer(fleet.engine(0).address)
+        assert difference(calm[-1], expected), "they are other weights"
+        check_equal([expected] * 2, [answer(fleet.engine(1).address), answer(fleet.gateway.address)])
+        fleet.kill(1)
+        fleet.restart()
+        assert fleet.lines(f"the core at {fleet.places[1]} reads the weights in {other_weights}")
+        fleet.kill(0)
+        check_equal([expected], [answer(fleet.gateway.address)])
+        fleet.restart()
+        client.reload(DEMO_FOLDER)
+        check_equal(calm[-1:], [answer(fleet.gateway.address)])
 
 
 @pytest.mark.nightly

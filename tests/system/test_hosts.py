@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tokenloom import RequestOutput
+from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, check_equal
-from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
+from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
 from tokenloom.tests.support.waiting import Deadline, wait_until
-from tokenloom.tests.system.spread_work import EXACT, answers, calm, check_long, is_ready, work
+from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm, check_long, is_ready, work
 
 __all__ = ["calm", "work"]  # fixtures
 
@@ -60,6 +62,13 @@ def agent(engine: SpreadEngine, network: Network) -> Agent:
 def test_two_hosts_answer_as_one_process(engine: SpreadEngine, work: list[Work], calm: list[RequestOutput]) -> None:
     assert engine.find("worker 1") is None, "the second rank runs on the head"
     check_equal(calm, answers(engine.address, work))
+
+
+@pytest.mark.nightly
+def test_a_lost_rank_changes_no_answer(engine: SpreadEngine, agent: Agent, calm: list[RequestOutput]) -> None:
+    rank = agent.wait_rank()
+    check_long(engine, calm, rank.kill)
+    assert agent.wait_rank().pid != rank.pid
 
 
 @pytest.mark.nightly
@@ -120,6 +129,26 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
 
 
 @pytest.mark.nightly
+def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    num_waits = engine.log().count("requests wait for 1 more host of 2")
+
+    def fault() -> None:
+        network.cut(agent.number)
+        engine.wait_log("requests wait for 1 more host of 2", num_waits + 1)
+        agent.wait_none(agent.alive)
+        with Client(engine.address) as client:
+            (late,) = client.generate(PROMPT, SamplingParams(max_tokens=3, timeout_s=1.0), use_tqdm=False)
+        assert late.outputs[0].finish_reason == "timeout"
+        network.join(3 - agent.number)
+
+    check_long(engine, calm, fault)
+    network.heal(agent.number)
+    agent.end()
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["rank", "agent", "head"])
 def test_a_stopped_process_changes_no_answer(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], victim: str
@@ -166,6 +195,43 @@ def test_when_the_head_is_killed_its_hosts_and_clients_go_on_with_the_next(
         check_long(engine, calm, fault)
         check_equal(calm, answers(engine.address, work))
         assert engine.stop() == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_spare", [0, 1])
+def test_a_rolling_restart_of_all_hosts_loses_and_changes_no_answer(
+    tmp_path: Path, work: list[Work], calm: list[RequestOutput], num_spare: int
+) -> None:
+    options = [*EXACT, "--tp", "4", "--hosts", "3"]
+    with Network(tmp_path, 3 + num_spare) as network, SpreadEngine(network, *options) as engine:
+        agents = [network.join(number) for number in range(1, 3 + num_spare)]
+        engine.wait_ready()
+        is_over = threading.Event()
+
+        def ask_again_and_again() -> list[list[RequestOutput]]:
+            rounds = []
+            while not is_over.is_set():
+                rounds.append(answers(engine.address, work))
+            return rounds
+
+        with ThreadPoolExecutor(2) as pool:
+            streams = [pool.submit(ask_again_and_again) for _ in range(2)]
+            for agent in agents:
+                agent.processes()
+                joined = f"host {agent.address} has joined"
+                num_joined = engine.log().count(joined)
+                agent.signal(signal.SIGTERM)
+                assert agent.wait_exit() == 0
+                agent.wait_none(agent.alive)
+                network.join(agent.number)
+                engine.wait_log(joined, num_joined + 1)
+                wait_until(lambda: is_ready(engine), timeout_s=DEADLINE_S)
+            is_over.set()
+            rounds = [each for stream in streams for each in stream.result(2 * DEADLINE_S)]
+        assert engine.stop() == 0
+    assert rounds
+    for found in rounds:
+        check_equal(calm, found)
 
 
 def test_a_host_with_another_key_is_refused(engine: SpreadEngine, network: Network, tmp_path: Path) -> None:

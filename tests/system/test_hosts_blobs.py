@@ -1,4 +1,4 @@
-"""Adapters reach all hosts of an engine, which answers as one process does, also over three hosts."""
+"""Adapters and images reach all hosts of an engine, which answers as one process does, also over three hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 
 from tokenloom import Client
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.scripts.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, make_work, with_adapters, without_effect
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = [
@@ -57,6 +59,13 @@ def test_adapters_on_two_hosts_answer_as_in_one_process(tmp_path: Path, monkeypa
     slots = ["--max-loras", "2", "--max-lora-rank", "16"]
     options = [*EXACT, "--enable-lora", *slots, "--lora-modules", *modules]
     check_hosts(tmp_path, work, options, num_hosts=2, num_ranks=2)
+
+
+def test_images_on_two_hosts_answer_as_in_one_process(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    work = about_images(make_work(rng)[:6], rng)
+    model = vision_checkpoint(tmp_path / "model", VISION_MODEL)
+    check_hosts(tmp_path, work, [*EXACT, "--model", str(model)], num_hosts=2, num_ranks=2)
 
 
 def test_four_ranks_on_three_hosts_answer_as_one_process_with_preemption(tmp_path: Path) -> None:

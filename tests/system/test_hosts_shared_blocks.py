@@ -1,16 +1,21 @@
-"""Engines over several hosts share blocks as peers: each host has the parts of its ranks there."""
+"""Engines over several hosts share blocks through Redis and as peers: each host has the parts of its ranks there."""
 
 from __future__ import annotations
 
 import secrets
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tokenloom import Client, RequestOutput
+from tokenloom.tests.core.tiers.network.redis_server import BINARY, needs_redis
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
+    BLOCK_SIZE,
+    DEADLINE_S,
     EQUAL_OVER_HOSTS,
     OVER_HOSTS,
     ask,
@@ -24,7 +29,8 @@ from tokenloom.tests.system.tier_engine import (
 )
 
 PROMPTS = new_prompts(4, 500, seed=22)
-PEER_PORT = 7300
+NUM_BLOCKS = sum(num_readable(prompt) for prompt in PROMPTS) // BLOCK_SIZE
+REDIS_PORT, PEER_PORT = 6380, 7300
 
 pytestmark = [
     pytest.mark.nightly,
@@ -59,6 +65,53 @@ def check_loaded(engine: SpreadEngine, place: str, calm: list[RequestOutput]) ->
         outputs = load(client, PROMPTS)
     check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, place) == sum(map(num_readable, PROMPTS))
+
+
+@needs_redis
+def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
+    network: Network, ring: list[str], calm: list[RequestOutput]
+) -> None:
+    assert BINARY is not None
+    command = [
+        BINARY,
+        "--save",
+        "",
+        "--port",
+        str(REDIS_PORT),
+        "--bind",
+        network.addresses[2],
+        "--protected-mode",
+        "no",
+    ]
+    prefix = network.prefix(2)
+    redis = subprocess.Popen([*prefix, *command, "--dir", str(network.folder)], stdout=subprocess.DEVNULL)
+    client_command = [*prefix, "redis-cli", "-h", network.addresses[2], "-p", str(REDIS_PORT), "dbsize"]
+
+    def num_objects() -> int:
+        found = subprocess.run(client_command, capture_output=True, text=True).stdout.split()
+        return int(found[-1]) if found and found[-1].isdecimal() else 0
+
+    remote = ["--kv-remote", f"redis://{network.addresses[2]}:{REDIS_PORT}/0", *ring]
+    network.join(1)
+    try:
+        with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
+            engine.wait_ready()
+            engine.wait_log("KV tiers opened", 2)
+            with Client(engine.address) as client:
+
+                def are_stored() -> bool:  # blocks are stored when they are seen again
+                    check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
+                    return num_objects() >= 2 * NUM_BLOCKS
+
+                wait_until(are_stored, engine.log, DEADLINE_S)
+            engine.end()
+        with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
+            engine.wait_ready()
+            check_loaded(engine, "remote", calm)
+            assert engine.stop() == 0
+    finally:
+        redis.kill()
+        redis.wait()
 
 
 def test_an_engine_finds_in_a_peer_over_hosts_what_that_has_computed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
     DEADLINE_S,
     EQUAL_OVER_HOSTS,
+    GREEDY,
     OVER_HOSTS,
     ask,
     calm_answers,
@@ -20,6 +22,7 @@ from tokenloom.tests.system.tier_engine import (
     new_prompts,
     num_loaded,
     num_readable,
+    objects,
     wait_parts,
 )
 
@@ -105,3 +108,24 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
         outputs = load(client, PROMPTS)
     check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))
+
+
+def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: list[RequestOutput]) -> None:
+    options = ["--dp", "2", "--hosts", "2", "--max-model-len", "600", "--dtype", "float32", "--num-kv-blocks", "41"]
+    with Network(tmp_path, 2) as network:
+        network.private.append(tmp_path / "kv")
+        tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(tmp_path / "kv")]
+        with SpreadEngine(network, *options, *tiers, "--step-timeout-s", "60") as engine:
+            agent = network.join(1)
+            engine.wait_ready()
+            engine.wait_log("KV tiers opened", 2)
+            titles = [" ".join(each.cmdline()).strip() for each in agent.processes()]
+            assert "tokenloom tier of host 1 of replica 1" in titles and engine.find("tier of replica 1") is None
+            with Client(engine.address) as client:
+                for _ in range(2):  # all at once, so that each replica gets some
+                    outputs = client.generate(PROMPTS, GREEDY, use_tqdm=False)
+                    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
+            assert num_loaded(outputs, "host") > 0
+            assert objects(tmp_path / "kv-1" / "replica-1")
+            assert engine.stop() == 0
+        agent.wait_none(agent.alive)

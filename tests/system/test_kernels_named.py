@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tokenloom import LLM, Client
+from tokenloom import LLM, Client, SamplingParams
 from tokenloom.frontend.cli.status import lines
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.cpu.processor import instruction_levels
@@ -36,6 +36,16 @@ def test_log_health_and_ready_line_name_the_kernels(tmp_path: Path, has_compiler
     assert any("load weights" in line and expected in line for line in engine.lines)
     warned = [line for line in engine.errors.read_text(encoding="utf-8").splitlines() if " WARNING " in line]
     assert [line for line in warned if REASON in line] == ([] if has_compiler else warned[-1:])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [{"in_process": True}, {"tensor_parallel_size": 2}], ids=repr)
+def test_int8_activations_are_named_and_answer(options: dict[str, object]) -> None:
+    with LLM(num_threads=1, device="cpu", quantization="int4", int8_activations=True, **options) as llm:  # type: ignore[arg-type]
+        assert llm.info().kernels.endswith(", int8 activations")
+        greedy = SamplingParams(temperature=0, max_tokens=8)
+        (output,) = llm.generate("The capital of France is", greedy, use_tqdm=False)
+        assert "Paris" in output.outputs[0].text
 
 
 def test_cpu_isa_forces_a_lower_level() -> None:

@@ -17,6 +17,7 @@ import pytest
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.keys import Keys
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
@@ -199,3 +200,15 @@ def test_the_installed_command_lists_its_flags_in_help() -> None:
     text = subprocess.run([script, "--help=all"], capture_output=True, text=True, timeout=30, check=True).stdout
     for flag in ("--tensor-parallel-size", "--tp", "--max-model-len", "--listen", "--config"):
         assert flag in text
+
+
+@pytest.mark.nightly
+def test_a_slow_engine_start_is_logged_to_stderr_and_leaves_stdout_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    inject(tmp_path, "worker.load", "delay 8", 0)
+    program = "from tokenloom import LLM\nwith LLM(device='cpu', num_threads=1): print('done')"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd="/", timeout=60)
+    assert done.returncode == 0 and done.stdout == "done\n"
+    assert re.search(r"^\d\d:\d\d:\d\d INFO supervisor: still starting: worker 0", done.stderr, re.MULTILINE)

@@ -12,6 +12,7 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import check_equal
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import served
@@ -91,3 +92,26 @@ def test_a_returning_client_continues_its_request(engine: Engine, client: Client
         words, _ = program.communicate(timeout=DEADLINE_S)
     assert bytes.fromhex(words.splitlines()[-1]).decode() == calm
     assert (of_ended_requests(f"silent (no message within {LEASE_S:g} s)") in engine.log()) == is_late
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(120)
+def test_health_reports_a_stopped_core_as_stalled(engine: Engine, client: Client) -> None:
+    calm, core = client.generate(PROMPT, LONG, use_tqdm=False), engine.child("core")
+    future = client.submit(PROMPT, LONG)
+    wait_until(lambda: client.health().num_running)
+    core.suspend()
+    try:
+        ages = [0.0]
+
+        def is_stalled() -> bool:
+            health = client.health()
+            ages.append(health.step_age_s)
+            return health.is_stalled or future.done()
+
+        wait_until(is_stalled, timeout_s=DEADLINE_S)
+        assert ages == sorted(ages) and ages[-1] > 9 and not future.done()
+    finally:
+        core.resume()
+    check_equal(calm, [future])
+    assert client.health().num_restarts == 0

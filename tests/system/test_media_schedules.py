@@ -17,7 +17,7 @@ from tokenloom.tests.system.media_engine import (
     open_llm,
     run,
 )
-from tokenloom.tests.system.media_families import BLOCK_SIZE, FAMILIES, WHISPER, Models, make_models
+from tokenloom.tests.system.media_families import BLOCK_SIZE, FAMILIES, HEARING, WHISPER, Models, make_models
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -121,3 +121,19 @@ def test_no_schedule_changes_an_answer_to_media(
             > SCHEDULES[schedule]["max_num_batched_tokens"]
         )
     assert count == num_encoded if schedule == "plain" else count >= num_encoded
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HEARING)
+def test_no_size_of_chunks_changes_an_answer_to_clips(
+    name: str, families: dict[str, Family], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Chunks of each size up to one that holds a whole clip, which begin and end at any place in clips."""
+    family = family_of(name, families, tmp_path_factory)
+    requests, longest = family.requests[:5], max(family.models.max_embeds, family.models.num_clip_tokens)
+    for size in range(1, longest + 2):
+        with open_llm(family.models, max_num_batched_tokens=size, max_num_seqs=min(size, 3)) as llm:
+            outputs = run(llm, family.models, requests)
+            assert num_encodes(llm, 1) > 0
+        family.checker.check(requests, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tokenloom import LLM, Client, InternalError, RequestError, SamplingParams
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, client, serve
 
@@ -131,6 +133,26 @@ def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     answer(client)
     client.stop_profile()
     assert [len(steps(events)) < 20 for events in take_traces(folder).values()] == [True, True]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_worker_that_dies_during_a_profile_call_fails_the_call(
+    engine: Engine, client: Client, is_stopping: bool
+) -> None:
+    if is_stopping:
+        client.start_profile()
+    future = client.submit(PROMPT, LONG)
+    inject(engine.faults, "worker.profile", "delay 5", 1)
+    with ThreadPoolExecutor(1) as pool:
+        order = pool.submit(client.stop_profile if is_stopping else client.start_profile)
+        assert engine.wait_struck("worker.profile", 1, RECOVERY_S)
+        engine.child("worker 1").kill()
+        with pytest.raises(InternalError, match="_profile failed, no profile is running: the workers ended"):
+            order.result(RECOVERY_S)
+    assert len(future.result(RECOVERY_S).outputs[0].token_ids) == NUM_LONG
+    refuse_to_stop(client)
 
 
 def test_in_process_the_profile_is_written_into_the_run_directory(

@@ -1,8 +1,10 @@
-"""Answers stay those of one process when parts of a Ray cluster end, and others take their places."""
+"""Answers stay those of one process when parts of a Ray cluster end or are cut off, and others take their places."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,16 @@ pytestmark = [
     pytest.mark.timeout(280),
 ]
 TITLE = "tokenloom host"
+
+
+WATCH = """
+import sys, threading, ray
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
+print("watches", flush=True)
+while any(node["Alive"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2]):
+    threading.Event().wait(0.05)
+print("dead", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +119,37 @@ def test_a_stopped_agent_is_replaced_and_does_not_outlive_its_place(
     network.wait_none(host, "tokenloom", 4.0)
 
 
+def test_a_cut_link_is_noticed_long_before_ray_does(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    settings = [f"{name}={value}" for name, value in network.environment.items()]
+    command = [*network.prefix(0), "env", *settings, sys.executable, "-c", WATCH, network.ray_address]
+    with subprocess.Popen([*command, network.addresses[host]], stdout=subprocess.PIPE, encoding="utf-8") as watch:
+        assert watch.stdout is not None and watch.stdout.readline() == "watches\n"
+        check_long(engine, calm, lambda: network.cut(host))
+        network.wait_none(host, "tokenloom worker", 4.0)
+        assert network.processes(3 - host, "tokenloom worker 1")
+        assert watch.poll() is None, "Ray has noticed it before"
+        watch.kill()
+    network.end_node(host)
+
+
+def test_a_link_that_heals_gives_the_place_back_if_there_is_no_other_node(
+    engine: RayEngine, network: RayNetwork, host: int, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    network.end_node(3 - host)
+    waits = "requests wait for 1 more host of 2"
+    num_waits = engine.log().count(waits)
+
+    def fault() -> None:
+        network.cut(host)
+        engine.wait_log(waits, num_waits + 1)
+        network.heal(host)
+
+    check_long(engine, calm, fault)
+    check_equal(calm, answers(engine.address, work))
+
+
 def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
     network: RayNetwork, host: int, work: list[Work], calm: list[RequestOutput]
 ) -> None:
@@ -119,6 +162,23 @@ def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
         check_long(other, calm, launcher.kill)
         other.wait_log("launcher is back")
         other.end()
+
+
+def test_a_node_that_is_added_after_a_loss_takes_the_place(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    network.end_node(3 - host)
+    waits = "requests wait for 1 more host of 2: Ray places it on the next free node"
+    num_waits = engine.log().count(waits)
+
+    def fault() -> None:
+        network.end_node(host)
+        engine.wait_log(waits, num_waits + 1)
+        assert not is_ready(engine)
+        network.start_node(3 - host)
+
+    check_long(engine, calm, fault)
+    assert network.processes(3 - host, "tokenloom worker 1")
 
 
 def test_ranks_outlive_the_head_of_the_cluster_and_the_next_cluster_places_them_anew(

@@ -39,6 +39,16 @@ def engine(network: Network, agent: Agent) -> Iterator[SpreadEngine]:
         engine.end()
 
 
+def test_replicas_of_two_hosts_answer_as_one_process(
+    engine: SpreadEngine, agent: Agent, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    assert engine.find("worker 0") is not None and engine.find("worker 0 of replica 1") is None
+    rank = agent.wait_rank()
+    before_s = sum(rank.cpu_times()[:2])
+    check_equal(calm, answers(engine.address, work))
+    assert sum(rank.cpu_times()[:2]) - before_s > 0.1, "the replica on the other host had no work"
+
+
 def test_requests_go_on_at_once_while_the_host_of_a_replica_is_lost(
     engine: SpreadEngine, network: Network, agent: Agent, work: list[Work], calm: list[RequestOutput]
 ) -> None:

@@ -1,20 +1,25 @@
-"""KV tiers of several replicas: each has its own slots, requests go back to the replica that keeps their
+"""KV tiers of several replicas: each has its own slots and folder, requests go back to the replica that keeps their
 blocks, and tokens are those of computed blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tokenloom import Client, RequestOutput
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
+    BLOCK_SIZE,
+    DEADLINE_S,
     GREEDY,
     TierEngine,
     ask,
     check_equal,
     new_prompts,
     num_readable,
+    objects,
 )
 
 LENGTH = 400
@@ -64,3 +69,23 @@ def test_a_prefetch_goes_to_the_replica_that_keeps_the_blocks(client: Client, co
     for num_tokens, output in zip(found, outputs, strict=True):
         assert output.num_cached_tokens >= min(num_tokens, num_readable(PROMPTS[0]))
     check_equal(computed, outputs)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+def test_each_replica_has_its_own_disk_and_a_lost_process_changes_no_answer(
+    tmp_path: Path, computed: list[RequestOutput]
+) -> None:
+    kv = tmp_path / "kv"
+    with TierEngine(tmp_path, kv, *OPTIONS, "--kv-host-bytes", "64M") as engine:
+        engine.wait_open(2)
+        with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+            for name in ("core of replica 1", "worker 0", "tier of replica 1", "tier"):
+                engine.child(name).kill()
+                check_equal(computed, ask(client, PROMPTS))
+                engine.wait_log(f"supervisor: {name} is back")
+            folders = [kv, kv / "replica-1"]
+            num_blocks = len(PROMPTS) * (LENGTH // BLOCK_SIZE)
+            wait_until(lambda: sum(len(objects(folder)) for folder in folders) >= num_blocks, timeout_s=DEADLINE_S)
+            assert all(map(objects, folders)), "each replica writes"
+        engine.end()

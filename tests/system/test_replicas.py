@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tokenloom import Client, InternalError, RequestError, RequestOutput, SamplingParams
@@ -26,13 +32,20 @@ from tokenloom.tests.support.chaos_work import (
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.fleet import wait_running
-from tokenloom.tests.system.launched import LaunchedEngine, client, lost, serve
+from tokenloom.tests.system.launched import LaunchedEngine, client, lost, reconnecting, serve
 
 __all__ = ["client"]  # fixtures
 
 DEADLINE_S = 60.0
 LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2", "--drain-timeout-s", "0.5"]
 PROCESSES = ["core", "core of replica 1", "worker 0", "worker 0 of replica 1"]
+KILLER = "tokenloom.tests.system.test_replicas:end_the_worker"
+
+
+def end_the_worker(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: object) -> object:
+    """End the process that calls it, as a logits processor."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return logits
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +154,65 @@ def test_a_rolling_restart_replaces_all_processes_and_changes_no_answer(
         client.restart_replicas(2)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["frontend", "core of replica 1", "worker 0"])
+def test_a_process_lost_during_a_rolling_restart_changes_no_answer(
+    engine: Engine, client: Client, work: list[Work], calm: list[RequestOutput], name: str
+) -> None:
+    for delay_s in (0.0, 0.3, 1.0):
+        before, futures = pids(engine), submit(client, work)
+        with ThreadPoolExecutor(1) as pool:
+            restart = pool.submit(client.restart_replicas)
+            with contextlib.suppress(FutureTimeoutError):
+                restart.result(delay_s)
+            engine.child(name).kill()
+            restart.result(DEADLINE_S)
+        check_equal(calm, futures)
+        assert not set(before) & set(pids(engine))
+
+
+def of_grammars(engine: Engine, role: str) -> list[psutil.Process]:
+    """Return the processes of this title, at most one of each replica."""
+    return [process for process in engine.processes() if process.cmdline()[:1] == [f"tokenloom {role}"]]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("role", ["grammar", "prover"])
+@pytest.mark.parametrize("num_stopped", [1, 2])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_stopped_processes_of_grammars_hold_up_no_other_answer_and_are_replaced(
+    engine: Engine, client: Client, role: str, num_stopped: int, is_running: bool
+) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 20}
+    known, new = (
+        plain.replace(structured_outputs={"json": schema | {"description": text}})
+        for text in ("known", str(random.random()))
+    )
+    for number in range(50):  # until both replicas have had some
+        warm = [plain.replace(structured_outputs={"regex": f"[a-d]{{{number + i + 1}}}"}) for i in range(4)]
+        client.generate(["x"] * 4, warm, use_tqdm=False)
+        if len(of_grammars(engine, role)) == 2:
+            break
+    (calm,) = client.generate("The", known, use_tqdm=False)
+    (calm_plain,) = client.generate("The", plain, use_tqdm=False)
+    running = [client.submit("The", known) for _ in range(6 if is_running else 0)]
+    stopped = of_grammars(engine, role)[:num_stopped]
+    assert len(stopped) == num_stopped
+    for process in stopped:
+        process.suspend()
+    futures = [*running, *(client.submit("The", params) for params in [known, new] * 4)]
+    check_equal([calm_plain] * 8, [client.submit("The", plain) for _ in range(8)])
+    assert all(process.is_running() for process in stopped), "the plain answers waited for their replacement"
+    check_equal([calm] * len(futures), futures)
+    for process in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+    check_equal([calm, calm_plain] * 4, client.generate(["The"] * 8, [known, plain] * 4, use_tqdm=False))
+
+
 def check_poison(
     client: Client, work: list[Work], calm: list[RequestOutput], form: Any, params: SamplingParams, message: str
 ) -> None:
@@ -151,6 +223,18 @@ def check_poison(
     assert re.search("request poison: ", str(caught.value))
     check_equal(calm, futures)
     assert client.health().num_restarts - before <= 3
+
+
+@pytest.mark.nightly
+def test_a_request_that_ends_workers_is_given_up_after_three_losses_and_others_complete(
+    options: list[str], tmp_path: Path, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    poison = SamplingParams(max_tokens=5, logits_processors=[KILLER])
+    more = ["--dp", "3", "--allowed-logits-processors", KILLER]
+    for engine in serve(LaunchedEngine(tmp_path, *options, *LIMITS, *more)):
+        with reconnecting(engine) as client:
+            message = "3 times and was given up; last: worker 0"
+            check_poison(client, work, calm, "The capital of France is", poison, message)
 
 
 @pytest.mark.parametrize("point", ["core.add", *at_night("core.admit")])

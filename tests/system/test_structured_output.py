@@ -68,6 +68,13 @@ def test_every_answer_parses_and_validates(engines: dict[str, Client], model: st
     generate_all(engines[model], 1)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", MODELS)
+def test_500_answers_parse_and_validate(engines: dict[str, Client], model: str) -> None:
+    generate_all(engines[model], -(-500 // len(SCHEMAS)))
+
+
 @pytest.mark.parametrize("model", ["demo", pytest.param("random", marks=pytest.mark.nightly)])
 def test_jump_forward_tokens_change_no_answer(engines: dict[str, Client], model: str) -> None:
     """With logprobs every token is drawn; without them the tokens that a schema forces are not."""
@@ -149,3 +156,9 @@ def test_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine,
 
 def test_deep_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
     assert refuse_all(engine, demo, list(deep_grammars())) >= 8
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_2000_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
+    assert refuse_all(engine, demo, malformed_grammars(2200, seed=1)) > 2000

@@ -1,14 +1,18 @@
-"""Tiers of every kind of engine: ranks, data types and windows; weights that change."""
+"""Tiers of every kind of engine: ranks, data types and windows; weights that change; folders that cannot be used."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from tokenloom import Client
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.tier_engine import (
+    GREEDY,
     VOCAB_SIZE,
+    TierEngine,
     ask,
     check_equal,
     compute,
@@ -53,6 +57,19 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "fp8"]])
+def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
+    model, other = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("model", "other")))
+    prompts, kv = new_prompts(1, 500, seed=22), tmp_path / "kv"
+    with opened(tmp_path, kv, "--model", str(model)) as (engine, client):
+        compute(engine, client, prompts)
+    with opened(tmp_path, kv, "--model", str(model if options else other), *options) as (engine, client):
+        engine.teach(client)
+        (output,) = ask(client, prompts)
+    assert output.num_cached_tokens == 0
+
+
+@pytest.mark.timeout(240)
 def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
     one, two = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("one", "two")))
     prompts = new_prompts(2, 500, seed=23)
@@ -70,3 +87,32 @@ def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
             assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
             check_equal(calm, outputs)
     assert [output.outputs[0].logprobs for output in first] != [output.outputs[0].logprobs for output in second]
+
+
+def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with TierEngine(tmp_path, tmp_path / "file" / "kv") as engine:
+        engine.wait_ready()
+        engine.wait_log("requests go on")
+        with Client(engine.address) as client:
+            for _ in range(3):
+                (output,) = ask(client, new_prompts(1, 300, seed=25))
+                client.reset_prefix_cache()
+                assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
+                assert "disk" not in output.metrics.num_loaded_tokens  # blocks may be in slots that wait for the disk
+        engine.end()
+        errors = [line for line in engine.log().splitlines() if "ERROR" in line]
+        assert len(errors) == 1 and "--kv-disk" in errors[0]
+
+
+@pytest.mark.timeout(300)
+def test_tiers_delay_the_start_by_at_most_200_ms(tmp_path: Path) -> None:
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(7):
+        for has_tiers in (False, True):
+            begun = time.monotonic()
+            with TierEngine(tmp_path, tmp_path / "kv" if has_tiers else None) as engine:
+                engine.wait_ready()
+                seconds[has_tiers].append(time.monotonic() - begun)
+                engine.end()
+    assert min(seconds[True]) <= min(seconds[False]) + 0.2, seconds

@@ -15,7 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from tokenloom import BeamSearchParams, Client, RequestError
 from tokenloom.frontend.transcriptions.languages import LANGUAGES
-from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, Samples, random_clip
+from tokenloom.frontend.transcriptions.prompts import Task
+from tokenloom.frontend.transcriptions.qwen3_asr import Qwen3AsrPrompts
+from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
+from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Samples, random_clip
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.whisper_checkpoints import IDS, whisper_checkpoint
 from tokenloom.tests.support.whisper_oracle import WhisperOracle
@@ -188,3 +191,23 @@ def test_whisper_refuses_beams_and_prompts_without_a_clip(served: Served) -> Non
             client.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4))
         with pytest.raises(RequestError, match="0 audio clips, this model answers to one"):
             client.generate(text, use_tqdm=False)
+
+
+@pytest.mark.nightly
+def test_qwen3_asr_answers_in_every_format_as_transformers_does(tmp_path: Path) -> None:
+    folder = audio_checkpoint(tmp_path / "model", "qwen3_asr")
+    oracle, clip = AudioOracle(folder), samples(5, 1.7)
+    prompt = Qwen3AsrPrompts().prompt(Task("transcribe", LANGUAGES["nl"]))
+    chat = oracle.chat([{"role": "user", "content": [{"type": "audio"}]}]) + prompt.text
+    text = oracle.tokenizer.decode(oracle.generate(chat, [clip], MAX_TOKENS), skip_special_tokens=True).strip()
+    (tmp_path / "run").mkdir()
+    options = ["--model", str(folder), "--max-model-len", "512", "--dtype", "float32", "--http", "0"]
+    for engine in serve(LaunchedEngine(tmp_path / "run", *options)):
+        client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0)
+        served: Any = Served(engine, oracle, client)  # type: ignore[arg-type]
+        found = {form: create(served, clip, form, language="nl") for form in FORMATS}
+        assert found["json"].text == text and found["text"] == f"{text}\n"
+        (segment,) = found["verbose_json"].segments
+        assert (segment.start, segment.end, segment.text) == (0.0, 1.7, text)
+        assert found["verbose_json"].language == "dutch"
+        assert all("00:00:01" in found[form] for form in ("srt", "vtt"))

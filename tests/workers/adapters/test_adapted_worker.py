@@ -123,6 +123,25 @@ def test_processes_fill_slots_beside_their_steps_and_a_new_core_adopts_them(
         ranks.close()
 
 
+@pytest.mark.nightly
+def test_two_ranks_fill_and_give_the_tokens_of_one(tmp_path: Path) -> None:
+    shape = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    checkpoint = tiny_checkpoint(tmp_path / "model", **shape)
+    orders, one = orders_of(checkpoint)[:2], started(checkpoint, tmp_path)
+    assert not any(reply.error for reply in one.fill(*orders))
+    expected = [one.generate(slot) for slot in range(3)]
+    assert len(set(map(tuple, expected))) == 3, "an adapter is too weak to show anything"
+    pair = WorkerHarness(make_spec(checkpoint, tmp_path, tensor_parallel_size=2, **LORA))
+    try:
+        pair.start()
+        pair.execute(msgspec.structs.replace(pair.next_step([], []), fills=orders))
+        assert not any(pair.receive(SlotFilled).error for _ in range(4))
+        assert [pair.generate(PROMPT, 8, GREEDY, chunk=7, slot=slot) for slot in range(3)] == expected
+        assert pair.stop() == [0, 0]
+    finally:
+        pair.close()
+
+
 @pytest.mark.parametrize("slot", [1, 4, -1])
 def test_a_row_is_not_admitted_to_a_slot_that_is_not_filled(steps: Steps, orders: list[FillSlot], slot: int) -> None:
     rows = [with_slot(new_row(0, PROMPT), slot)]

@@ -1,4 +1,5 @@
-"""Draws are those by all noise and filters that sort, depend on seed, token and position alone; greedy is argmax."""
+"""Draws are those by all noise and filters that sort, follow the exact filtered distribution, and depend on seed, token
+and position alone; greedy is argmax."""
 
 from __future__ import annotations
 
@@ -9,13 +10,18 @@ import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
-from tokenloom.tests.support.sampling_reference import Wanted, scores
+from tokenloom.tests.support.sampling_reference import Wanted, filtered, scores
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
 SAMPLER = Sampler()
 WITH_KERNELS = Sampler(load_cpu_sampling())  # without, where there are none
+
+
+# 99.9 % quantiles of chi-square by degrees of freedom (Wilson-Hilferty is within 1 % from 3 on).
+def chi_square_limit(degrees: int) -> float:
+    return float(degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3)
 
 
 def columns_of(rows: list[RowSampling]) -> SamplingColumns:
@@ -28,6 +34,62 @@ def columns_of(rows: list[RowSampling]) -> SamplingColumns:
 def wanted_of(sampling: RowSampling) -> Wanted:
     fields = ("temperature", "top_k", "top_p", "min_p", "seed")
     return Wanted(**{name: getattr(sampling, name) for name in fields})
+
+
+def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
+    """Return the tokens of one row that pass the filters of the reference."""
+    scaled = filtered(logits, wanted_of(sampling))
+    probabilities = np.exp(scaled - scaled.max())
+    return np.asarray(probabilities / probabilities.sum())
+
+
+def draw(logits: F64, sampling: RowSampling, num_draws: int) -> npt.NDArray[np.int64]:
+    """`num_draws` tokens from one distribution, at as many positions."""
+    rows = torch.from_numpy(logits.astype(np.float32)).expand(num_draws, -1)
+    columns = columns_of([sampling]).take(np.zeros(num_draws, np.int64))
+    return SAMPLER.sample(rows, columns, np.arange(num_draws))
+
+
+LOGITS = {
+    "peaked": np.random.default_rng(1).normal(0, 3, 60),
+    "tied": np.round(np.random.default_rng(2).normal(0, 1.5, 40)),  # as logits in bf16: many equal values
+}
+NUM_DRAWS = 100_000
+CASES = [
+    RowSampling(),
+    RowSampling(temperature=0.6),
+    RowSampling(temperature=2.5),
+    RowSampling(top_k=1),
+    RowSampling(top_k=7),
+    RowSampling(top_k=1000),
+    RowSampling(top_p=0.05),
+    RowSampling(top_p=0.5),
+    RowSampling(top_p=0.95),
+    RowSampling(top_p=0.999999),
+    RowSampling(min_p=0.1),
+    RowSampling(min_p=1.0),
+    RowSampling(temperature=1.5, top_k=12, top_p=0.8),
+    RowSampling(temperature=1.5, top_k=12, min_p=0.2),
+    RowSampling(temperature=1.5, top_p=0.9, min_p=0.02),
+    RowSampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.parametrize("sampling", CASES, ids=repr)
+def test_many_samples_follow_the_filtered_distribution(logits: str, sampling: RowSampling) -> None:
+    """Chi-square of the draws against the exact distribution."""
+    expected = filtered_distribution(LOGITS[logits].astype(np.float32).astype(np.float64), sampling)
+    counts = np.bincount(draw(LOGITS[logits], sampling, NUM_DRAWS), minlength=len(expected))
+    assert counts[expected == 0].sum() == 0, "a filtered token was drawn"
+    is_common = expected * NUM_DRAWS >= 5
+    observed = np.append(counts[is_common], counts[~is_common].sum())
+    wanted = np.append(expected[is_common], expected[~is_common].sum()) * NUM_DRAWS
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    if len(wanted) > 1:
+        statistic = ((observed - wanted) ** 2 / wanted).sum()
+        assert statistic < chi_square_limit(len(wanted) - 1)
 
 
 def random_sampling(rng: np.random.Generator) -> RowSampling:
