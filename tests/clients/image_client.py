@@ -81,7 +81,6 @@ def with_litellm() -> None:
 
 
 LIBRARIES: dict[str, Callable[[], None]] = {
-    "openai": with_openai,
     "anthropic": with_anthropic,
     "langchain": with_langchain,
     "litellm": with_litellm,

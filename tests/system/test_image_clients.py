@@ -1,7 +1,8 @@
-"""OpenAI's client, unpatched, sends images to an engine with the demo vision model.
+"""Third-party client libraries, unpatched, send images to an engine with the demo vision model.
 
-It must get the caption of each of two pictures, whatever the form of its image; the captions are those that the
-pictures were drawn with, so that an image that was left out or mixed up is seen.
+Each must get the caption of each of two pictures, whatever the form of its image; the captions are those that the
+pictures were drawn with, so that an image that was left out or mixed up is seen. openai is installed with the
+tests, the others at first use (client_environments.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import openai
 import pytest
 
 from tokenloom.scripts.demo_pictures import CAPTION_QUESTIONS, draw_picture
+from tokenloom.tests.system.client_environments import CLIENTS, python_of
 from tokenloom.tests.system.launched import served
+from tokenloom.tests.system.test_client_libraries import seen_by
 
 DEMO = Path(__file__).parents[2] / "demo" / "vision"
 MODEL = {"model": "tokenloom-demo", "temperature": 0}
 NUM_EMBEDS = 36  # of an image
+INSTALLED = {"anthropic": "anthropic", "langchain": "langchain-openai", "litellm": "litellm"}
 
 engine = served("--model", str(DEMO), "--served-model-name", "tokenloom-demo", "--http", "0")
 
@@ -29,21 +33,26 @@ def url_of(picture: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
-def test_openai_sends_images(client: openai.OpenAI) -> None:
+@pytest.fixture
+def drawn() -> dict[bytes, str]:
+    """Return two PNG files with their captions."""
+    rng, found = random.Random(7), dict[bytes, str]()
+    for _ in range(2):
+        picture, buffer = draw_picture(rng), io.BytesIO()
+        picture.image.save(buffer, "PNG")
+        found[buffer.getvalue()] = picture.caption
+    assert len(set(found.values())) == 2
+    return found
+
+
+def test_openai_sends_images(client: openai.OpenAI, drawn: dict[bytes, str]) -> None:
     def chat(*pictures: bytes, detail: str = "auto", **more: object) -> Any:
         images = [{"type": "image_url", "image_url": {"url": url_of(each), "detail": detail}} for each in pictures]
         messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": CAPTION_QUESTIONS[0]}]}]
         return client.chat.completions.create(messages=messages, max_tokens=16, **MODEL, **more)  # type: ignore[call-overload]
 
-    rng, drawn = random.Random(7), dict[bytes, str]()
-    for _ in range(2):
-        picture, buffer = draw_picture(rng), io.BytesIO()
-        picture.image.save(buffer, "PNG")
-        drawn[buffer.getvalue()] = picture.caption
     (one, caption), (other, _) = drawn.items()
-    assert [chat(each).choices[0].message.content for each in drawn] == [*drawn.values()] and len(
-        {*drawn.values()}
-    ) == 2
+    assert [chat(each).choices[0].message.content for each in drawn] == [*drawn.values()]
     for detail in ("low", "high"):
         assert chat(one, detail=detail).choices[0].message.content == caption
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chat(one, stream=True)) == caption
@@ -57,3 +66,21 @@ def test_openai_sends_images(client: openai.OpenAI) -> None:
         assert [*stream] and stream.get_final_response().output_text == caption
     with pytest.raises(openai.BadRequestError, match="no image of a known format"):
         chat(b"no picture")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)  # includes the installation
+@pytest.mark.parametrize("library", INSTALLED)
+def test_other_libraries_send_images(url: str, drawn: dict[bytes, str], library: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "one.png", tmp_path / "other.png"]
+    for path, picture in zip(paths, drawn, strict=True):
+        path.write_bytes(picture)
+    one, other = drawn.values()
+    script, python = str(CLIENTS / "image_client.py"), python_of(INSTALLED[library])
+    seen = seen_by(url, python, script, library, *map(str, paths), CAPTION_QUESTIONS[0])
+    more: dict[str, dict[str, object]] = {
+        "anthropic": {"tokens": [NUM_EMBEDS + 1, NUM_EMBEDS + 1]},
+        "langchain": {"block": one, "response": one},
+        "litellm": {"openai": one},
+    }
+    assert seen == {"one": one, "other": other, "streamed": one} | more[library]
