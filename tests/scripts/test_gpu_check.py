@@ -132,7 +132,7 @@ def test_every_file_with_a_gpu_mark_is_in_one_stage() -> None:
     by_stage = {name: gpu_stages.test_files(name) for name in ("others", *gpu_stages.PARALLEL, *gpu_stages.ALONE)}
     found = [file for files in by_stage.values() for file in files]
     assert sorted(found) == gpu_stages.gpu_test_files()
-    assert "tokenloom/tests/workers/models/test_decoder.py" in by_stage["parity"]
+    assert "tokenloom/tests/gpu/test_parity.py" in by_stage["parity"]
     assert "tokenloom/tests/workers/sampling/test_token_mask.py" in by_stage["others"]
     assert all(by_stage.values())
     assert {stage.name for stage in gpu_stages.STAGES} == set(by_stage) | set(gpu_stages.SCRIPTS)

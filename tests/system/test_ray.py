@@ -11,7 +11,7 @@ from tokenloom import RequestOutput
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
-from tokenloom.tests.support.waiting import Deadline
+from tokenloom.tests.support.waiting import Deadline, wait_until
 from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_long, work
 
 __all__ = ["work"]  # a fixture
@@ -77,15 +77,25 @@ def test_ray_is_imported_by_the_launcher_alone(engine: RayEngine) -> None:
 def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
-    deadline = Deadline(20.0)
-    while not deadline.has_passed():  # on a busy machine Ray's report may come after the end of the lease
+    def losses() -> list[str]:
+        return re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.log())
+
+    def kill() -> None:
+        nonlocal was_busy
+        num_losses, lease = len(losses()), Deadline(LEASE_S)
+        agent.kill()
+        wait_until(lambda: len(losses()) > num_losses)
+        was_busy = not lease.has_passed()
+
+    was_busy = True
+    for _ in range(3):
         agent = network.wait_process(1, "tokenloom host")
-        check_long(engine, calm, agent.kill)
-        *_, reason = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.log())
+        check_long(engine, calm, kill)
         assert network.wait_process(1, "tokenloom host").pid != agent.pid
-        if reason == "its agent was killed by SIGKILL":
+        if losses()[-1] == "its agent was killed by SIGKILL":
             return
-    raise AssertionError(f"Ray has never reported the end of an agent within {LEASE_S} s: {engine.log()}")
+        assert was_busy, f"Ray has not reported the end of an agent within {LEASE_S} s: {engine.log()}"
+    pytest.skip("a busy machine: Ray's report came after the end of the lease each time")
 
 
 def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(

@@ -6,6 +6,7 @@ tier.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,11 +77,17 @@ def test_a_prompt_larger_than_the_arena_comes_back_from_the_disk(disk: Disk) -> 
 
 
 def test_a_prompt_takes_the_blocks_that_it_shares_and_computes_the_others(disk: Disk) -> None:
-    prompt = PROMPTS[0][:330] + new_prompts(1, 150, seed=2)[0]
-    computed = disk.ask(prompt, GREEDY.replace(cache_salt="computed"))
-    output = disk.ask(prompt)
-    assert (computed.num_cached_tokens, output.num_cached_tokens) == (0, 320)
-    check_equal([computed], [output])
+    seeds = itertools.count(2)
+
+    def num_loaded() -> int:
+        prompt = PROMPTS[0][:330] + new_prompts(1, 150, seed=next(seeds))[0]
+        computed = disk.ask(prompt, GREEDY.replace(cache_salt="computed"))
+        output = disk.ask(prompt)
+        check_equal([computed], [output])
+        assert computed.num_cached_tokens == 0
+        return output.num_cached_tokens
+
+    assert wait_until(num_loaded) == 320  # a disk that a busy machine makes slow is not asked each time
 
 
 def test_several_answers_to_a_prompt_continue_the_loaded_blocks(disk: Disk) -> None:
