@@ -23,25 +23,20 @@ from ..ipc.process import log
 from ..ipc.process.descriptors import raise_descriptor_limit
 from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
-from ..ipc.version import tokenloom_version
 from .cli.command import (
-    ALL_COMMANDS,
     COMMANDS,
     GATEWAY,
     SERVE,
-    list_commands,
-    list_examples,
     load_command,
     unknown_command,
 )
+from .cli.serve import new_serve_parser
 from .hosts.hosts import Hosts
 from .listening.http_listeners import HttpListeners
-from .options.arguments import add_engine_arguments, given_options
+from .options.arguments import given_options
 from .options.environment import check_environment
-from .options.help import HelpAction
 from .options.nodes import join_words
 from .options.options import log_ignored, new_config
-from .options.parser import OptionParser
 from .supervisor.hub import is_model_name
 from .supervisor.launcher import Launcher
 from .supervisor.local_launcher import LocalLauncher
@@ -82,36 +77,6 @@ def _use_utf8() -> None:
     """Restart Python in UTF-8 mode if the locale has another encoding: file names and texts are UTF-8."""
     if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-
-
-def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
-    """Make the parser of `engine-launch [serve]`; with `takes_model`, MODEL may be a word without a flag."""
-    parser = OptionParser(
-        prog="engine-launch",
-        usage="engine-launch [serve] [MODEL] [OPTION …]\n       engine-launch COMMAND --help",
-        description="Serve a model: starts one frontend, one core and one worker per rank. Or run a command:\n\n"
-        + list_commands(ALL_COMMANDS),
-        epilog=list_examples(
-            (
-                "engine-launch",
-                "engine-launch serve Qwen/Qwen3-0.6B",
-                "engine-launch ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
-            )
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "-h", "--help", nargs="?", metavar="WORD", action=HelpAction, default=argparse.SUPPRESS, help="print this help"
-    )
-    version = f"tokenloom {tokenloom_version()}"
-    parser.add_argument("-v", "--version", action="version", version=version, help="print the version")
-    if takes_model:
-        text = "a folder, a GGUF file, a hub id or demo, as --model"
-        parser.add_argument("named_model", nargs="?", metavar="MODEL", help=text)
-    add_engine_arguments(parser)
-    return parser
 
 
 def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = False) -> int:

@@ -24,7 +24,7 @@ BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("workers", ".py"): 12_900,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 11_600,
+    ("ipc", ".py"): 11_650,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 600  # a file that is joined up to stay under a limit is worse than a long one

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from tokenloom.frontend.cli import join
+from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.frontend.hosts.head_link import HeadAddress
-from tokenloom.frontend.launch import new_serve_parser
 from tokenloom.frontend.options.arguments import given_options
 from tokenloom.frontend.options.options import new_config
 from tokenloom.ipc.config.engine_config import EngineConfig

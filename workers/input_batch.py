@@ -19,7 +19,7 @@ import numpy as np
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
 from ..ipc.models.model_config import OutputRules
-from .arrays import I32, I64
+from .arrays import I32, I64, ids_of
 from .sampling.drafts import NO_DRAFT, StepDrafts, spread
 from .sampling.logits_processors import LogitsProcessors
 from .sampling.row_processors import CustomLogitsProcessor, ids_in
@@ -376,10 +376,3 @@ class InputBatch:
             i = int((ends - limits).argmax())
             if ends[i] > limits[i]:
                 raise ProtocolError(f"row {rows[i]} is scheduled up to token {ends[i]}, it has {limits[i]} {unit}")
-
-
-def ids_of(frame: bytes) -> I32:
-    """Decode a frame of int32 ids as a read-only array; ProtocolError if it ends within an id."""
-    if len(frame) % 4:
-        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
-    return np.frombuffer(frame, np.int32)

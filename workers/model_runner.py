@@ -28,8 +28,8 @@ from ..ipc.errors import ProtocolError
 from ..ipc.messages.media import FailedEntry
 from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
-from .arrays import I32, I64
-from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
+from .arrays import I32, I64, ids_of
+from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs
 from .model_step import Model, compute
 from .parallel import ParallelGroup
 from .sampling.drafts import NO_DRAFT, StepDrafts

@@ -6,9 +6,9 @@ import argparse
 
 import shtab
 
-from ..launch import new_serve_parser
 from ..options.arguments import add_engine_arguments
 from .command import ALL_COMMANDS, COMMANDS, GATEWAY, SERVE, load_command
+from .serve import new_serve_parser
 
 DESCRIPTION = "Print a completion script; the examples write it where the shell loads it at its start."
 EXAMPLES = [

@@ -23,8 +23,9 @@ from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
-from . import base_client
+from . import queries
 from .async_stream import AsyncStream, LoopWaker
+from .base_client import BaseClient
 from .call_options import (
     AdapterOptions,
     CallOptions,
@@ -44,7 +45,7 @@ from .protocol import QueryResult, ReplyType, check_reply
 MAX_OPEN_PIECES = 16  # of a clip that is transcribed
 
 
-class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
+class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
     """Client of a running engine for asyncio. `close`, also at the end of `async with`, aborts its open requests."""
 
     _waits_for_engine = False
@@ -109,7 +110,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         transcriber, (adapter,) = Transcriber(await self.info(), options), adapters_of(options, 1)
         new_submit, context = partial(self._new_submit, adapter=adapter), ""
         if (given := transcriber.context) is not None:
-            found = await self._ask(base_client.words_query(given.text), wire.TokenIds)
+            found = await self._ask(queries.words_query(given.text), wire.TokenIds)
             ids = decode_ids(found.token_ids).tolist()
             is_short = len(ids) <= given.max_tokens
             context = given.mark + (given.text if is_short else await self.detokenize(ids[-given.max_tokens :]))
@@ -162,7 +163,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """Tokenize a text, or a chat with the chat template; as Client.tokenize."""
-        return decode_ids((await self._ask(base_client.tokenize_query(prompt), wire.TokenIds)).token_ids).tolist()
+        return decode_ids((await self._ask(queries.tokenize_query(prompt), wire.TokenIds)).token_ids).tolist()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return (await self._ask(partial(wire.Detokenize, token_ids=check_token_ids(token_ids)), wire.Text)).text
@@ -199,7 +200,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
     async def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
         """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
         Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
-        return (await self._ask(base_client.prefetch_query(prompt, model), wire.Done)).num_tokens
+        return (await self._ask(queries.prefetch_query(prompt, model), wire.Done)).num_tokens
 
     # ── lifetime ──
 

@@ -17,7 +17,8 @@ from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
-from . import base_client
+from . import queries
+from .base_client import BaseClient
 from .batch import RequestBatch
 from .call_options import (
     AdapterOptions,
@@ -51,7 +52,7 @@ from .request_future import RequestFuture
 ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
 
-class Client(base_client.BaseClient[None]):
+class Client(BaseClient[None]):
     """Synchronous client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
 
     _waits_for_engine = True
@@ -124,7 +125,7 @@ class Client(base_client.BaseClient[None]):
         transcriber, (adapter,) = Transcriber(self.info(), options), adapters_of(options, 1)
         new_submit, context = partial(self._new_submit, adapter=adapter), ""
         if (given := transcriber.context) is not None:
-            ids = decode_ids(self._ask(base_client.words_query(given.text), wire.TokenIds).token_ids).tolist()
+            ids = decode_ids(self._ask(queries.words_query(given.text), wire.TokenIds).token_ids).tolist()
             is_short = len(ids) <= given.max_tokens
             context = given.mark + (given.text if is_short else self.detokenize(ids[-given.max_tokens :]))
         clips = [transcriber.clip(each) for each in list_clips(audio)]
@@ -206,7 +207,7 @@ class Client(base_client.BaseClient[None]):
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
         """Tokenize a text as `generate` does, or a chat with the chat template as `chat` does."""
-        return decode_ids(self._ask(base_client.tokenize_query(prompt), wire.TokenIds).token_ids).tolist()
+        return decode_ids(self._ask(queries.tokenize_query(prompt), wire.TokenIds).token_ids).tolist()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._ask(partial(wire.Detokenize, token_ids=check_token_ids(token_ids)), wire.Text).text
@@ -245,7 +246,7 @@ class Client(base_client.BaseClient[None]):
     def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
         """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
         Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
-        return self._ask(base_client.prefetch_query(prompt, model), wire.Done).num_tokens
+        return self._ask(queries.prefetch_query(prompt, model), wire.Done).num_tokens
 
     # ── lifetime ──
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from ...ipc.codec import decode_ids
-from ...ipc.errors import ProtocolError, RequestError, TokenloomError
+from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
@@ -291,15 +291,6 @@ def to_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
         request_id=output.request_id,
         prompt=output.prompt,
         prompt_token_ids=output.prompt_token_ids,
-        outputs=EmbeddingOutput(embedding=floats(output.embedding).tolist()),
+        outputs=EmbeddingOutput(embedding=output.embedding.floats().tolist()),
         num_cached_tokens=output.num_cached_tokens,
     )
-
-
-def floats(vector: BulkArray) -> array[float]:
-    """Decode a vector of float32; ProtocolError if its shape does not match its bytes."""
-    numbers = array("f")
-    numbers.frombytes(vector.data)
-    if vector.shape != [len(numbers)]:
-        raise ProtocolError(f"a vector of shape {vector.shape} has {len(numbers)} numbers")
-    return numbers

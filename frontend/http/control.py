@@ -19,7 +19,7 @@ from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import Control, ControlAction, LoadAdapter, PauseMode
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import NotFound
-from ..client.base_client import prefetch_query, sleep_query, wake_up_query
+from ..client.queries import prefetch_query, sleep_query, wake_up_query
 from ..listening.web_pages import WebPages
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine

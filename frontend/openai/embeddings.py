@@ -13,7 +13,6 @@ from starlette.responses import Response
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Delta
 from ...ipc.pooling_params import PoolingParams
-from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
 from .choices import EngineResponse
 from .forms.embedding_body import EmbeddingRequest
@@ -75,7 +74,7 @@ class Embeddings(EngineResponse):
     async def _vectors(self, run: Run) -> list[array[float]]:
         """Return the vector of each prompt."""
         found = await results_of(run, self.prompt_field, "embedded", lambda delta: delta.embedding)
-        return [floats(each) for each in found]
+        return [each.floats() for each in found]
 
     def _encoded(self, vector: array[float]) -> str | list[float]:
         is_text = self._body.encoding_format == "base64"

@@ -6,11 +6,12 @@ Each other file here but metrics.py defines one channel.
 
 from __future__ import annotations
 
+from array import array
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..errors import ErrorInfo
+from ..errors import ErrorInfo, ProtocolError
 
 PROTOCOL_VERSION = 1
 EngineAction: TypeAlias = Literal[
@@ -97,6 +98,14 @@ class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32"]
     shape: list[int]
     data: bytes
+
+    def floats(self) -> array[float]:
+        """Return the numbers of a vector; ProtocolError if its shape does not match its bytes."""
+        numbers = array("f")
+        numbers.frombytes(self.data)
+        if self.shape != [len(numbers)]:
+            raise ProtocolError(f"a vector of shape {self.shape} has {len(numbers)} numbers")
+        return numbers
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):

@@ -20,9 +20,9 @@ from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import SchedulerOutput
 from ...kernels.select import Ops
-from ..arrays import I64
+from ..arrays import I64, ids_of
 from ..encoders.encoder import Encoder
-from ..input_batch import StepInputs, ids_of
+from ..input_batch import StepInputs
 from ..model_step import Model
 from ..models.decoder import DecoderModel
 from ..parallel import ParallelGroup

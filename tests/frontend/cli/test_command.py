@@ -12,6 +12,7 @@ import pytest
 from tokenloom.frontend import launch
 from tokenloom.frontend.cli.bench import BENCHMARKS
 from tokenloom.frontend.cli.command import COMMANDS, SERVE, load_command
+from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.ipc.errors import EngineDead
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -29,7 +30,7 @@ def test_every_example_of_a_help_text_is_parsed(name: str) -> None:
 
 
 def test_the_examples_of_serve_are_parsed() -> None:
-    parser = launch.new_serve_parser()
+    parser = new_serve_parser()
     assert parser.epilog is not None
     examples = re.findall(r"engine-launch(.*)", parser.epilog)
     assert len(examples) >= 2

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend import launch
+from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.frontend.options.arguments import add_engine_arguments, given_options
 from tokenloom.frontend.options.config_file import read_config_file
 from tokenloom.frontend.options.options import config_from_keywords, new_config
@@ -28,7 +29,7 @@ def parse(*argv: str) -> EngineConfig:
 
 def served(line: str | list[str], **options: bool) -> EngineConfig:
     words = line.split() if isinstance(line, str) else line
-    return new_config(given_options(launch.new_serve_parser().parse(words), **options))
+    return new_config(given_options(new_serve_parser().parse(words), **options))
 
 
 def test_every_field_is_a_flag() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.launch import new_serve_parser
+from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.frontend.options.arguments import add_engine_arguments, given_options
 from tokenloom.frontend.options.options import KINDS, config_from_keywords, log_ignored, new_config
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
