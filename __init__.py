@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .frontend.client.async_client import AsyncClient
     from .frontend.client.client import Client
-    from .frontend.client.logprobs import FlatLogprobs
     from .frontend.client.offline.beam_search import BeamSearchOutput, BeamSearchSequence
     from .frontend.client.outputs import (
         CompletionOutput,
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
         SpokenSegment,
         TranscriptionOutput,
     )
+    from .frontend.forms.logprobs import FlatLogprobs
     from .frontend.llm import LLM, AsyncLLM
-    from .ipc.beam_search_params import BeamSearchParams
     from .ipc.errors import (
         ConfigError,
         Draining,
@@ -34,11 +33,12 @@ if TYPE_CHECKING:
         RequestError,
         TokenloomError,
     )
-    from .ipc.lora_request import LoRARequest
     from .ipc.messages.client import RequestMetrics
-    from .ipc.pooling_params import PoolingParams
-    from .ipc.sampling_params import SamplingParams
-    from .ipc.structured_outputs import StructuredOutputsParams
+    from .ipc.params.beam_search_params import BeamSearchParams
+    from .ipc.params.lora_request import LoRARequest
+    from .ipc.params.pooling_params import PoolingParams
+    from .ipc.params.sampling_params import SamplingParams
+    from .ipc.params.structured_outputs import StructuredOutputsParams
 
 _HOME_BY_NAME = {
     "LLM": "frontend.llm",
@@ -47,19 +47,19 @@ _HOME_BY_NAME = {
     "AsyncClient": "frontend.client.async_client",
     "RequestOutput": "frontend.client.outputs",
     "CompletionOutput": "frontend.client.outputs",
-    "FlatLogprobs": "frontend.client.logprobs",
+    "FlatLogprobs": "frontend.forms.logprobs",
     "RequestMetrics": "ipc.messages.client",
     "EmbeddingRequestOutput": "frontend.client.outputs",
     "EmbeddingOutput": "frontend.client.outputs",
     "TranscriptionOutput": "frontend.client.outputs",
     "SpokenSegment": "frontend.client.outputs",
-    "BeamSearchParams": "ipc.beam_search_params",
+    "BeamSearchParams": "ipc.params.beam_search_params",
     "BeamSearchOutput": "frontend.client.offline.beam_search",
     "BeamSearchSequence": "frontend.client.offline.beam_search",
-    "LoRARequest": "ipc.lora_request",
-    "SamplingParams": "ipc.sampling_params",
-    "PoolingParams": "ipc.pooling_params",
-    "StructuredOutputsParams": "ipc.structured_outputs",
+    "LoRARequest": "ipc.params.lora_request",
+    "SamplingParams": "ipc.params.sampling_params",
+    "PoolingParams": "ipc.params.pooling_params",
+    "StructuredOutputsParams": "ipc.params.structured_outputs",
     "TokenloomError": "ipc.errors",
     "RequestError": "ipc.errors",
     "Overloaded": "ipc.errors",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..ipc.codec import num_ids
-from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
 from ..ipc.messages.media import A_MEDIUM, MediaSpan
 from ..ipc.process.awake_clock import steady_time
+from ..ipc.spec.config.engine_spec import EngineSpec
 from .kv.block_hash import random_namespace
 from .kv.manager import KVCacheManager
 from .request import Request

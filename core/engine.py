@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..ipc.codec import num_ids
-from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError, error_info
 from ..ipc.messages.base import FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
@@ -19,11 +18,11 @@ from ..ipc.messages.media import A_MEDIUM, FailedEntry
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.spec.config.engine_spec import EngineSpec
 from .admission import Admission, reason_to_stop
 from .blobs.needed_blobs import NeededBlobs
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
 from .deadlines import Deadlines
-from .drafting import proposer_of_environment
 from .grammar.host import GrammarHost
 from .grammar.manager import GrammarManager
 from .grammar.prover import GrammarProver
@@ -33,11 +32,12 @@ from .kv.manager import KVCacheManager
 from .kv.offload.options import Tiers
 from .outbox import Outbox
 from .request import Request, WaitReason
-from .result_processor import FinishedRequest, NewTokens
 from .scheduling.adapter_queue import AdapterQueue
+from .scheduling.drafting import proposer_of_environment
 from .scheduling.encode_queue import EncodeQueue
-from .scheduling.ledger import LedgerEntry
+from .scheduling.result_processor import FinishedRequest, NewTokens
 from .scheduling.scheduler import Scheduler
+from .scheduling.step.ledger import LedgerEntry
 from .scheduling.waiting_queue import WaitingQueue
 from .speculation.lookup import lookup_of
 from .stats import CoreStats

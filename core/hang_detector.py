@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from ..ipc.process.awake_clock import AwakeClock
 from .scheduling.encode_throttle import StageWork
-from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
+from .scheduling.step.ledger import LedgerEntry
 
 MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
 MIN_LIMIT_S = 5.0

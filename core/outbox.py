@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ipc.messages.core import EngineCoreOutputs, KeyLogprobs
-from .result_processor import NewTokens
+from .scheduling.result_processor import NewTokens
 
 
 class Outbox:

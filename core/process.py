@@ -14,10 +14,7 @@ import time
 import zmq
 
 from ..ipc.child import run_child
-from ..ipc.client_auth import CORES, GROUP, ZapHandler
-from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
-from ..ipc.keys import Keys
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
     ArenaLost,
@@ -35,11 +32,14 @@ from ..ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
-from ..ipc.messages.touched import TouchedAnswers
 from ..ipc.messages.workers import ReloadWeights, SlotFilled
+from ..ipc.notes.touched import TouchedAnswers
 from ..ipc.process.awake_clock import AwakeClock, steady_time
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
+from ..ipc.sockets.client_auth import CORES, GROUP, ZapHandler
+from ..ipc.sockets.keys import Keys
+from ..ipc.spec.config.engine_spec import EngineSpec
 from .engine import BEAT_S, EngineCore
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ..ipc.messages.adapter import NO_SLOT, AdapterRef
 from ..ipc.messages.media import MediaSpan
 from ..ipc.messages.tier import PlaceName
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.params.pooling_params import PoolingParams
+from ..ipc.params.sampling_params import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 

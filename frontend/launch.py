@@ -16,13 +16,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..ipc.addresses import RunDirectory
-from ..ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import ConfigError, TokenloomError, error_info
 from ..ipc.process import log
 from ..ipc.process.descriptors import raise_descriptor_limit
 from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
+from ..ipc.sockets.addresses import RunDirectory
+from ..ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
+from .checkpoint.hub import is_model_name
+from .checkpoint.resolve import resolve
+from .checkpoint.start_report import ThrottledWriter, write_to_stderr
 from .cli.command import (
     COMMANDS,
     GATEWAY,
@@ -31,19 +34,16 @@ from .cli.command import (
     unknown_command,
 )
 from .cli.serve import new_serve_parser
-from .hosts.hosts import Hosts
+from .launcher.hosts.hosts import Hosts
+from .launcher.options.arguments import given_options
+from .launcher.options.environment import check_environment
+from .launcher.options.nodes import join_words
+from .launcher.options.options import log_ignored, new_config
+from .launcher.supervisor.launcher import Launcher
+from .launcher.supervisor.local_launcher import LocalLauncher
+from .launcher.supervisor.signal_watch import StartInterrupted
+from .launcher.supervisor.supervisor import Supervisor
 from .listening.http_listeners import HttpListeners
-from .options.arguments import given_options
-from .options.environment import check_environment
-from .options.nodes import join_words
-from .options.options import log_ignored, new_config
-from .supervisor.hub import is_model_name
-from .supervisor.launcher import Launcher
-from .supervisor.local_launcher import LocalLauncher
-from .supervisor.resolve import resolve
-from .supervisor.signal_watch import StartInterrupted
-from .supervisor.start_report import ThrottledWriter, write_to_stderr
-from .supervisor.supervisor import Supervisor
 
 _WORDS = {SERVE: [], GATEWAY: [], "version": ["--version"], "help": ["--help"]}  # first words, with their flags
 
@@ -158,7 +158,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     try:
         listeners.open(config)  # first, so that a port in use fails at once
         if config.chat_template is not None:
-            from .text.chat_template import check_template  # imports Jinja
+            from .server.text.chat_template import check_template  # imports Jinja
 
             check_template(config)
         spec = resolve(config, run_directory)

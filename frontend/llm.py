@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ..ipc.config.engine_config import EngineConfig
+from ..ipc.spec.config.engine_config import EngineConfig
 from .client.async_client import AsyncClient
 from .client.client import Client
 from .client.transport import Transport
 from .client.zmq_transport import ZmqTransport
 from .embedded.child_engine import ChildEngine
 from .embedded.in_process_transport import InProcessTransport
-from .options.options import config_from_keywords
+from .launcher.options.options import config_from_keywords
 
 START_TIMEOUT_S = 30.0  # for the first reply of an engine that has reported Ready
 

@@ -16,8 +16,6 @@ from typing import IO, Protocol
 
 import zmq
 
-from .channel import Channel
-from .config.engine_spec import EngineSpec, process_name
 from .errors import ConfigError, error_info
 from .messages.base import Ping, Pong
 from .messages.supervisor import ChildToSupervisor, Failed, SetLogLevel, SupervisorToChild
@@ -26,7 +24,9 @@ from .process.lifeline import start_lifeline
 from .process.signals import ignore_group_signals
 from .process.title import set_title
 from .shortages.failure import REMEDIES
-from .sockets import new_socket
+from .sockets.channel import Channel
+from .sockets.zmq_sockets import new_socket
+from .spec.config.engine_spec import EngineSpec, process_name
 
 EXIT_FAULT = 1
 EXIT_CONFIG = 2

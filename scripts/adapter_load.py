@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tokenloom.frontend.client.transport import Transport
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
-from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.scripts.bench_mixed import Load, between
 from tokenloom.scripts.bench_report import Report, median, percentile
 from tokenloom.scripts.bench_tiers_load import median_interval

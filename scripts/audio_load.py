@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tokenloom import AsyncClient, SamplingParams
-from tokenloom.ipc.models.audio_config import SAMPLE_RATE
+from tokenloom.ipc.spec.models.audio_config import SAMPLE_RATE
 from tokenloom.scripts.multimodal_load import TEXT_SHAPE, Call
 
 WHISPER_PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"

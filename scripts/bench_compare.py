@@ -27,13 +27,13 @@ from pathlib import Path
 import psutil
 
 from tokenloom import LLM
-from tokenloom.ipc.config.gguf_index import GGUF_INDEX_NAME
+from tokenloom.ipc.spec.config.gguf_index import GGUF_INDEX_NAME
 from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, median_ratio, transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_processes import cpu_by_process, title, tree, used_since
 from tokenloom.scripts.bench_report import Json, Report, median
 from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
-from tokenloom.workers.cpu_threads import num_cpu_threads
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CONVERT_TIMEOUT_S = 900
 DEFAULT_BUDGET = 2048

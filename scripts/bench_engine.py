@@ -22,8 +22,8 @@ import psutil
 
 from tokenloom import Client
 from tokenloom.frontend.embedded.child_engine import ChildEngine
-from tokenloom.frontend.options.arguments import add_engine_arguments
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench_report import Report, median, new_parser

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tokenloom import Client, SamplingParams
-from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.scripts.bench_report import Report, new_parser, percentile
 from tokenloom.scripts.engine_process import Engine
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.config.served_model import quantized_on_load
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.served_model import quantized_on_load
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
@@ -27,10 +27,10 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.workers.model_step import Model, compute
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.profile import dummy_step
+from tokenloom.workers.step.model_step import Model, compute
+from tokenloom.workers.step.profile import dummy_step
 
 CPU, DTYPE, FLOATS = torch.device("cpu"), "bfloat16", "floats"
 BLOCK_SIZE = 16

@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 
 from tokenloom.frontend.client.transport import Transport
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_in_process, open_private
-from tokenloom.frontend.options.options import config_from_keywords
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_mixed import Load
 from tokenloom.scripts.bench_report import median, percentile
 from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
-from tokenloom.workers.cpu_threads import num_cpu_threads
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
 def token_times(transport: Transport, prompt: list[int], num_out: int) -> list[float]:

@@ -40,7 +40,7 @@ from tokenloom.scripts.adapter_rotation import measure_loads, measure_zipf
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, is_worker, tree, used_since
 from tokenloom.scripts.bench_workload import Setup, new_model_parser
-from tokenloom.workers.cpu_threads import num_cpu_threads
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
 def measure_batches(setup: Setup, adapters: Adapters) -> None:

@@ -21,10 +21,10 @@ import msgspec
 
 from tokenloom import SamplingParams
 from tokenloom.frontend.client.open_request import Update
-from tokenloom.frontend.client.prompts import new_submit
 from tokenloom.frontend.client.transport import Transport
+from tokenloom.frontend.forms.prompts import new_submit
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
-from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages.client import Delta
 from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S

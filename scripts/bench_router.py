@@ -13,9 +13,9 @@ import sys
 import time
 import tracemalloc
 
-from tokenloom.frontend.replicas.prefix_index import MAX_ENTRIES, PrefixIndex
-from tokenloom.frontend.replicas.prefix_keys import KEY_TOKENS
-from tokenloom.frontend.replicas.router import Router
+from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES, PrefixIndex
+from tokenloom.frontend.server.replicas.prefix_keys import KEY_TOKENS
+from tokenloom.frontend.server.replicas.router import Router
 from tokenloom.scripts.bench_report import Report, new_parser, percentile
 
 NUM_TOKENS = 12_000

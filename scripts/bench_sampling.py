@@ -17,9 +17,9 @@ import msgspec
 from tokenloom import SamplingParams
 from tokenloom.frontend.embedded.in_process import InProcessEngine
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Credit, Deltas, Submit
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_report import median
 from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
 

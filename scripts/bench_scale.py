@@ -23,10 +23,10 @@ from pathlib import Path
 import zmq
 
 from tokenloom import Client, SamplingParams
-from tokenloom.ipc.client_auth import GROUP, ZapHandler
-from tokenloom.ipc.endpoints import tcp_address
-from tokenloom.ipc.keys import Keys
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.client_auth import GROUP, ZapHandler
+from tokenloom.ipc.sockets.endpoints import tcp_address
+from tokenloom.ipc.sockets.keys import Keys
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.scripts.bench_processes import idle_percents
 from tokenloom.scripts.bench_report import Report, new_parser
 from tokenloom.scripts.engine_process import Engine

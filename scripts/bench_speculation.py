@@ -36,10 +36,10 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.frontend.client.prompts import new_submit
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.client.transport import Transport
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.frontend.forms.prompts import new_submit
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.messages.client import Delta, RequestMetrics
 from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.scripts.bench_compare import llama_cpp_peer, tuned_environment
@@ -48,11 +48,11 @@ from tokenloom.scripts.bench_mixed import Load
 from tokenloom.scripts.bench_report import ROOT, median, percentile
 from tokenloom.scripts.bench_tiers_load import median_interval
 from tokenloom.scripts.bench_workload import Setup, new_model_parser
-from tokenloom.workers.cpu_threads import num_cpu_threads
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
-CODE = ("core/scheduling/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
+CODE = ("core/scheduling/step/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
 PROSE = ("docs/tiers.md", "docs/lora.md", "docs/operations.md", "docs/architecture.md")
-REWRITTEN = ("core/scheduling/scheduler.py", "workers/input_batch.py", "core/engine.py", "ipc/messages/workers.py")
+REWRITTEN = ("core/scheduling/scheduler.py", "workers/step/input_batch.py", "core/engine.py", "ipc/messages/workers.py")
 NUM_RANDOM = 4  # requests of the case
 MAX_PROMPT = 1500  # tokens
 CASES = ("rewrite", "code", "prose", "random", "loops", "many")

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import uvloop
 
-from tokenloom.frontend.options.arguments import add_engine_arguments
+from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.scripts.bench_contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench_report import Report, new_parser

@@ -15,7 +15,7 @@ import sys
 from tokenloom import LLM
 from tokenloom.scripts.bench_contestant import Contestant, Ours, measure_in_turn, median_ratio, transformers_peer
 from tokenloom.scripts.bench_workload import Setup, new_model_parser
-from tokenloom.workers.cpu_threads import num_cpu_threads
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
 def main() -> int:

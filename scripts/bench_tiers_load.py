@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.client.transport import Transport
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
-from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.scripts.bench_mixed import Load, between
 from tokenloom.scripts.bench_report import median, percentile
 from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from tokenloom.frontend.gguf.folder import SUFFIX, checkpoint_folder
-from tokenloom.frontend.options.arguments import add_engine_arguments
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, checkpoint_folder
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_report import Report, new_parser
 
 FIRST_ID = 10  # many vocabularies have special tokens below
@@ -115,7 +115,7 @@ def flags_of(options: dict[str, object]) -> list[str]:
 
 
 def device_of(options: Mapping[str, object]) -> str:
-    """Return the device of an engine with these options, cpu or cuda, as frontend/supervisor/resolve.py chooses it."""
+    """Return the device of an engine with these options, cpu or cuda, as frontend/checkpoint/resolve.py chooses it."""
     device = str(options.get("device", "auto"))
     return device if device != "auto" else "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
 

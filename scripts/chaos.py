@@ -34,7 +34,7 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.client import Health
 from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.bench_report import new_parser, print_json

@@ -17,10 +17,10 @@ import zmq
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.config.engine_spec import process_name
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS
+from tokenloom.ipc.spec.config.engine_spec import process_name
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_disk import DAMAGES, DiskFaults
 from tokenloom.scripts.chaos_losses import Losses

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench_limits import Limits
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.compare_families import cpu_s
 from tokenloom.scripts.make_checkpoint import Config, config_of
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB = 1024, 24, 16, 4, 8192
 EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "tie_word_embeddings": True}

@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import torch
 
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.compare_families import cpu_s
 from tokenloom.workers.borrowed.load import load_borrowed
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 MAX_MODEL_LEN = 512
 CASES = {"1 row": ([1], [128]), "16 rows": ([1] * 16, [128] * 16), "prompt of 256": ([256], [256])}

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.models.families import FAMILIES
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.families import FAMILIES
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, step_of
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.tests.support.checkpoints import tiny_config
 from tokenloom.tests.support.families import CONFIGS
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 SHAPE = {
     "hidden_size": 512,

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.frontend.embedded.child_engine import ChildEngine
-from tokenloom.frontend.options.options import config_from_keywords
-from tokenloom.frontend.replicas.router import Router
+from tokenloom.frontend.launcher.options.options import config_from_keywords
+from tokenloom.frontend.server.replicas.router import Router
 from tokenloom.scripts.bench_report import percentile
 from tokenloom.scripts.bench_workload import Setup, new_model_parser
 from tokenloom.scripts.fleet_exact import ExactReplica, spec_of, tokens_of

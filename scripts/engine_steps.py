@@ -16,19 +16,19 @@ import msgspec
 
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.grammar.local_host import GrammarLocalHost
-from tokenloom.frontend.requests.frontend import Frontend
-from tokenloom.frontend.supervisor.resolve import resolve
-from tokenloom.frontend.text.chat_template import ChatTemplate
-from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.frontend.checkpoint.resolve import resolve
+from tokenloom.frontend.server.requests.frontend import Frontend
+from tokenloom.frontend.server.text.chat_template import ChatTemplate
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Welcome
 from tokenloom.ipc.messages.client import Credit, Submit
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.addresses import RunDirectory
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.scripts.null_worker import FIRST_BYTE, NUM_BYTES, NullWorker
 
 STEPS_AHEAD = 16  # decode steps before the first that counts

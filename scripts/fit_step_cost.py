@@ -23,14 +23,14 @@ import numpy as np
 
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.grammar.local_host import GrammarLocalHost
-from tokenloom.frontend.options.options import config_from_keywords
-from tokenloom.frontend.supervisor.resolve import resolve
-from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.frontend.checkpoint.resolve import resolve
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
 from tokenloom.ipc.messages.workers import SchedulerOutput, TokenMask
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.addresses import RunDirectory
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, flags_of, new_model_parser
 from tokenloom.scripts.fleet_exact import StepSizes
 from tokenloom.scripts.fleet_replica import StepCost

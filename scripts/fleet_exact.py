@@ -14,11 +14,11 @@ import numpy as np
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.grammar.local_host import GrammarLocalHost
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.scripts.engine_steps import new_spec
 from tokenloom.scripts.fleet_replica import NEVER, Event, Sizes, StepCost
 from tokenloom.scripts.fleet_trace import BLOCK, Job

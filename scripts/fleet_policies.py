@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from tokenloom.frontend.replicas.prefix_index import PrefixIndex
-from tokenloom.frontend.replicas.router import Router
+from tokenloom.frontend.server.replicas.prefix_index import PrefixIndex
+from tokenloom.frontend.server.replicas.router import Router
 
 MAX_OVER_MEAN = 1.25  # open answers of a core under the bounded hash
 NUM_POINTS = 64  # of each core on the ring of hashes

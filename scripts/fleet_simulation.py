@@ -12,9 +12,9 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from tokenloom.frontend.replicas.resume_pacer import ResumePacer
-from tokenloom.frontend.replicas.resume_queue import ResumeQueue
-from tokenloom.frontend.replicas.router import Router
+from tokenloom.frontend.server.replicas.resume_pacer import ResumePacer
+from tokenloom.frontend.server.replicas.resume_queue import ResumeQueue
+from tokenloom.frontend.server.replicas.router import Router
 from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, RollingRestart, Slow
 from tokenloom.scripts.fleet_replica import NEVER, Event, Replica
 from tokenloom.scripts.fleet_trace import Job

@@ -2,7 +2,7 @@
 
     python scripts/fuzz_detokenizer.py --sequences 1000000
 
-Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/text/samples.py).
+Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/server/text/samples.py).
 Each sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the start of an answer or after a
 prompt; its deltas must join to the text of all tokens. Exit code 1 and the case if any does not.
 """
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-from tokenloom.tests.frontend.text.detokenizer_cases import check_sequences
-from tokenloom.tests.frontend.text.samples import KINDS
+from tokenloom.tests.frontend.server.text.detokenizer_cases import check_sequences
+from tokenloom.tests.frontend.server.text.samples import KINDS
 
 
 def main() -> int:

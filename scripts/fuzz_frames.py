@@ -24,14 +24,14 @@ import zmq
 from msgspec import inspect
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Refused
 from tokenloom.ipc.messages.client import ClientMessage, FrontendMessage, GetHealth, Health
 from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, SupervisorToChild
 from tokenloom.ipc.messages.workers import CoreToWorker, WorkerToCore
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import new_frontend
 
 

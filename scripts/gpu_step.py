@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.input_batch import StepInputs
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
+from tokenloom.workers.step.input_batch import StepInputs
+from tokenloom.workers.step.profile import dummy_step
 
 BLOCK_SIZE = 16
 NUM_WARM_UPS = 5

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.models.model_file import NATIVE, load_model_config
+from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint, tiny_config
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.published_models import NAMES, read_published
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")

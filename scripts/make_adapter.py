@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenloom.ipc.models.multimodal import ENCODER_PREFIXES
+from tokenloom.ipc.spec.models.multimodal import ENCODER_PREFIXES
 from tokenloom.scripts.make_checkpoint import DTYPES
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

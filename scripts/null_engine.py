@@ -9,7 +9,7 @@ import sys
 from typing import ClassVar
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
+from tokenloom.frontend.launcher.supervisor.local_launcher import LocalLauncher
 
 
 class NullLauncher(LocalLauncher):

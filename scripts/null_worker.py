@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Holding, MemoryTag
 from tokenloom.ipc.messages.supervisor import Measured, Phase
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from tokenloom.ipc.process.title import set_title
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.workers import process
 
 DEFAULT_BLOCKS = 1 << 16

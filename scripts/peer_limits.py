@@ -21,7 +21,7 @@ MAX_COPY_BYTES = 2 << 30  # far more than a GPU's cache, and little beside an en
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     import torch
 
-    from tokenloom.ipc.models.model_file import load_model_config
+    from tokenloom.ipc.spec.models.model_file import load_model_config
     from tokenloom.scripts.bench_limits import Limits, linear_shapes
     from tokenloom.scripts.bench_matmul import fastest_linear, shortest
 

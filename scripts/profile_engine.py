@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.engine_steps import CoreSteps, FrontendSteps
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenloom.frontend.replicas.prefix_index import MAX_ENTRIES
+from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES
 from tokenloom.scripts.bench_report import Cell, Report, new_parser, percentile
 from tokenloom.scripts.fleet_exact import ExactReplica, spec_of
 from tokenloom.scripts.fleet_faults import Fault, read_faults

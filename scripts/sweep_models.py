@@ -27,17 +27,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_config import ModelImplementation
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_config import ModelImplementation
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.workers.borrowed.check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOCKS, packed_steps
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.borrowed.reduced_config import VOCAB_SIZE, WINDOW, reduced_config
-from tokenloom.workers.model_step import Model, compute
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.model_step import Model, compute
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-4  # of logits, relative to the largest

@@ -11,9 +11,9 @@ import pytest
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.cli.command import ALL_COMMANDS
-from tokenloom.frontend.options.synonyms import NAMES, VALUES
-from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.launcher.options.synonyms import NAMES, VALUES
+from tokenloom.frontend.launcher.options.vllm_options import IGNORED, REFUSED
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.test_documents import known_flags
 

@@ -14,10 +14,10 @@ import yaml
 
 from tokenloom.frontend.cli import join
 from tokenloom.frontend.cli.serve import new_serve_parser
-from tokenloom.frontend.hosts.head_link import HeadAddress
-from tokenloom.frontend.options.arguments import given_options
-from tokenloom.frontend.options.options import new_config
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.launcher.hosts.head_link import HeadAddress
+from tokenloom.frontend.launcher.options.arguments import given_options
+from tokenloom.frontend.launcher.options.options import new_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs/deploy"
 VARIABLES = {

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 import tokenloom
-from tokenloom.frontend.options.arguments import add_engine_arguments
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
@@ -112,7 +112,7 @@ def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
     assert by_kind.keys() == {"PersistentVolumeClaim", "Service", "Deployment"}
     pod = by_kind["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/http/admin.py").read_text()))
+    served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/server/http/admin.py").read_text()))
     probes = {name: value["httpGet"]["path"] for name, value in container.items() if name.endswith("Probe")}
     assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"} and set(probes.values()) <= served
     startup = container["startupProbe"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.options.arguments import add_engine_arguments
+from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ("Dockerfile.cpu", "Dockerfile.cuda")
@@ -82,7 +82,7 @@ def test_the_image_reports_its_health(image: str) -> None:
     compile(command[-1], "HEALTHCHECK", "exec")
     path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)'", command[-1])
     assert path is not None and arguments(image, "EXPOSE") == [path[1]]
-    assert f'Endpoint("{path[2]}"' in (ROOT / "frontend/http/admin.py").read_text(encoding="utf-8")
+    assert f'Endpoint("{path[2]}"' in (ROOT / "frontend/server/http/admin.py").read_text(encoding="utf-8")
     (entry,) = arguments(image, "ENTRYPOINT")
     name, *options = json.loads(entry)
     parser = argparse.ArgumentParser()

@@ -30,7 +30,7 @@ def test_every_folder_imports_only_allowed_modules() -> None:
         (
             "frontend/text/bad",
             "from ..requests.frontend import Frontend",
-            "frontend/text may not import frontend/requests",
+            "frontend/server/text may not import frontend/server/requests",
         ),
         ("core/new/bad", "", "core/new has no line in scripts/check_imports.py"),
         ("core/bad", "from .bad import x", "circle: core/bad.py → core/bad.py"),

@@ -193,8 +193,11 @@ STEPS = (  # of one process, each with modules that are not there after it
     ("import tokenloom; dir(tokenloom)", ("zmq", "msgspec", *HEAVY)),
     ("from tokenloom import Client, AsyncClient, SamplingParams, RequestOutput, LLM, AsyncLLM", HEAVY),
     ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
-    ("import tokenloom.frontend.launch, tokenloom.frontend.process", ("torch", "transformers")),
-    ("import tokenloom.workers.cpu_threads, tokenloom.kernels.cpu.compiler, tokenloom.scripts.bench_report", ()),
+    ("import tokenloom.frontend.launch, tokenloom.frontend.server.process", ("torch", "transformers")),
+    (
+        "import tokenloom.workers.machine.cpu_threads, tokenloom.kernels.cpu.compiler, tokenloom.scripts.bench_report",
+        (),
+    ),
 )
 
 

@@ -28,17 +28,17 @@ from ..ipc.errors import ProtocolError
 from ..ipc.messages.media import FailedEntry
 from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
-from .arrays import I32, I64, ids_of
-from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs
-from .model_step import Model, compute
-from .parallel import ParallelGroup
+from .machine.arrays import I32, I64, ids_of
+from .machine.parallel import ParallelGroup
 from .sampling.drafts import NO_DRAFT, StepDrafts
 from .sampling.logprobs import score_tokens, to_columns
-from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
-from .sampling.token_drawer import TokenDrawer
 from .sampling.token_mask import MaskSource
-from .step_layout import StepLayout
+from .step.input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs
+from .step.model_step import Model, compute
+from .step.pooler import Pooler
+from .step.step_layout import StepLayout
+from .step.token_drawer import TokenDrawer
 
 if TYPE_CHECKING:
     from .adapters.adapter_loader import AdapterLoader

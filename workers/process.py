@@ -24,12 +24,9 @@ from typing import TYPE_CHECKING, Never, TypeVar
 
 import zmq
 
-from ..ipc.channel import Channel
 from ..ipc.child import EXIT_FAULT, SupervisorChannel, exit_code_of, run_child
 from ..ipc.codec import encode
-from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
-from ..ipc.keys import Keys
 from ..ipc.messages import supervisor as messages
 from ..ipc.messages.adapter import SlotContent
 from ..ipc.messages.base import MemoryTag, Rank
@@ -47,16 +44,19 @@ from ..ipc.messages.workers import (
 )
 from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
-from ..ipc.sockets import new_socket
-from .cpu_threads import num_cpu_threads, prepare_openmp
+from ..ipc.sockets.channel import Channel
+from ..ipc.sockets.keys import Keys
+from ..ipc.sockets.zmq_sockets import new_socket
+from ..ipc.spec.config.engine_spec import EngineSpec
 from .device.completion_notifier import CompletionNotifier
+from .machine.cpu_threads import num_cpu_threads, prepare_openmp
 from .step_sequencer import StepSequencer, StreamAction
 from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
     from .adapters.adapter_loader import AdapterLoader
+    from .machine.rendezvous import Rendezvous
     from .model_runner import ModelRunner
-    from .rendezvous import Rendezvous
     from .worker import Worker
 
 MessageT = TypeVar("MessageT")
@@ -183,7 +183,7 @@ class WorkerProcess:
             self.supervisor.send(progress)
 
     def _network_rendezvous(self, keys: Keys) -> Rendezvous:
-        from .rendezvous import NetworkRendezvous
+        from .machine.rendezvous import NetworkRendezvous
 
         def publish(address: str) -> None:
             self.supervisor.send(messages.Meeting(generation=self._generation, address=address))

@@ -19,37 +19,37 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
-from ..ipc.models.model_config import ModelConfig
 from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import available_bytes, gib
 from ..ipc.process.malloc import trim_heap
 from ..ipc.process.page_supply import PageRange, PageSupply
+from ..ipc.spec.config.engine_spec import EngineSpec
+from ..ipc.spec.models.model_config import ModelConfig
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
 from .adapters.adapter_folders import adapter_folders
 from .adapters.adapter_loader import AdapterLoader
 from .adapters.slot_filler import SlotFiller, adaptable
-from .cpu_threads import num_cpu_threads
 from .device import device_check
 from .device.kv_copies import KVCopies, pin_arena
-from .input_batch import InputBatch
-from .kv_cache import KVCacheSpec
-from .memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
+from .machine.cpu_threads import num_cpu_threads
+from .machine.memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
+from .machine.parallel import NullGroup, ParallelGroup
+from .machine.rendezvous import LocalRendezvous, Rendezvous
+from .machine.trace_recorder import TraceRecorder
 from .model_runner import ModelRunner
-from .model_step import Model
 from .models.decoder import DecoderModel, load_model
-from .parallel import NullGroup, ParallelGroup
-from .profile import activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
-from .rendezvous import LocalRendezvous, Rendezvous
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
-from .trace_recorder import TraceRecorder
+from .step.input_batch import InputBatch
+from .step.kv_cache import KVCacheSpec
+from .step.model_step import Model
+from .step.profile import activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
 from .weights.checkpoint import Checkpoint
 from .weights.opening import open_checkpoint
 from .weights.readahead import drop_pages

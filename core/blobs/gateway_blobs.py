@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ...ipc.adapters.places import gateway_adapters_folder
 from ...ipc.blobs.store import BlobStore
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.blobs import GetBlob
 from ...ipc.process.descriptors import descriptor_limit
+from ...ipc.spec.adapters.places import gateway_adapters_folder
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .blob_fetcher import Ask, BlobFetcher
 from .needed_blobs import NeededBlobs
 

@@ -27,8 +27,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...ipc.errors import RequestError
-from ...ipc.json_schema import subschemas
-from ...ipc.structured_outputs import GrammarKind
+from ...ipc.params.json_schema import subschemas
+from ...ipc.params.structured_outputs import GrammarKind
 from .json_schema import Schema, adapted
 from .lark_schema import LarkSchema
 

@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import Any
 
 from ...ipc.errors import RequestError
-from ...ipc.json_schema import at_pointer, with_subschemas
+from ...ipc.params.json_schema import at_pointer, with_subschemas
 from .exact_numbers import BOUNDS, infinite_number
 from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead

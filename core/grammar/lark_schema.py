@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from ...ipc.errors import RequestError
-from ...ipc.json_schema import at_pointer, subschemas, with_subschemas
+from ...ipc.params.json_schema import at_pointer, subschemas, with_subschemas
 from .exact_numbers import (
     BOUNDS,
     LOWER,

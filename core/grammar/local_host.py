@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .host import HOST_IS_UP
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from ...ipc.messages.grammar import (
 from ...ipc.messages.workers import TokenMask
 from ...ipc.process.awake_clock import AwakeClock
 from ..request import Request, WaitReason
-from ..result_processor import NewTokens
+from ..scheduling.result_processor import NewTokens
 from ..scheduling.scheduler import Scheduler
 from .host import (
     ANSWER_TIMEOUT_S,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...ipc.codec import decode_ids
 from ...ipc.messages.grammar import GrammarsAdvanced
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 
 
 @dataclass

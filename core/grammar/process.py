@@ -18,13 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import zmq
 
-from ...ipc.channel import Channel
 from ...ipc.child import limit_address_space, run_child
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, InternalError, error_info
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ...ipc.process.faults import maybe_fail
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, Matcher
 from .host import HOST_IS_UP, NUM_COMPILERS
 from .server import GrammarServer

@@ -8,13 +8,13 @@ import subprocess
 
 import zmq
 
-from ...ipc.addresses import unlink_ipc_address
-from ...ipc.channel import Channel
 from ...ipc.child import spawn_child, spawn_failure
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarToCore
 from ...ipc.process.log import is_worth_a_line
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.addresses import unlink_ipc_address
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .host import GrammarHostLost, GrammarHostUnavailable
 
 logger = logging.getLogger("tokenloom.core")

@@ -24,8 +24,8 @@ from typing import TypeAlias
 
 from ...ipc.errors import ErrorInfo, Overloaded, RequestError, error_info
 from ...ipc.messages.grammar import AdvanceGrammars, GrammarOpened, OpenGrammar
+from ...ipc.params.structured_outputs import GrammarKind
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.structured_outputs import GrammarKind
 from .host import (
     ANSWER_TIMEOUT_S,
     HOST_IS_UP,

@@ -18,9 +18,9 @@ import numpy as np
 from llguidance import LLExecutor
 
 from ...ipc.codec import decode_ids, encode_ids
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, RequestError, error_info
 from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, GrammarCompiler, Matcher, Words
 from .cursor import MASK_S, MAX_OVERTIME_S, GrammarCursor
 

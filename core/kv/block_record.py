@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...ipc.addresses import map_file
+from ...ipc.sockets.addresses import map_file
 from .block_hash import KEY_BYTES, random_namespace
 
 _HEAD_BYTES = 8

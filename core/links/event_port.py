@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from ...ipc.addresses import check_ipc_address
-from ...ipc.client_auth import DOMAIN, ZapHandler
-from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.tier_places import events_address_of, replay_address
 from ...ipc.errors import ConfigError
-from ...ipc.keys import Keys
-from ...ipc.shortages.door import Door
-from ...ipc.sockets import bind, new_socket, receive
+from ...ipc.sockets.addresses import check_ipc_address
+from ...ipc.sockets.client_auth import DOMAIN, ZapHandler
+from ...ipc.sockets.door import Door
+from ...ipc.sockets.keys import Keys
+from ...ipc.sockets.zmq_sockets import bind, new_socket, receive
+from ...ipc.spec.config.engine_config import EngineConfig
+from ...ipc.spec.config.tier_places import events_address_of, replay_address
 
 NUM_KEPT = 10_000  # batches that can be repeated
 MAX_UNSENT = 100_000  # batches for a slow subscriber; it misses those beyond, and asks for them

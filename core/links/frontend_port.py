@@ -14,14 +14,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ...ipc.channel import Channel
-from ...ipc.client_auth import CORES
 from ...ipc.codec import num_ids
-from ...ipc.config.checkpoint_digest import checkpoint_digest
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.served_model import check_exchange
 from ...ipc.errors import ConfigError, ProtocolError, error_info
-from ...ipc.keys import Keys
 from ...ipc.messages.base import (
     LEASE_S,
     PING_INTERVAL_S,
@@ -45,9 +39,15 @@ from ...ipc.messages.core import (
     WeightsChanged,
 )
 from ...ipc.messages.supervisor import Progress, ReplicaDown, WorkersUp
-from ...ipc.messages.touched import TouchedAnswers
+from ...ipc.notes.touched import TouchedAnswers
 from ...ipc.process.faults import maybe_fail
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.client_auth import CORES
+from ...ipc.sockets.keys import Keys
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.checkpoint_digest import checkpoint_digest
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.served_model import check_exchange
 from ..blobs.gateway_blobs import GatewayBlobs
 from ..blobs.needed_blobs import NeededBlobs
 from ..engine import EngineCore

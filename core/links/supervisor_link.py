@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import zmq
 
 from ...ipc.child import SupervisorChannel
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead
 from ...ipc.messages.supervisor import Stop, SupervisorToChild, WorkersDown
+from ...ipc.spec.config.engine_spec import EngineSpec
 
 
 class SupervisorLink(SupervisorChannel):

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import zmq
 
-from ...ipc.channel import Channel
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.supervisor import ArenaLost, TierDown, TierUp
 from ...ipc.messages.tier import CoreToTier, PinnedBlocks, TierToCore
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.engine_spec import EngineSpec
 from .tier_answers import TierAnswers
 
 

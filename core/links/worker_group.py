@@ -13,11 +13,7 @@ from typing import Never
 
 import zmq
 
-from ...ipc.channel import Channel
-from ...ipc.client_auth import GROUP
 from ...ipc.codec import encode
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.endpoints import tcp_address
 from ...ipc.errors import EngineDead
 from ...ipc.messages.adapter import SlotContent
 from ...ipc.messages.base import Holding, Rank
@@ -37,7 +33,11 @@ from ...ipc.messages.workers import (
     WorkerToCore,
 )
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.client_auth import GROUP
+from ...ipc.sockets.endpoints import tcp_address
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.engine_spec import EngineSpec
 
 logger = logging.getLogger("tokenloom.core")
 

@@ -19,12 +19,12 @@ from operator import attrgetter
 
 import msgspec
 
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, InternalError, error_info
 from ...ipc.messages.adapter import NO_SLOT, AdapterRef, AdaptersProgress, FillSlot
 from ...ipc.messages.base import FinishReason
 from ...ipc.messages.workers import SlotFilled
 from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.spec.config.engine_spec import EngineSpec
 from ..request import Request, State, WaitReason
 from .adapter_table import AdapterSlot, AdapterTable, SlotState
 from .waiting_queue import WaitingQueue

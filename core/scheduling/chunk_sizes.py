@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..request import Ids, Request
 from .row_media import RowMedia
-from .rows import Rows
+from .step.rows import Rows
 from .waiting_queue import WaitingQueue
 
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
-from ...ipc.models.model_config import Encoder
-from ...ipc.models.vision_config import Stage
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.models.model_config import Encoder
+from ...ipc.spec.models.vision_config import Stage
 from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...ipc.models.vision_config import Stage
+from ...ipc.spec.models.vision_config import Stage
 from .prefill_throttle import SHARE, PrefillThrottle, blend
 
 BURST = 2  # more media for each decoding row are encoded at once

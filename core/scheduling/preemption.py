@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..kv.manager import KVCacheManager
 from ..request import Request
-from .rows import Rows
+from .step.rows import Rows
 
 
 class Preemption:

@@ -17,7 +17,7 @@ from ..request import Ids, Request
 from .encode_queue import EncodeQueue
 from .encode_throttle import EncodeThrottle
 from .encoder_cache import Entry
-from .rows import Rows
+from .step.rows import Rows
 
 
 @dataclass(eq=False)

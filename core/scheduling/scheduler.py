@@ -16,24 +16,24 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ...ipc.config.speculation import MAX_DRAFTS
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
-from ..drafting import Drafting
+from ...ipc.spec.config.speculation import MAX_DRAFTS
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
-from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .adapter_queue import AdapterQueue
-from .batch import Batch
 from .chunk_sizes import ChunkSizes
+from .drafting import Drafting
 from .encode_queue import EncodeQueue
 from .encode_throttle import EncodeThrottle
-from .ledger import LedgerEntry, StepLedger
 from .preemption import Preemption
 from .prefill_throttle import PrefillThrottle
 from .prompt_group import PromptGroups
+from .result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .row_media import RowMedia
-from .rows import Rows
-from .step_delta import StepDelta
+from .step.batch import Batch
+from .step.ledger import LedgerEntry, StepLedger
+from .step.rows import Rows
+from .step.step_delta import StepDelta
 from .waiting_queue import WaitingQueue
 
 MAX_SKIPS = 64  # admissions of later requests while one does not fit

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.speculation import SpeculationOptions, speculation_options
-from ..drafting import Draft
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.speculation import SpeculationOptions, speculation_options
 from ..request import Ids, Request
-from ..scheduling.batch import Batch
-from ..scheduling.rows import Rows
+from ..scheduling.drafting import Draft
+from ..scheduling.step.batch import Batch
+from ..scheduling.step.rows import Rows
 from .choice import DraftChoice
 from .corpus import Corpus
 from .own_index import Match, OwnIndex

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..scheduling.rows import Rows
+from ..scheduling.step.rows import Rows
 from .ngrams import MAX_LENGTH, Hashes, hashes_at, match_length
 
 MAX_SLOTS = 1 << 20  # of a row's table: 4 MiB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ...ipc.config.speculation import MAX_DRAFTS
+from ...ipc.spec.config.speculation import MAX_DRAFTS
 from .own_index import Match
 
 _FIRST = (0.3, 0.45, 0.6, 0.75, 0.85)  # by length of the match, before anything is learned

@@ -14,8 +14,8 @@ import os
 import re
 from pathlib import Path
 
-from ...ipc.config.private_folder import open_private
 from ...ipc.errors import ConfigError
+from ...ipc.spec.config.private_folder import open_private
 from .disk_scan import NAMESPACE_NAME, OBJECT_NAME
 
 MARKER = "CACHEDIR.TAG"  # by which backup programs know a cache (bford.info/cachedir)

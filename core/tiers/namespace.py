@@ -21,12 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.config.cache_folder import private_cache
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.weight_files import file_by_tensor
 from ...ipc.errors import ConfigError
-from ...ipc.keys import read_private
 from ...ipc.messages.base import Rank
+from ...ipc.sockets.keys import read_private
+from ...ipc.spec.config.cache_folder import private_cache
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.weight_files import file_by_tensor
 from .object_format import VERSION
 
 MIN_SECRET_BYTES = 16

@@ -13,8 +13,8 @@ import os
 import threading
 from pathlib import Path
 
-from ...ipc.config.private_folder import make_folder
 from ...ipc.process.arena import PAGE
+from ...ipc.spec.config.private_folder import make_folder
 from .object_format import HEADER_BYTES, Defect, find_defect, write_header
 
 

@@ -18,13 +18,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ...ipc.channel import Channel
 from ...ipc.child import SupervisorChannel, run_child
-from ...ipc.client_auth import GROUP, ZapHandler
 from ...ipc.codec import decode_ids
-from ...ipc.config.engine_spec import EngineSpec, host_process_name
-from ...ipc.config.tier_places import listen_address_of, peer_addresses
-from ...ipc.endpoints import tcp_address
 from ...ipc.errors import Overloaded, ProtocolError, TokenloomError
 from ...ipc.messages.supervisor import Initialize, Ready, Stop, TierListening
 from ...ipc.messages.tier import (
@@ -51,7 +46,12 @@ from ...ipc.process.arena import Arena
 from ...ipc.process.faults import maybe_fail
 from ...ipc.shortages.failure import RETRY_S, failure_of
 from ...ipc.shortages.threads import Threads, start_thread
-from ...ipc.sockets import new_socket
+from ...ipc.sockets.channel import Channel
+from ...ipc.sockets.client_auth import GROUP, ZapHandler
+from ...ipc.sockets.endpoints import tcp_address
+from ...ipc.sockets.zmq_sockets import new_socket
+from ...ipc.spec.config.engine_spec import EngineSpec, host_process_name
+from ...ipc.spec.config.tier_places import listen_address_of, peer_addresses
 from ..kv.block_hash import KEY_BYTES
 from .disk import DiskSource
 from .finder import Finder

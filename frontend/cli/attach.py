@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ..client.client import Client
 from ..llm import LLM
 

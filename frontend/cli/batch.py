@@ -28,11 +28,11 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
-from ...ipc.config.engine_config import API_KEY_VARIABLE
 from ...ipc.errors import ConfigError
+from ...ipc.spec.config.engine_config import API_KEY_VARIABLE
 from ..embedded.child_engine import ChildEngine
-from ..options.environment import key_of_environment
-from ..options.options import config_from_keywords
+from ..launcher.options.environment import key_of_environment
+from ..launcher.options.options import config_from_keywords
 from .attach import announce_start
 
 DESCRIPTION = (

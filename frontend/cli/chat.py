@@ -19,7 +19,7 @@ import msgspec
 
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.client import ChatMessage
-from ...ipc.sampling_params import SamplingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ..client.client import Client
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ipc.errors import TokenloomError
-from ..options.parser import OptionParser, discard_output
+from ..launcher.options.parser import OptionParser, discard_output
 
 COMMANDS = {  # description by name
     "chat": "chat with the model in the terminal",

@@ -6,7 +6,7 @@ import argparse
 
 import shtab
 
-from ..options.arguments import add_engine_arguments
+from ..launcher.options.arguments import add_engine_arguments
 from .command import ALL_COMMANDS, COMMANDS, GATEWAY, SERVE, load_command
 from .serve import new_serve_parser
 

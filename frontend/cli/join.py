@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from ...ipc.keys import Keys
 from ...ipc.process import log
 from ...ipc.process.descriptors import raise_descriptor_limit
 from ...ipc.process.title import set_title
-from ..hosts.agent import HostAgent
-from ..hosts.head_link import HeadAddress
+from ...ipc.sockets.keys import Keys
+from ..launcher.hosts.agent import HostAgent
+from ..launcher.hosts.head_link import HeadAddress
 
 DESCRIPTION = (
     "Lend this machine to an engine that was started with --hosts on another one. It waits for the engine, starts its "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...ipc.keys import Keys
+from ...ipc.sockets.keys import Keys
 
 DESCRIPTION = "Write a key file for --key-file and Client(key_file=…). Everyone with the file may use the engine."
 EXAMPLES = ["engine.key"]

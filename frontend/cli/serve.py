@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from ...ipc.version import tokenloom_version
-from ..options.arguments import add_engine_arguments
-from ..options.help import HelpAction
-from ..options.parser import OptionParser
+from ..launcher.options.arguments import add_engine_arguments
+from ..launcher.options.help import HelpAction
+from ..launcher.options.parser import OptionParser
 from .command import ALL_COMMANDS, list_commands, list_examples
 
 

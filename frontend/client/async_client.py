@@ -15,18 +15,16 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
-from ...ipc.lora_request import LoRARequest
 from ...ipc.messages import client as wire
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import SamplingParams
-from . import queries
-from .async_stream import AsyncStream, LoopWaker
-from .base_client import BaseClient
-from .call_options import (
+from ...ipc.params.beam_search_params import BeamSearchParams
+from ...ipc.params.lora_request import LoRARequest
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ..forms import queries
+from ..forms.call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
@@ -36,10 +34,12 @@ from .call_options import (
     check_options,
     with_priority,
 )
+from ..forms.prompts import Chat, Prompt, check_params, check_token_ids, read_chat
+from .async_stream import AsyncStream, LoopWaker
+from .base_client import BaseClient
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
-from .prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .protocol import QueryResult, ReplyType, check_reply
 
 MAX_OPEN_PIECES = 16  # of a clip that is transcribed

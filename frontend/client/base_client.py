@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 import msgspec
 
 from ...ipc.errors import RequestError
-from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import ChatForm, Control, LoadAdapter, PauseMode, Query, Submit, UnloadAdapter
-from ...ipc.pooling_params import PoolingParams
+from ...ipc.params.lora_request import LoRARequest
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
-from ...ipc.sampling_params import SamplingParams
-from .call_options import AdapterOptions, adapters_of
-from .prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
-from .queries import pause_query, sleep_query, wake_up_query
+from ..forms.call_options import AdapterOptions, adapters_of
+from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
+from ..forms.queries import pause_query, sleep_query, wake_up_query
 from .transport import Transport
 from .zmq_transport import ZmqTransport
 

@@ -9,18 +9,16 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
-from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages import client as wire
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
-from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import SamplingParams
-from . import queries
-from .base_client import BaseClient
-from .batch import RequestBatch
-from .call_options import (
+from ...ipc.params.beam_search_params import BeamSearchParams
+from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.sampling_params import SamplingParams
+from ..forms import queries
+from ..forms.call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
@@ -30,11 +28,7 @@ from .call_options import (
     check_options,
     with_priority,
 )
-from .offline.beam_search import BeamSearch, BeamSearchOutput
-from .offline.tokenizer import TransformersTokenizer, load_tokenizer
-from .open_request import Update
-from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
-from .prompts import (
+from ..forms.prompts import (
     Chat,
     CheckedChat,
     Prompt,
@@ -46,6 +40,12 @@ from .prompts import (
     list_prompts,
     read_chat,
 )
+from .base_client import BaseClient
+from .batch import RequestBatch
+from .offline.beam_search import BeamSearch, BeamSearchOutput
+from .offline.tokenizer import TransformersTokenizer, load_tokenizer
+from .open_request import Update
+from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
 from .protocol import QueryResult, ReplyType, check_reply
 from .request_future import RequestFuture
 

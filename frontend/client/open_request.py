@@ -15,8 +15,8 @@ import msgspec
 from ...ipc.codec import num_ids
 from ...ipc.errors import TokenloomError
 from ...ipc.messages.client import Accepted, Child, Delta, Medium, Submit
-from ...ipc.sampling_params import child_seed
-from .media.media_sender import held_media
+from ...ipc.params.sampling_params import child_seed
+from ..forms.media.media_sender import held_media
 
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; after an error nothing follows
 Sink: TypeAlias = Callable[[Update], None]  # runs in the transport's thread: must be cheap and never block

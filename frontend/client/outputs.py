@@ -13,11 +13,11 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
-from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from ...ipc.messages.tier import PlaceName
-from .logprobs import FlatLogprobs, TokenLogprobs, unpack_logprobs
+from ...ipc.params.lora_request import LoRARequest
+from ..forms.logprobs import FlatLogprobs, TokenLogprobs, unpack_logprobs
 from .open_request import Update
 
 Token = TypeVar("Token", bound=TokenLogprobs | None)

@@ -21,7 +21,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
-from ...ipc.addresses import admits_nobody
 from ...ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Unknown, Welcome
 from ...ipc.messages.client import (
@@ -39,10 +38,11 @@ from ...ipc.messages.client import (
     QueryFailed,
     Reply,
 )
+from ...ipc.sockets.addresses import admits_nobody
+from ..forms.media.media_sender import MediaSender
+from ..forms.prompts import id_is_open
 from .keepalive import Keepalive
-from .media.media_sender import MediaSender
 from .open_request import OpenRequest
-from .prompts import id_is_open
 from .submit_window import SubmitWindow
 
 QueryResult: TypeAlias = Reply | TokenloomError  # of a query; QueryFailed becomes its error

@@ -23,7 +23,7 @@ from ...ipc.codec import encode
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ClientMessage, Query, Submit
 from ...ipc.shortages.threads import start_thread
-from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+from ...ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES
 from .open_request import OpenRequest, Sink
 from .protocol import ClientProtocol, QuerySink
 

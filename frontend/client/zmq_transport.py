@@ -23,12 +23,12 @@ import zmq
 
 from ...ipc.codec import Decoder
 from ...ipc.errors import ConfigError, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
-from ...ipc.keys import Keys
 from ...ipc.messages.client import ClientMessage, FrontendMessage, GetInfo, Info
+from ...ipc.params.sampling_params import TIMEOUT_S
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.sampling_params import TIMEOUT_S
 from ...ipc.shortages.threads import start_thread
-from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
+from ...ipc.sockets.keys import Keys
+from ...ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .protocol import ClientProtocol, QueryResult, check_reply
 from .transport import CallbackThread, Transport, encode_client_message, wait_for_end
 

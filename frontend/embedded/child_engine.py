@@ -23,10 +23,10 @@ from weakref import WeakSet
 
 import msgspec
 
-from ...ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from ...ipc.errors import EngineDead, ErrorInfo, Overloaded, TokenloomError
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.shortages.threads import start_thread
+from ...ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
 
 BEAT_S = 1.0  # beat of the clock that limits the start
 NUM_LAST_LINES = 50  # of standard error, kept

@@ -15,8 +15,6 @@ from ...core.engine import BEAT_S, EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
 from ...core.links.control_queue import ControlQueue
 from ...core.links.frontend_port import handle
-from ...ipc.addresses import RunDirectory
-from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
@@ -25,13 +23,15 @@ from ...ipc.messages.supervisor import Initialize, Served, SetLogLevel, StartPha
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock, steady_time
+from ...ipc.sockets.addresses import RunDirectory
+from ...ipc.spec.config.engine_config import EngineConfig
 from ...workers.worker import Worker
+from ..checkpoint.resolve import resolve
 from ..client.transport import encode_client_message
-from ..requests.frontend import Frontend
-from ..requests.media.media_input import MediaInput
-from ..supervisor.resolve import resolve
-from ..text.chat_template import NO_MEDIA, ChatTemplate, check_template
-from ..text.tokenizer import Tokenizer
+from ..server.requests.frontend import Frontend
+from ..server.requests.media.media_input import MediaInput
+from ..server.text.chat_template import NO_MEDIA, ChatTemplate, check_template
+from ..server.text.tokenizer import Tokenizer
 
 _FRONTEND_ID = 0
 

@@ -13,10 +13,10 @@ import os
 import socket
 from collections.abc import Sequence
 
-from ...ipc.addresses import lock_ipc_address, set_socket_mode, unlink_ipc_address
-from ...ipc.config.engine_config import EngineConfig
-from ...ipc.endpoints import http_endpoint
 from ...ipc.errors import ConfigError
+from ...ipc.sockets.addresses import lock_ipc_address, set_socket_mode, unlink_ipc_address
+from ...ipc.sockets.endpoints import http_endpoint
+from ...ipc.spec.config.engine_config import EngineConfig
 
 logger = logging.getLogger("tokenloom.supervisor")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import NoReturn
 
-from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
+from ...ipc.spec.config.engine_config import EngineConfig
 
 
 def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:

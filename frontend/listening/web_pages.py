@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from ...ipc.config.comma_list import comma_list
-from ...ipc.config.engine_config import EngineConfig
-from ...ipc.endpoints import http_endpoint
+from ...ipc.sockets.endpoints import http_endpoint
+from ...ipc.spec.config.comma_list import comma_list
+from ...ipc.spec.config.engine_config import EngineConfig
 from .http_listeners import is_loopback
 
 ANY = "*"

@@ -11,7 +11,7 @@ import zmq
 from ..codec import Decoder, encode
 from ..errors import ProtocolError
 from ..messages.blobs import MAX_CHUNK_BYTES, BlobChunk, BlobReply, GetBlob, NoBlob
-from ..sockets import receive
+from ..sockets.zmq_sockets import receive
 from .fetch import BlobFetch
 
 LEASE_S = 30.0  # a blob is not evicted this long after a peer's last request

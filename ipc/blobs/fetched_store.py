@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq
 
 from ..errors import Overloaded
-from ..sockets import new_socket
+from ..sockets.zmq_sockets import new_socket
 from .channel import exchange
 from .fetch import BlobFetch, FetchState
 from .store import BlobStore

@@ -8,9 +8,9 @@ import msgspec
 
 from ..codec import JsonObject
 from ..errors import ErrorInfo
-from ..pooling_params import PoolingParams
+from ..params.pooling_params import PoolingParams
+from ..params.sampling_params import SamplingParams
 from ..process.log import LogLevel
-from ..sampling_params import SamplingParams
 from .adapter import AdapterInfo
 from .base import (
     BulkArray,

@@ -9,8 +9,8 @@ from typing import Literal, Self, TypeAlias
 import msgspec
 
 from ..errors import ErrorInfo
-from ..pooling_params import PoolingParams
-from ..sampling_params import SamplingParams
+from ..params.pooling_params import PoolingParams
+from ..params.sampling_params import SamplingParams
 from .adapter import AdapterRef
 from .base import (
     BulkArray,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..errors import ErrorInfo
-from ..structured_outputs import GrammarKind
+from ..params.structured_outputs import GrammarKind
 from .base import Message
 
 

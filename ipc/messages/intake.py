@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..sampling_params import CutSide
+from ..params.sampling_params import CutSide
 from .base import Message
 from .client import ChatForm, ChatMessage, Medium
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..pooling_params import PoolingParams
+from ..params.pooling_params import PoolingParams
 from .adapter import NO_SLOT, FillSlot, SlotContent
 from .base import BulkArray, Holding, Message, Rank
 from .core import LogprobColumns

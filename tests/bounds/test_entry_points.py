@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.client.media.data_url import decode_data_url
-from tokenloom.frontend.http.invocations import top_level_fields
-from tokenloom.frontend.intake.body_parser import parse_body
-from tokenloom.frontend.intake.form_data import boundary_of, form_parts
-from tokenloom.frontend.media.audio.wav_file import open_wav
-from tokenloom.frontend.media.images.image_header import read_header
-from tokenloom.frontend.metrics.tracing import read_trace_context
-from tokenloom.frontend.openai.forms.messages import chat_input
-from tokenloom.frontend.openai.forms.params import sampling_params
-from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest
-from tokenloom.frontend.sources.media_url import parse_url
-from tokenloom.frontend.text.media_limits import MediaLimits
-from tokenloom.frontend.text.prompt_limits import PromptLimits
+from tokenloom.frontend.forms.media.data_url import decode_data_url
+from tokenloom.frontend.forms.media_limits import MediaLimits
+from tokenloom.frontend.forms.openai.messages import chat_input
+from tokenloom.frontend.forms.openai.params import sampling_params
+from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest
+from tokenloom.frontend.forms.prompt_limits import PromptLimits
+from tokenloom.frontend.server.bodies.body_parser import parse_body
+from tokenloom.frontend.server.bodies.form_data import boundary_of, form_parts
+from tokenloom.frontend.server.http.invocations import top_level_fields
+from tokenloom.frontend.server.media.images.image_header import read_header
+from tokenloom.frontend.server.metrics.tracing import read_trace_context
+from tokenloom.frontend.server.sources.media_url import parse_url
+from tokenloom.frontend.sound.wav_file import open_wav
 from tokenloom.ipc.errors import RequestError, TokenloomError
-from tokenloom.ipc.json_schema import moved
-from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+from tokenloom.ipc.params.json_schema import moved
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.tests.bounds.growth import fast_growth
 from tokenloom.tests.support.engine_specs import new_spec
 

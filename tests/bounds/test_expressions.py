@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tokenloom.frontend.anthropic.forms import request_body
-from tokenloom.frontend.openai.forms import response_body, schema
-from tokenloom.frontend.openai.forms.params import _SCHEMA
-from tokenloom.frontend.text.markers import compile_markers
+from tokenloom.frontend.forms.anthropic import request_body
+from tokenloom.frontend.forms.openai import response_body, schema
+from tokenloom.frontend.forms.openai.params import _SCHEMA
+from tokenloom.frontend.forms.parsers.markers import compile_markers
 from tokenloom.tests.bounds.expressions import ANYWHERE, Expression, expressions
 from tokenloom.tests.bounds.growth import fast_growth
 from tokenloom.tests.bounds.hostile_texts import Hostile, hostile_texts
@@ -60,85 +60,87 @@ LEFT_OUT = tuple(  # types of items that are left out
     if hasattr(each, "LEFT_OUT")
 )
 TABLE: dict[str, Read | Ours] = {
-    "frontend/anthropic/forms/blocks.py _TOKENS": MODEL,
-    "frontend/gguf/folder.py _PART": OPERATOR,
-    "frontend/gguf/folder.py chosen_parts#1": OPERATOR,
-    "frontend/http/invocations.py _TOKEN": BODY,
-    "frontend/http/middleware.py _REQUEST_ID": HEADER,
-    "frontend/http/middleware.py _STORED": Read("a path"),
-    "frontend/http/openapi.py _operation#1": Ours("our own paths"),
-    "frontend/intake/body_error.py _BACKTICKED": BODY,
-    "frontend/intake/body_error.py _FIELD": BODY,
-    "frontend/intake/body_error.py _KIND": BODY,
-    "frontend/intake/body_error.py _TOKENS": BODY,
-    "frontend/intake/body_error.py invalid_body#1": BODY,
-    "frontend/intake/body_error.py invalid_body#2": BODY,
-    "frontend/intake/form_data.py _BOUNDARY": HEADER,
-    "frontend/intake/form_data.py _OF_TYPE": Read("a header", (Hostile(";boundary=", '"'), Hostile("", ";boundary "))),
-    "frontend/intake/form_data.py _PARAMETER": FORM,
-    "frontend/intake/form_data.py _parameters#1": FORM,
+    "frontend/forms/anthropic/blocks.py _TOKENS": MODEL,
+    "frontend/checkpoint/gguf/folder.py _PART": OPERATOR,
+    "frontend/checkpoint/gguf/folder.py chosen_parts#1": OPERATOR,
+    "frontend/server/http/invocations.py _TOKEN": BODY,
+    "frontend/server/http/middleware.py _REQUEST_ID": HEADER,
+    "frontend/server/http/middleware.py _STORED": Read("a path"),
+    "frontend/server/http/openapi.py _operation#1": Ours("our own paths"),
+    "frontend/server/bodies/body_error.py _BACKTICKED": BODY,
+    "frontend/server/bodies/body_error.py _FIELD": BODY,
+    "frontend/server/bodies/body_error.py _KIND": BODY,
+    "frontend/server/bodies/body_error.py _TOKENS": BODY,
+    "frontend/server/bodies/body_error.py invalid_body#1": BODY,
+    "frontend/server/bodies/body_error.py invalid_body#2": BODY,
+    "frontend/server/bodies/form_data.py _BOUNDARY": HEADER,
+    "frontend/server/bodies/form_data.py _OF_TYPE": Read(
+        "a header", (Hostile(";boundary=", '"'), Hostile("", ";boundary "))
+    ),
+    "frontend/server/bodies/form_data.py _PARAMETER": FORM,
+    "frontend/server/bodies/form_data.py _parameters#1": FORM,
     "frontend/listening/web_pages.py _AUTHORITY": HEADER,
     "frontend/listening/web_pages.py _UNOWNED": HEADER,
-    "frontend/metrics/tracing.py _TRACEPARENT": HEADER,
-    "frontend/intake/unknown_fields.py _is_left_out#1": Read("a body", patterns=LEFT_OUT),
-    "frontend/metrics/tracing.py _MEMBER": HEADER,
-    "frontend/openai/body_reader.py _JSON": HEADER,
-    "frontend/openai/forms/errors.py _LEADING_NAME": Read("a message with a caller's text"),
-    "frontend/openai/forms/params.py errors_about#1": Read(
+    "frontend/server/metrics/tracing.py _TRACEPARENT": HEADER,
+    "frontend/server/bodies/unknown_fields.py _is_left_out#1": Read("a body", patterns=LEFT_OUT),
+    "frontend/server/metrics/tracing.py _MEMBER": HEADER,
+    "frontend/server/api/openai/body_reader.py _JSON": HEADER,
+    "frontend/forms/openai/errors.py _LEADING_NAME": Read("a message with a caller's text"),
+    "frontend/forms/openai/params.py errors_about#1": Read(
         "a message with a caller's text", patterns=tuple(map(re.compile, FIELDS))
     ),
-    "frontend/openai/forms/parts.py refuse_left_out#1": Read("a body", patterns=LEFT_OUT),
-    "frontend/openai/forms/prompts.py _SECRET": Read("an id"),
-    "frontend/openai/parsers/custom.py _BEGIN": MODEL,
-    "frontend/openai/parsers/custom.py _WHOLE": MODEL,
-    "frontend/openai/parsers/custom.py _ESCAPE": MODEL,
-    "frontend/openai/parsers/harmony.py _CHANNEL": MODEL,
-    "frontend/openai/parsers/harmony.py _FUNCTION": MODEL,
-    "frontend/openai/parsers/harmony.py _HEADER": MODEL,
-    "frontend/openai/parsers/json_calls.py _HEAD": MODEL,
-    "frontend/openai/parsers/json_calls.py _OUTSIDE": MODEL,
-    "frontend/openai/parsers/json_calls.py _IN_TEXT": MODEL,
-    "frontend/openai/parsers/mistral.py _BARE": MODEL,
-    "frontend/openai/parsers/mistral.py _BEGIN": MODEL,
-    "frontend/openai/parsers/mistral.py _CALL": MODEL,
-    "frontend/openai/parsers/pythonic.py _BEGIN": MODEL,
-    "frontend/openai/parsers/pythonic.py _NAME": MODEL,
-    "frontend/sources/media_url.py _NAME": Read("a URL"),
-    "frontend/text/markers.py compile_markers#1": Read(
+    "frontend/forms/openai/parts.py refuse_left_out#1": Read("a body", patterns=LEFT_OUT),
+    "frontend/forms/openai/prompts.py _SECRET": Read("an id"),
+    "frontend/forms/parsers/custom.py _BEGIN": MODEL,
+    "frontend/forms/parsers/custom.py _WHOLE": MODEL,
+    "frontend/forms/parsers/custom.py _ESCAPE": MODEL,
+    "frontend/forms/parsers/harmony.py _CHANNEL": MODEL,
+    "frontend/forms/parsers/harmony.py _FUNCTION": MODEL,
+    "frontend/forms/parsers/harmony.py _HEADER": MODEL,
+    "frontend/forms/parsers/json_calls.py _HEAD": MODEL,
+    "frontend/forms/parsers/json_calls.py _OUTSIDE": MODEL,
+    "frontend/forms/parsers/json_calls.py _IN_TEXT": MODEL,
+    "frontend/forms/parsers/mistral.py _BARE": MODEL,
+    "frontend/forms/parsers/mistral.py _BEGIN": MODEL,
+    "frontend/forms/parsers/mistral.py _CALL": MODEL,
+    "frontend/forms/parsers/pythonic.py _BEGIN": MODEL,
+    "frontend/forms/parsers/pythonic.py _NAME": MODEL,
+    "frontend/server/sources/media_url.py _NAME": Read("a URL"),
+    "frontend/forms/parsers/markers.py compile_markers#1": Read(
         "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)
     ),
-    "frontend/text/text_cut.py _IN_TOKEN": Read("the vocabulary"),
-    "frontend/text/text_cut.py _PLACE": Read("a prompt"),
-    "frontend/text/token_bytes.py _BYTE": Read("the vocabulary"),
-    "frontend/transcriptions/prompts.py SPECIAL": MODEL,
-    "frontend/transcriptions/transcript.py _WITHOUT_BLANKS": MODEL,
-    "frontend/transcriptions/whisper.py TIME": MODEL,
-    "ipc/adapters/name_pattern.py COUNT": ADAPTER,
-    "ipc/adapters/pattern_table.py PLAIN": ADAPTER,
-    "ipc/adapters/targets.py MLP_BLOCK": ADAPTER,
-    "ipc/adapters/tensor_header.py NAME": ADAPTER,
-    "ipc/addresses.py _NAME": OPERATOR,
+    "frontend/server/text/text_cut.py _IN_TOKEN": Read("the vocabulary"),
+    "frontend/server/text/text_cut.py _PLACE": Read("a prompt"),
+    "frontend/server/text/token_bytes.py _BYTE": Read("the vocabulary"),
+    "frontend/forms/speech/prompts.py SPECIAL": MODEL,
+    "frontend/forms/speech/transcript.py _WITHOUT_BLANKS": MODEL,
+    "frontend/forms/speech/whisper.py TIME": MODEL,
+    "ipc/spec/adapters/name_pattern.py COUNT": ADAPTER,
+    "ipc/spec/adapters/pattern_table.py PLAIN": ADAPTER,
+    "ipc/spec/adapters/targets.py MLP_BLOCK": ADAPTER,
+    "ipc/spec/adapters/tensor_header.py NAME": ADAPTER,
+    "ipc/sockets/addresses.py _NAME": OPERATOR,
     "ipc/blobs/folder.py _NAME": Read("names of files", method="fullmatch"),
-    "ipc/config/engine_config.py _check_http#1": OPERATOR,
-    "ipc/config/engine_config.py _check_http#2": OPERATOR,
-    "ipc/config/tier_places.py _peer_host#1": OPERATOR,
+    "ipc/spec/config/engine_config.py _check_http#1": OPERATOR,
+    "ipc/spec/config/engine_config.py _check_http#2": OPERATOR,
+    "ipc/spec/config/tier_places.py _peer_host#1": OPERATOR,
     "ipc/errors.py _CREDENTIALS": Read("a message with a caller's text"),
     "ipc/errors.py _UNPRINTED": Read("a value of an option or a file, in an error"),
-    "ipc/models/model_file.py CAUSAL": Read("a checkpoint's config"),
+    "ipc/spec/models/model_file.py CAUSAL": Read("a checkpoint's config"),
     "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
-    "ipc/structured_outputs.py _BRACKETS": BODY,
+    "ipc/params/structured_outputs.py _BRACKETS": BODY,
     "core/tiers/disk_folder.py _NOT_COUNTED": Read("names of files"),
     "core/tiers/disk_scan.py NAMESPACE_NAME": Read("names of files"),
     "core/tiers/disk_scan.py OBJECT_NAME": Read("names of files"),
     "core/tiers/disk_scan.py _FOLDER": Read("names of files", method="fullmatch"),
     "core/tiers/namespace.py _BLOB_NAME": Read("names of files"),
-    "frontend/adapters/store.py ENTRY_NAME": Read("names of files"),
+    "frontend/server/adapters/store.py ENTRY_NAME": Read("names of files"),
 }
 FOLDERS = {  # their expressions read nothing of callers in a loop
     "core/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
-    "frontend/options/": "the operator's options and environment",
-    "frontend/ray/": "the operator's options, and errors of Ray's",
-    "frontend/supervisor/": "the operator's options",
+    "frontend/launcher/options/": "the operator's options and environment",
+    "frontend/launcher/ray/": "the operator's options, and errors of Ray's",
+    "frontend/launcher/supervisor/": "the operator's options",
 }
 
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import pytest
 
-from tokenloom.frontend.anthropic.forms.blocks import partial_object
-from tokenloom.frontend.openai.parsers.custom import InputText
-from tokenloom.frontend.openai.parsers.forced import ForcedParser
-from tokenloom.frontend.openai.parsers.names import TOOL_PARSERS
-from tokenloom.frontend.openai.parsers.thoughts import MARKERS, ThoughtParser
-from tokenloom.frontend.text.markers import MarkerFinder
+from tokenloom.frontend.forms.anthropic.blocks import partial_object
+from tokenloom.frontend.forms.parsers.custom import InputText
+from tokenloom.frontend.forms.parsers.forced import ForcedParser
+from tokenloom.frontend.forms.parsers.markers import MarkerFinder
+from tokenloom.frontend.forms.parsers.names import TOOL_PARSERS
+from tokenloom.frontend.forms.parsers.thoughts import MARKERS, ThoughtParser
 from tokenloom.tests.bounds.growth import fast_growth
 
 UNITS = ("a", " ", "[", '\\"', "<")

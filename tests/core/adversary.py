@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from tokenloom.core.drafting import Draft
 from tokenloom.core.request import Ids, Request
-from tokenloom.core.scheduling.rows import Rows
-from tokenloom.ipc.config.speculation import MAX_DRAFTS
+from tokenloom.core.scheduling.drafting import Draft
+from tokenloom.core.scheduling.step.rows import Rows
+from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
 from tokenloom.tests.core.fake_worker import VOCAB_SIZE, next_token
 
 

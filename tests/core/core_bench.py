@@ -15,13 +15,13 @@ import msgspec
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Hello, Welcome
 from tokenloom.ipc.messages.core import CoreToFrontend, EngineCoreOutputs
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready, WorkersUp
 from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
-from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens
 from tokenloom.tests.core.harness import append_tokens, make_spec, new_message

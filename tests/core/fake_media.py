@@ -12,7 +12,7 @@ from tokenloom.core.media_spans import end_of
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.media import Encode, FailedEntry, MediaSpan
 from tokenloom.ipc.messages.workers import SchedulerOutput
-from tokenloom.ipc.models.vision_config import VisionConfig
+from tokenloom.ipc.spec.models.vision_config import VisionConfig
 
 IMAGE = 996  # the placeholder
 BREAK = 995  # a token that stands between placeholders

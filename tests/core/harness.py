@@ -12,24 +12,24 @@ import msgspec
 import numpy as np
 
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
-from tokenloom.core.drafting import Proposer
 from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.kv.offload.offload import Offload
 from tokenloom.core.kv.offload.options import OffloadOptions, Tiers
 from tokenloom.core.request import Request
+from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
-from tokenloom.ipc.models.vision_config import VisionConfig
-from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.params.pooling_params import PoolingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
-from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.params.pooling_params import PoolingParams
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 

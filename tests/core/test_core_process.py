@@ -24,9 +24,9 @@ from tokenloom.ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
-from tokenloom.ipc.messages.touched import read_touched
 from tokenloom.ipc.messages.workers import ControlAck, Probe, ReloadWeights, Resend, SchedulerOutput, WorkerError
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.notes.touched import read_touched
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_worker import expected_tokens

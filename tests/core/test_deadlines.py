@@ -9,7 +9,7 @@ import msgspec
 
 from tokenloom.core.deadlines import MAX_EXPIRED, MIN_SWEEP, Deadlines
 from tokenloom.core.request import Request, State
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.tests.core.harness import make_request
 
 

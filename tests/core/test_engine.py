@@ -14,11 +14,11 @@ from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.block_record import BlockRecord
-from tokenloom.core.scheduling.batch import Batch
 from tokenloom.core.scheduling.scheduler import MAX_SKIPS
+from tokenloom.core.scheduling.step.batch import Batch
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.params.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import steady_time
 from tokenloom.tests.core.fake_worker import expected_tokens, next_token
 from tokenloom.tests.core.harness import Harness, prompt_of

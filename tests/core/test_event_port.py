@@ -16,10 +16,10 @@ import zmq
 
 from tokenloom.core.kv.events import BlockContent, KVEvents
 from tokenloom.core.links.event_port import NUM_KEPT, EventPort
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.tier_places import replay_address
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets.keys import Keys
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.tier_places import replay_address
 
 DEADLINE_S = 20.0
 

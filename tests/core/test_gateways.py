@@ -12,16 +12,16 @@ import zmq
 
 from tokenloom.core.links import frontend_port as module
 from tokenloom.core.links.frontend_port import FrontendPort
-from tokenloom.ipc.client_auth import CORES, ZapHandler
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.endpoints import Endpoints
-from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Ping, Pong, Refused, Unknown
 from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
 from tokenloom.ipc.messages.supervisor import ReplicaDown
-from tokenloom.ipc.messages.touched import TouchedAnswers
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.notes.touched import TouchedAnswers
+from tokenloom.ipc.sockets.client_auth import CORES, ZapHandler
+from tokenloom.ipc.sockets.endpoints import Endpoints
+from tokenloom.ipc.sockets.keys import Keys
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16

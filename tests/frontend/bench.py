@@ -6,19 +6,19 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tokenloom.frontend.requests.frontend import Frontend
-from tokenloom.frontend.requests.media.media_input import MediaInput
-from tokenloom.frontend.text.chat_template import ChatTemplate
-from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.frontend.server.requests.frontend import Frontend
+from tokenloom.frontend.server.requests.media.media_input import MediaInput
+from tokenloom.frontend.server.text.chat_template import ChatTemplate
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Unknown, Welcome
 from tokenloom.ipc.messages.client import ClientMessage, Delta, Deltas, FrontendMessage, Submit
 from tokenloom.ipc.messages.core import AbortRequests, EngineCoreOutputs, EngineCoreRequest
-from tokenloom.ipc.messages.deadly import ReadingNote
-from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.frontend.text.samples import new_tokenizer
+from tokenloom.ipc.notes.deadly import ReadingNote
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.tests.frontend.server.text.samples import new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20.0

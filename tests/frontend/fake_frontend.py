@@ -49,8 +49,8 @@ from tokenloom.ipc.messages.client import (
     Tokenize,
     UnloadAdapter,
 )
-from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 
 T = TypeVar("T")
 

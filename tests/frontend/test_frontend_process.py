@@ -20,11 +20,7 @@ import pytest
 import zmq
 
 from tokenloom.frontend.listening.client_sender import MAX_UNREAD_BYTES, SHARE
-from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Welcome
 from tokenloom.ipc.messages.client import (
@@ -41,9 +37,13 @@ from tokenloom.ipc.messages.client import (
 )
 from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, FrontendToCore
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Drain, Drained, Failed, Phase, Ready, Stop
-from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
-from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.addresses import RunDirectory
+from tokenloom.ipc.sockets.endpoints import Endpoints
+from tokenloom.ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.tests.frontend.server.text.samples import backend_json, new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 
@@ -74,7 +74,7 @@ class Engine:
         self.identity = self.core_identity = b""
         read_fd, self.lifeline = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tokenloom.frontend.process", *arguments],
+            [sys.executable, "-P", "-m", "tokenloom.frontend.server.process", *arguments],
             stdin=read_fd,
             env=self.spec.environment(),
             start_new_session=True,
@@ -341,8 +341,8 @@ def test_a_refusal_by_the_core_ends_the_process_with_the_reason(engine: Engine) 
 
 
 def test_the_process_imports_what_is_heavy_with_the_http_server_at_most() -> None:
-    code = "import sys, tokenloom.frontend.process\nprint(HEAVY & sys.modules.keys())\n"
-    code += "import tokenloom.frontend.http.server\nprint(HEAVY & sys.modules.keys())\n"
+    code = "import sys, tokenloom.frontend.server.process\nprint(HEAVY & sys.modules.keys())\n"
+    code += "import tokenloom.frontend.server.http.server\nprint(HEAVY & sys.modules.keys())\n"
     heavy = "HEAVY = {'torch', 'transformers', 'numpy', 'prometheus_client'}\n"
     found = subprocess.run([sys.executable, "-P", "-c", heavy + code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n{'prometheus_client'}\n", found.stdout

@@ -20,12 +20,12 @@ from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.embedded.in_process_transport import InProcessTransport
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import LLM
-from tokenloom.frontend.options.options import config_from_keywords
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, RequestError, TokenloomError
 from tokenloom.ipc.messages.client import ClientMessage, FrontendMessage
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, greedy
 
 LAUNCHER = """
@@ -92,7 +92,7 @@ def test_a_program_without_standard_streams_can_start_an_engine(tmp_path: Path) 
         "for fd in range(3):\n"
         "    os.close(fd)\n"
         "from tokenloom.frontend.embedded.child_engine import ChildEngine\n"
-        "from tokenloom.ipc.config.engine_config import EngineConfig\n"
+        "from tokenloom.ipc.spec.config.engine_config import EngineConfig\n"
         f"handle = ChildEngine(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
         f"open({str(answer)!r}, 'w').write(handle.addresses[0])\n"
         "handle.stop()\n"

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.lora_request import LoRARequest
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.params.lora_request import LoRARequest
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.contract import LowRankUpdate, Routing
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
@@ -32,10 +32,10 @@ from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, M
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.gpu

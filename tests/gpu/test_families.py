@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.models.model_file import NATIVE
+from tokenloom.ipc.spec.models.model_file import NATIVE
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS, HEARING

@@ -18,10 +18,10 @@ from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import message, new_row, sampled_by
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.test_parallel import logits_of_ranks
+from tokenloom.tests.workers.machine.test_parallel import logits_of_ranks
 
 pytestmark = pytest.mark.gpu
 

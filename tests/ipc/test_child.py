@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tokenloom.ipc.channel import Channel
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Hello, Ping, Pong
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Drained, Failed, SetLogLevel, Stop, SupervisorToChild
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.channel import Channel
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 30

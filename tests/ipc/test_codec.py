@@ -11,7 +11,7 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import Hello
 from tokenloom.ipc.messages.client import ClientMessage, Submit
 from tokenloom.ipc.messages.workers import SchedulerOutput, WorkerToCore
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 
 
 def test_messages_survive_a_round_trip() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.bench_limits import Limits, Rates
 from tokenloom.scripts.bench_workload import Workload
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
-from tokenloom.ipc.adapters.adapter_config import CONFIG_NAME
-from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME
+from tokenloom.ipc.spec.adapters.adapter_config import CONFIG_NAME
+from tokenloom.ipc.spec.adapters.tensor_header import TENSORS_NAME
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I8": 1}
 Shapes = Mapping[str, tuple[str, Sequence[int]]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom import Client, LoRARequest, RequestOutput, SamplingParams
 from tokenloom.frontend.client.outputs import CompletionOutput
-from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from PIL.Image import Image

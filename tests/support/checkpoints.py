@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import NATIVE, load_model_config
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
 from . import families, family_checkpoints, whisper_checkpoints

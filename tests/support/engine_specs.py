@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.endpoints import Endpoints
-from tokenloom.ipc.models.model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
+from tokenloom.ipc.sockets.endpoints import Endpoints
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.ipc.spec.models.model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 
 def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.launch import main
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.span_collector import SPANS_A_MESSAGE, Collector
 

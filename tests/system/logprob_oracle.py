@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
+from tokenloom.frontend.forms.logprobs import Logprob, TokenLogprobs
 
 TOLERANCE = 1e-4  # of a logprob
 TIE = 1e-5  # tokens closer than this may be in either order

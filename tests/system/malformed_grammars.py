@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from tokenloom import StructuredOutputsParams
-from tokenloom.ipc.structured_outputs import MAX_SCHEMA_DEPTH
+from tokenloom.ipc.params.structured_outputs import MAX_SCHEMA_DEPTH
 from tokenloom.tests.system.schemas import SCHEMAS, Schema
 
 _TYPES = ("objct", "strin", "int", "", "any", "Array")

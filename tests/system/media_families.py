@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tokenloom.frontend.media.images.image_processor_config import load_image_processor
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.processors.image_processor_config import load_image_processor
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Samples, random_clip

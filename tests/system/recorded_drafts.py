@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom import RequestOutput, SamplingParams
-from tokenloom.core.drafting import Proposer
 from tokenloom.core.request import Request
-from tokenloom.ipc.sampling_params import child_seed
+from tokenloom.core.scheduling.drafting import Proposer
+from tokenloom.ipc.params.sampling_params import child_seed
 from tokenloom.tests.core.adversary import Adversary
 
 RECORD = "TOKENLOOM_TEST_RECORD"

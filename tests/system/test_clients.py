@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.tests.system.launched import served
 
 DEADLINE_S = 200.0

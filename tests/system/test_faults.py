@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tokenloom import Client, EngineDead, RequestOutput, SamplingParams
-from tokenloom.frontend.supervisor.local_launcher import SchedStat
+from tokenloom.frontend.launcher.supervisor.local_launcher import SchedStat
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, difference, submit

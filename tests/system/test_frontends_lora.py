@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.errors import RequestError
 from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.engine_process import Engine

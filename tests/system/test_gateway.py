@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tokenloom import Client, RequestError, RequestOutput, SamplingParams
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.endpoints import tcp_address
-from tokenloom.ipc.keys import Keys
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.ipc.sockets.endpoints import tcp_address
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import (
     Work,

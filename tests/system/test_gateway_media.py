@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
-from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.scripts.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS

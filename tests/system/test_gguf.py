@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import LLM, ConfigError, LoRARequest, RequestOutput, SamplingParams
-from tokenloom.frontend.supervisor.hub import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.hub import DEMO_FOLDER
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.write_gguf import convert

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
-from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
 from tokenloom.tests.support.waiting import Deadline, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.scripts.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, make_work, with_adapters, without_effect

@@ -7,9 +7,9 @@ import time
 import httpx2
 import pytest
 
-from tokenloom.frontend.http.invocations import top_level_fields
-from tokenloom.frontend.http.server_info import InfoEndpoints
-from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.frontend.server.http.invocations import top_level_fields
+from tokenloom.frontend.server.http.server_info import InfoEndpoints
+from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.system.http_engine import KEY, MAX_WAITING_TOKENS, QUESTION, ask, samples, wait_idle
 

@@ -11,7 +11,7 @@ import httpx2
 import psutil
 import pytest
 
-from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, sent, wait_idle

@@ -10,7 +10,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from tokenloom.frontend.text.tokenizer import read_prefixes
+from tokenloom.frontend.server.text.tokenizer import read_prefixes
 from tokenloom.tests.system.http_engine import ask
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]

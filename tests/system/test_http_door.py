@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client
-from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES
 from tokenloom.scripts import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until

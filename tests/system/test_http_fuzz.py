@@ -11,10 +11,10 @@ import httpx2
 import msgspec
 import pytest
 
-from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
-from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest, GenerativeScoringRequest
-from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from tokenloom.frontend.openai.responses import ResponsesRequest
+from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
+from tokenloom.frontend.forms.openai.embedding_body import EmbeddingRequest, GenerativeScoringRequest
+from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest
+from tokenloom.frontend.server.api.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from torch import Tensor
 
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.tests.system import test_http_fields as http_fields
 from tokenloom.tests.system.equipped_engine import PROCESSOR
 from tokenloom.tests.system.http_engine import ask

@@ -9,7 +9,7 @@ import pytest
 
 from tokenloom import Client, ConfigError, EngineDead, SamplingParams
 from tokenloom.frontend.launch import main
-from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.tests.system.equipped_engine import EquippedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)

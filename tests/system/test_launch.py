@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
-from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night

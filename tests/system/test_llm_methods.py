@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tokenloom import LLM, AsyncClient, BeamSearchParams, Client, RequestError, SamplingParams
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.tests.system.launched import LaunchedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.system.oracle import GreedyOracle

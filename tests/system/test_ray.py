@@ -19,7 +19,7 @@ __all__ = ["work"]  # a fixture
 PLACES = """
 import sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tokenloom.frontend.ray.agent import own_place
+from tokenloom.frontend.launcher.ray.agent import own_place
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
 for node in ray.nodes():
     strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tokenloom.frontend.client.client import Client
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.tests.core.tiers.network.redis_server import RedisServer, free_port, needs_redis
 from tokenloom.tests.system.launched import LaunchedEngine
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tokenloom import Client, InternalError, RequestError, RequestOutput, SamplingParams
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
-from tokenloom.ipc.sampling_params import OutputKind
+from tokenloom.ipc.params.sampling_params import OutputKind
 from tokenloom.tests.system.sampling_engine import (
     BASE,
     folder,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom import RequestOutput, SamplingParams, StructuredOutputsParams
-from tokenloom.ipc.sampling_params import child_seed
+from tokenloom.ipc.params.sampling_params import child_seed
 from tokenloom.tests.support.sampling_reference import Wanted, scores
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle

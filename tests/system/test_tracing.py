@@ -13,10 +13,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.metrics.tracing import Timeline, is_traceparent, is_tracestate, new_tracing
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.server.metrics.tracing import Timeline, is_traceparent, is_tracestate, new_tracing
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.equipped_engine import EquippedEngine
@@ -104,7 +104,7 @@ def test_an_unreachable_collector_is_named_in_the_log_without_its_password(caplo
 
 
 def test_opentelemetry_is_imported_only_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys, tokenloom.frontend.http.server; sys.exit('opentelemetry' in sys.modules)"
+    code = "import sys, tokenloom.frontend.server.http.server; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=DEADLINE_S, check=False).returncode == 0
     assert new_tracing(new_spec()) is None
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenloom import AsyncClient, Client, RequestError, SamplingParams
-from tokenloom.frontend.transcriptions.languages import LANGUAGES
+from tokenloom.frontend.forms.speech.languages import LANGUAGES
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE

@@ -14,9 +14,9 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from tokenloom import BeamSearchParams, Client, RequestError
-from tokenloom.frontend.transcriptions.languages import LANGUAGES
-from tokenloom.frontend.transcriptions.prompts import Task
-from tokenloom.frontend.transcriptions.qwen3_asr import Qwen3AsrPrompts
+from tokenloom.frontend.forms.speech.languages import LANGUAGES
+from tokenloom.frontend.forms.speech.prompts import Task
+from tokenloom.frontend.forms.speech.qwen3_asr import Qwen3AsrPrompts
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Samples, random_clip
 from tokenloom.tests.support.faults import inject

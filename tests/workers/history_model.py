@@ -17,8 +17,8 @@ from torch import Tensor
 from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
-from tokenloom.workers.kv_cache import KVCacheSpec
-from tokenloom.workers.model_step import StepContext
+from tokenloom.workers.step.kv_cache import KVCacheSpec
+from tokenloom.workers.step.model_step import StepContext
 
 VOCAB_SIZE = 211
 _LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32))

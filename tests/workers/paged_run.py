@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.config.served_model import quantized_on_load
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.served_model import quantized_on_load
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.contract import AttentionMetadata, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
-from tokenloom.workers.model_step import Model, StepContext
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.model_step import Model, StepContext
 
 CPU = torch.device("cpu")
 

@@ -14,13 +14,13 @@ import torch
 
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, RowLogprobs, RowSampling, SchedulerOutput
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.model_step import Model
-from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.sampling.row_processors import CustomLogitsProcessor
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
+from tokenloom.workers.step.input_batch import InputBatch
+from tokenloom.workers.step.model_step import Model
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 8, 64, 4, 129
 

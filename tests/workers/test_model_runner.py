@@ -21,7 +21,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_runner,
 )
 from tokenloom.tests.workers.threaded_group import run_ranks
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 
 
 @pytest.mark.parametrize(("seed", "accuracy"), some_pairs(range(4), [None, 0.0, 0.7, 1.0], every=2))

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 
 HANG_S = 600.0
 T = TypeVar("T")

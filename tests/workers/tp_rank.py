@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
-from tokenloom.workers.model_step import Model
-from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.rendezvous import LocalRendezvous
+from tokenloom.workers.machine.parallel import ParallelGroup
+from tokenloom.workers.machine.rendezvous import LocalRendezvous
+from tokenloom.workers.step.model_step import Model
 
 TIMEOUT_S = 120.0  # a rank may compile kernels for so long
 

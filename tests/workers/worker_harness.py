@@ -16,8 +16,6 @@ import numpy as np
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
@@ -39,9 +37,11 @@ from tokenloom.ipc.messages.workers import (
     SlotFilled,
     WorkerToCore,
 )
-from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.workers import random_schedule

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ...ipc.adapters.places import gateway_adapters_folder
-from ...ipc.adapters.whole_adapter import unpack
 from ...ipc.blobs.fetched_store import FetchedStore, HeadBlobs
 from ...ipc.blobs.store import BlobStore
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.adapter import FillSlot
 from ...ipc.process.pacer import Pause
+from ...ipc.spec.adapters.places import gateway_adapters_folder
+from ...ipc.spec.adapters.whole_adapter import unpack
+from ...ipc.spec.config.engine_spec import EngineSpec
 
 
 class AdapterFolders(Protocol):

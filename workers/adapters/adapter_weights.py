@@ -12,10 +12,10 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ...ipc.adapters.adapter_file import AdapterFile, AdapterModule
-from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
 from ...ipc.errors import RequestError
 from ...ipc.process.page_file import PageFile
+from ...ipc.spec.adapters.adapter_file import AdapterFile, AdapterModule
+from ...ipc.spec.adapters.tensor_header import TENSORS_NAME, TensorPlace
 from ...kernels.contract import LowRankPart, LowRankUpdate
 from ..weights.adapted_layers import AdaptedExperts, AdaptedLinear, AdaptedPart
 from .base_weights import BaseWeights, rows_of

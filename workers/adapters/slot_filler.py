@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...ipc.adapters.adapter_file import AdapterReader
-from ...ipc.adapters.digest import adapter_digest
-from ...ipc.adapters.targets import is_chosen, targets_of
-from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.adapter import FillSlot
-from ...ipc.models.model_config import ModelConfig
 from ...ipc.process.pacer import Pause, no_pause
+from ...ipc.spec.adapters.adapter_file import AdapterReader
+from ...ipc.spec.adapters.digest import adapter_digest
+from ...ipc.spec.adapters.targets import is_chosen, targets_of
+from ...ipc.spec.config.engine_config import EngineConfig
+from ...ipc.spec.models.model_config import ModelConfig
 from ...kernels.select import Ops
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ipc.adapters.tensor_header import TensorPlace
 from ...ipc.errors import RequestError
 from ...ipc.process.arena import PAGE
 from ...ipc.process.page_file import WINDOW_BYTES, PageFile, new_pages
+from ...ipc.spec.adapters.tensor_header import TensorPlace
 
 MAX_KEPT_BYTES = 64 << 20  # more than the layers of most adapters take
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

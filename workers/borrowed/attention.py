@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ...kernels.contract import AttentionMetadata, AttentionSpec, Rotary
 from ...kernels.select import Ops
-from ..kv_cache import KVCacheSpec
-from ..model_step import StepContext
+from ..step.kv_cache import KVCacheSpec
+from ..step.model_step import StepContext
 from .arguments import Angles, Arguments, recorded_arguments
 
 IMPLEMENTATION = "tokenloom"  # our name among transformers' attention functions

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...ipc.config.weight_files import stored_tensors
 from ...ipc.errors import ConfigError
-from ...ipc.models.quantization_config import QuantizationConfig
+from ...ipc.spec.config.weight_files import stored_tensors
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import as_floats
 from ..weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 from ..weights.quantized_weights import CODES_PER_WORD, load_matrix

@@ -16,15 +16,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
-from ...ipc.models.config_file import overridden, read_json
-from ...ipc.models.model_config import ModelConfig
-from ...ipc.models.model_file import NATIVE
-from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib
+from ...ipc.spec.config.engine_config import EngineConfig
+from ...ipc.spec.models.config_file import overridden, read_json
+from ...ipc.spec.models.model_config import ModelConfig
+from ...ipc.spec.models.model_file import NATIVE
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.select import Ops
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
 from .attention import IMPLEMENTATION, Unserved
 from .dequantized import dequantized
 from .model import BorrowedModel

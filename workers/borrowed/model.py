@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...kernels.contract import BatchColumns
 from ...kernels.select import Ops
-from ..kv_cache import KVCacheSpec
-from ..model_step import StepContext
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
+from ..step.kv_cache import KVCacheSpec
+from ..step.model_step import StepContext
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
 from .fused_attention import fuse_attention
 from .fused_layer import fuse_layers

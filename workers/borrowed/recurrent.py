@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from ..model_step import StepContext
+from ..step.model_step import StepContext
 from .attention import Unserved
 
 CACHE_ARGUMENTS = ("cache_params", "past_key_values", "past_key_value", "layer_past", "past_states")

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
-from ..model_step import compute
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
+from ..step.model_step import compute
 from .attention import IMPLEMENTATION, Unserved
 from .check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOCKS, packed_steps
 from .model import BorrowedModel

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
 from .attention import Unserved
 
 # Styles that change nothing in a forward pass, and embeddings, which every rank holds.

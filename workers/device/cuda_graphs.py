@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import AttentionMetadata
-from ..arrays import I32, I64
-from ..model_step import Model, StepContext
+from ..machine.arrays import I32, I64
+from ..step.model_step import Model, StepContext
 from .device_batch import DeviceBatch
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest

@@ -16,10 +16,10 @@ from torch import Tensor
 from ...kernels.contract import BatchColumns
 from ...kernels.gpu.rows import write_rows
 from ...kernels.gpu.sampling.sampling import sample
-from ..arrays import I32, I64
-from ..input_batch import StepInputs
-from ..parallel import ParallelGroup
+from ..machine.arrays import I32, I64
+from ..machine.parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
+from ..step.input_batch import StepInputs
 
 _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
 _UNKNOWN = -1  # number of computed tokens of a row that is not on the device

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError
+from ...ipc.spec.config.engine_spec import EngineSpec
 
 FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order

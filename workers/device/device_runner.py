@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..arrays import I64
-from ..input_batch import StepInputs
-from ..model_step import Model, StepContext, cross_of, decoder_of, media_of, positions_of, step_metadata
-from ..parallel import ParallelGroup
+from ..machine.arrays import I64
+from ..machine.parallel import ParallelGroup
+from ..machine.staging import Staging
 from ..sampling.sampling_columns import SamplingColumns
-from ..staging import Staging
+from ..step.input_batch import StepInputs
+from ..step.model_step import Model, StepContext, cross_of, decoder_of, media_of, positions_of, step_metadata
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Recorder
 from .device_batch import DeviceBatch
 from .token_copy import AsyncTokenCopy, PendingTokens

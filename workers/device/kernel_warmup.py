@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.models.model_config import ModelConfig
+from ...ipc.spec.models.model_config import ModelConfig
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
-from ..input_batch import StepInputs
-from ..model_step import Model, StepContext, compute, step_metadata
-from ..parallel import NullGroup
-from ..profile import dummy_step, largest_steps, with_adapters
+from ..machine.parallel import NullGroup
 from ..sampling.sampling_columns import SamplingColumns
+from ..step.input_batch import StepInputs
+from ..step.model_step import Model, StepContext, compute, step_metadata
+from ..step.profile import dummy_step, largest_steps, with_adapters
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 

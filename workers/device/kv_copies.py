@@ -22,8 +22,8 @@ from ...ipc.errors import ConfigError, ProtocolError
 from ...ipc.messages.workers import SchedulerOutput
 from ...ipc.process.arena import Arena
 from ...ipc.process.machine_memory import gib
-from ..arrays import I32
-from ..parallel import ParallelGroup
+from ..machine.arrays import I32
+from ..machine.parallel import ParallelGroup
 from .token_copy import PendingCopy
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arrays import I64
+from ..machine.arrays import I64
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ipc.blobs.media_file import MediaFile
-from ...ipc.models.vision_config import Grid
+from ...ipc.spec.models.vision_config import Grid
 from .attention import attend, by_heads, joined, rotated
 
 Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...ipc.blobs.media_file import MediaFile
 from ...ipc.errors import ConfigError
-from ...ipc.models.model_config import Encoder as EncoderConfig
-from ...ipc.models.vision_config import Grid
+from ...ipc.spec.models.model_config import Encoder as EncoderConfig
+from ...ipc.spec.models.vision_config import Grid
 from ...kernels.select import Ops
 from ..borrowed.load import read_config
 from ..weights.checkpoint import Checkpoint

@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
-from ...ipc.models.audio_config import AudioConfig
-from ...ipc.models.model_config import Encoder as EncoderConfig
+from ...ipc.spec.models.audio_config import AudioConfig
+from ...ipc.spec.models.model_config import Encoder as EncoderConfig
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice

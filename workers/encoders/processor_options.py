@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ipc.errors import ConfigError
-from ...ipc.models.config_file import read_json
+from ...ipc.spec.models.config_file import read_json
 
 
 def processor_options(folder: Path, part: str, purpose: str) -> dict[str, Any]:

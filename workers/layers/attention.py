@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import HeadNormsConfig, ModelConfig
+from ...ipc.spec.models.model_config import HeadNormsConfig, ModelConfig
 from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNorms, Norm, Rotary
-from ..kv_cache import layer_cache
-from ..model_step import StepContext
+from ..step.kv_cache import layer_cache
+from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
 
 NO_ROTATION = Rotary(None)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...ipc.models.model_config import ModelConfig
+from ...ipc.spec.models.model_config import ModelConfig
 from ...kernels.contract import AttentionSpec, CrossStep, CrossWeights, PackedLinear
-from ..model_step import StepContext
+from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader, Projection
 from .attention import NO_ROTATION, elements_of
 

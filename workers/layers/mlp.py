@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...ipc.models.model_config import ActivationConfig, TensorNames
+from ...ipc.spec.models.model_config import ActivationConfig, TensorNames
 from ...kernels.contract import Activation, MLPWeights
 from ..weights.loader import LayerLoader, Projection, stacked
 

@@ -7,7 +7,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...ipc.spec.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 from ...kernels.contract import ExpertsWeights, Norm, PackedExperts, Routing
 from ..weights.experts import load_expert_biases, load_experts
 from ..weights.loader import LayerLoader

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.models.model_config import ModelConfig, RopeConfig
+from ...ipc.spec.models.model_config import ModelConfig, RopeConfig
 from ...kernels.contract import Rotary
 
 

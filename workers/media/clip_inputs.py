@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import AttentionMetadata, CrossStep
-from ..arrays import I64
-from ..input_batch import StepInputs
-from ..step_layout import MediaInputs
+from ..machine.arrays import I64
+from ..step.input_batch import StepInputs
+from ..step.step_layout import MediaInputs
 from .clip_rows import ClipRows, ClipStep
 from .media_rows import Piece
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow
-from ...ipc.models.model_config import CrossConfig
-from ..arrays import I32, I64, Bools
-from ..input_batch import StepInputs
+from ...ipc.spec.models.model_config import CrossConfig
+from ..machine.arrays import I32, I64, Bools
+from ..step.input_batch import StepInputs
 from .media_rows import Piece
 from .row_spans import FIELDS
 

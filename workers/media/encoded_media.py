@@ -13,10 +13,10 @@ from ...ipc.blobs.media_file import parse_media_file
 from ...ipc.blobs.store import BlobStore
 from ...ipc.errors import ProtocolError, TokenloomError
 from ...ipc.messages.media import A_MEDIUM, Encode, FailedEntry
-from ...ipc.models.model_config import Encoder as EncoderConfig
+from ...ipc.spec.models.model_config import Encoder as EncoderConfig
 from ..encoders.blocks import EncoderState
 from ..encoders.encoder import Encoder
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
 
 
 class EncodedMedia:

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow
-from ...ipc.models.model_config import Encoder as EncoderConfig
-from ..arrays import I32, I64
-from ..input_batch import StepInputs
+from ...ipc.spec.models.model_config import Encoder as EncoderConfig
+from ..machine.arrays import I32, I64
+from ..step.input_batch import StepInputs
 from .row_spans import RowSpans
 
 

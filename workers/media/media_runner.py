@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ...ipc.blobs.fetched_store import FetchedStore, HeadBlobs
 from ...ipc.blobs.store import BlobStore
-from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import SchedulerOutput
+from ...ipc.spec.config.engine_spec import EngineSpec
 from ...kernels.select import Ops
-from ..arrays import I64, ids_of
 from ..encoders.encoder import Encoder
-from ..input_batch import StepInputs
-from ..model_step import Model
+from ..machine.arrays import I64, ids_of
+from ..machine.parallel import ParallelGroup
 from ..models.decoder import DecoderModel
-from ..parallel import ParallelGroup
+from ..step.input_batch import StepInputs
+from ..step.model_step import Model
 from .clip_inputs import ClipInputs
 from .clip_rows import ClipRows
 from .encoded_media import EncodedMedia

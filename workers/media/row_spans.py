@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow
-from ..arrays import I32, I64
+from ..machine.arrays import I32, I64
 
 FIELDS = 5  # of a span: start, length, grid
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.contract import StepMedia
-from ..arrays import I64
-from ..input_batch import StepInputs
-from ..step_layout import MediaInputs
+from ..machine.arrays import I64
+from ..step.input_batch import StepInputs
+from ..step.step_layout import MediaInputs
 from .media_rows import MediaPlan, MediaRows
 
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import CrossConfig, ModelConfig, TensorNames
+from ...ipc.spec.models.model_config import CrossConfig, ModelConfig, TensorNames
 from ...kernels.contract import (
     BatchColumns,
     CrossStep,
@@ -30,14 +30,14 @@ from ...kernels.contract import (
     Rotary,
 )
 from ...kernels.select import Ops
-from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
 from ..layers.cross_attention import CrossAttention
 from ..layers.mlp import MLP
 from ..layers.moe import MixedMLP, SparseMLP
 from ..layers.rotary import make_rotary, rotations_at, section_axes
-from ..model_step import StepContext
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
+from ..step.kv_cache import KVCacheSpec
+from ..step.model_step import StepContext
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.loader import LayerLoader

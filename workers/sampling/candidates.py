@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...kernels import noise
 from ...kernels.cpu.sampling import DRAW, CandidateList, CpuSampling
-from ..arrays import F32, F64, I64, U32, Bools
+from ..machine.arrays import F32, F64, I64, U32, Bools
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary; from here on the noise of the whole vocabulary is cheaper than a list

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...ipc.errors import ProtocolError
-from ..arrays import I32, I64, Bools
+from ..machine.arrays import I32, I64, Bools
 
 NO_DRAFT = -1  # beside the last draw of a row, or a draw that is not kept
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.messages.workers import NewRow
-from ...ipc.models.model_config import OutputRules
-from ..arrays import F32, I32, I64
+from ...ipc.spec.models.model_config import OutputRules
+from ..machine.arrays import F32, I32, I64
 from .row_processors import CustomLogitsProcessor, RowProcessors, needs_processors
 from .timestamps import apply_timestamps
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.messages.workers import RowLogprobs
-from ..arrays import F32, I64
+from ..machine.arrays import F32, I64
 from .candidates import largest_ids
 
 LogprobTargets: TypeAlias = int | I64  # tokens to score beside one: so many of the most likely, or these ids

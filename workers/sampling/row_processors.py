@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
-from ...ipc.models.model_config import OutputRules
-from ..arrays import F32, I64
+from ...ipc.spec.models.model_config import OutputRules
+from ..machine.arrays import F32, I64
 from .thinking import ThinkingBudget, positions_after
 from .timestamps import Timestamps
 from .token_counts import TokenCounts

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...kernels import noise
 from ...kernels.cpu.sampling import CpuSampling, load_cpu_sampling
-from ..arrays import F32, I64
-from ..staging import Staging
+from ..machine.arrays import F32, I64
+from ..machine.staging import Staging
 from .candidates import Candidates, RowDraw, find_candidates
 from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ipc.messages.workers import RowSampling
-from ..arrays import F32, F64, I32, U32
+from ..machine.arrays import F32, F64, I32, U32
 
 MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
 

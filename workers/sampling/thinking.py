@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import I32, I64
+from ..machine.arrays import I32, I64
 
 
 class ThinkingBudget:

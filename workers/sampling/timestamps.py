@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import OutputRules
+from ...ipc.spec.models.model_config import OutputRules
 
 
 class Timestamps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import F32, I32, I64
+from ..machine.arrays import F32, I32, I64
 
 
 class TokenCounts:

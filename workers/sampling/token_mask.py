@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import TokenMask
-from ..arrays import I32, ids_of
+from ..machine.arrays import I32, ids_of
 
 MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
 

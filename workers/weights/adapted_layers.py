@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...ipc.spec.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 from ...kernels.contract import AdapterSpace, ExpertSlots, LinearSlots, PackedExperts, PackedLinear
 from .checkpoint import TensorSlice
 
@@ -31,7 +31,7 @@ class Adaptable(NamedTuple):
 class AdaptedPart:
     """Consecutive outputs of a packed layer that come from one module."""
 
-    module: str  # its path, as in `ipc.adapters.targets`
+    module: str  # its path, as in `ipc.spec.adapters.targets`
     weight: TensorSlice  # all of its matrix, in the checkpoint
     first_output: int  # in the packed layer
     outputs: Outputs  # of the module
@@ -119,7 +119,7 @@ class AdaptedLayers:
             self.experts.append(AdaptedExperts(ups, downs, 2 * len(shard), hidden_size, slots))
 
     def _chosen(self, parts: Sequence[AdaptedPart]) -> list[AdaptedPart]:
-        """Return the parts that adapters may update, their modules with the names of `ipc.adapters.targets`."""
+        """Return the parts that adapters may update, their modules with the names of `ipc.spec.adapters.targets`."""
         named = [replace(part, module=self._path(part.module)) for part in parts if len(part.outputs)]
         return [part for part in named if part.module in self._modules]
 

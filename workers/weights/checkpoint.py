@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...ipc.config.weight_files import INDEX_NAME, damaged, file_by_tensor
 from ...ipc.errors import ConfigError
-from ...ipc.models.quantization_config import QuantizationConfig
+from ...ipc.spec.config.weight_files import INDEX_NAME, damaged, file_by_tensor
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".attention.masked_bias")  # constants in old files

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import ExpertsConfig, TensorNames
+from ...ipc.spec.models.model_config import ExpertsConfig, TensorNames
 from ...kernels.quantized import Weight
 from .checkpoint import Checkpoint, TensorSlice
 from .loader import reordered

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.config.gguf_index import BLOCKS
+from ...ipc.spec.config.gguf_index import BLOCKS
 from .mxfp4 import LEVELS
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of 4-bit codes

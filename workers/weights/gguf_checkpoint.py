@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
 from ...ipc.errors import ConfigError
-from ...ipc.models.quantization_config import QuantizationConfig
+from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quantize
 from .checkpoint import Checkpoint, TensorSlice
 from .gguf_blocks import FLOATS, dequantize, read_groups

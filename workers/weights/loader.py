@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import NormConfig
+from ...ipc.spec.models.model_config import NormConfig
 from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, PackedExperts, PackedLinear
 from ...kernels.quantized import QuantizedWeight, Weight, quantize
 from ...kernels.select import Ops
-from ..parallel import ParallelGroup
+from ..machine.parallel import ParallelGroup
 from .adapted_layers import AdaptedLayers, column_parts, whole_part
 from .checkpoint import Checkpoint, TensorSlice
 from .quantized_weights import load_matrix

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ...ipc.config.gguf_index import GGUF_INDEX_NAME
-from ...ipc.models.quantization_config import QuantizationConfig
+from ...ipc.spec.config.gguf_index import GGUF_INDEX_NAME
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 from .checkpoint import Checkpoint
 from .dummy import DummyCheckpoint
 from .gguf_checkpoint import GgufCheckpoint

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.models.quantization_config import QuantizationConfig
+from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx, quantize
 from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 from .gguf_checkpoint import GgufCheckpoint

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from ...ipc.config.weight_files import weight_paths
+from ...ipc.spec.config.weight_files import weight_paths
 
 
 def start_readahead(folder: Path) -> threading.Thread:

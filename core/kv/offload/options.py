@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, CoreToTier
 from ....ipc.process.arena import ArenaShape
+from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.version import numerics_digest
 from ..block_record import BlockRecord
 

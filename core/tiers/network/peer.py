@@ -17,9 +17,9 @@ import zmq
 
 from ....ipc.codec import decode_ids
 from ....ipc.errors import ProtocolError
-from ....ipc.keys import Keys
 from ....ipc.messages.tier import SourceName, SourceState
-from ....ipc.sockets import new_socket
+from ....ipc.sockets.keys import Keys
+from ....ipc.sockets.zmq_sockets import new_socket
 from ..object_format import HEADER_BYTES
 from ..source import Item, Namespace
 from .breaker import Breaker

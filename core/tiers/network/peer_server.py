@@ -23,12 +23,12 @@ from typing import NamedTuple, Protocol
 import zmq
 from zmq.utils import z85
 
-from ....ipc.addresses import lock_ipc_address, unlink_ipc_address
-from ....ipc.client_auth import DOMAIN, ZapHandler
 from ....ipc.codec import encode_ids
 from ....ipc.errors import ConfigError
-from ....ipc.keys import Keys
-from ....ipc.sockets import bind, new_socket
+from ....ipc.sockets.addresses import lock_ipc_address, unlink_ipc_address
+from ....ipc.sockets.client_auth import DOMAIN, ZapHandler
+from ....ipc.sockets.keys import Keys
+from ....ipc.sockets.zmq_sockets import bind, new_socket
 from ..source import Item, Namespace, Source
 from .sealed_format import SealedFormat, derive
 

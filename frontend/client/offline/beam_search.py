@@ -11,11 +11,11 @@ from heapq import nlargest
 
 import msgspec
 
-from ....ipc.beam_search_params import BeamSearchParams
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import Info, Medium
-from ....ipc.sampling_params import SamplingParams
-from ..logprobs import TokenLogprobs
+from ....ipc.params.beam_search_params import BeamSearchParams
+from ....ipc.params.sampling_params import SamplingParams
+from ...forms.logprobs import TokenLogprobs
 from ..outputs import RequestOutput
 
 

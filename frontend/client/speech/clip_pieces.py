@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import Medium
-from ....ipc.models.audio_config import SAMPLE_RATE
-from ...media.audio.decode import decode_audio
-from ...media.audio.quiet_cuts import cut_at_quiet_places
-from ..media.held_medium import bytes_of, to_medium
+from ....ipc.spec.models.audio_config import SAMPLE_RATE
+from ...forms.media.held_medium import bytes_of, to_medium
+from ...sound.decode import decode_audio
+from ...sound.quiet_cuts import cut_at_quiet_places
 
 
 class Piece(NamedTuple):

@@ -1,6 +1,6 @@
 """Transcriber: the requests of `transcribe`, and their answers joined to transcripts.
 
-Prompts, checks and readers of answers are those of /v1/audio/transcriptions (`frontend/transcriptions/`). It submits
+Prompts, checks and readers of answers are those of /v1/audio/transcriptions (`frontend/forms/speech/`). It submits
 nothing: the clients do.
 """
 
@@ -13,15 +13,15 @@ import msgspec
 from ....ipc.codec import encode_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, Delta, Info, Submit
-from ....ipc.sampling_params import SamplingParams
-from ...openai.forms.transcription_body import ResponseFormat, TranscriptionRequest, TranslationRequest
-from ...transcriptions.families import prompts_of
-from ...transcriptions.form_task import check_form, params_of, task_of
-from ...transcriptions.prompts import Task, TaskPrompt, TranscriptionPrompts
-from ...transcriptions.transcript import Transcript
-from ..call_options import TranscribeOptions, check_options, with_priority
+from ....ipc.params.sampling_params import SamplingParams
+from ...forms.call_options import TranscribeOptions, check_options, with_priority
+from ...forms.openai.transcription_body import ResponseFormat, TranscriptionRequest, TranslationRequest
+from ...forms.prompts import CheckedChat, check_params
+from ...forms.speech.families import prompts_of
+from ...forms.speech.form_task import check_form, params_of, task_of
+from ...forms.speech.prompts import Task, TaskPrompt, TranscriptionPrompts
+from ...forms.speech.transcript import Transcript
 from ..outputs import CompletionOutput, RequestOutput, SpokenSegment, TranscriptionOutput
-from ..prompts import CheckedChat, check_params
 from .clip_pieces import Piece, pieces_of
 
 NewSubmit = Callable[..., Submit]  # of a client, with the adapter of the call

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tokenloom.core.request import Request
-from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.tests.core.adversary import Adversary, right_tokens
 from tokenloom.tests.core.fake_worker import masked_token, next_token
 from tokenloom.tests.core.grammar.fake_grammar_host import allowed_tokens, is_complete

@@ -12,7 +12,7 @@ import pytest
 
 from tokenloom.core.grammar.compiler import CACHE_BYTES, CACHE_SIZE, GrammarCompiler
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.structured_outputs import GrammarKind
+from tokenloom.ipc.params.structured_outputs import GrammarKind
 from tokenloom.tests.core.grammar.matching import COMPILER, DEMO, EOS, TOKENIZER, VOCAB_SIZE, allowed
 
 DECODED = [TOKENIZER.decode([token_id], skip_special_tokens=True) for token_id in range(VOCAB_SIZE)]

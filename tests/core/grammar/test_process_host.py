@@ -9,7 +9,7 @@ import zmq
 
 from tokenloom.core.grammar.host import HOST_IS_UP
 from tokenloom.core.grammar.process_host import GrammarProcessHost
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.grammar import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 from tokenloom.tests.core.harness import make_spec
 from tokenloom.tests.support.engine_specs import in_folder

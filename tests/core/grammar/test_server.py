@@ -14,11 +14,11 @@ from llguidance import LLExecutor, LLMatcher
 
 from tokenloom.core.grammar.compiler import Matcher
 from tokenloom.core.grammar.server import PARALLEL_FROM, GrammarServer, _any_token
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.grammar import AdvanceGrammars, GrammarFailure, OpenGrammar
-from tokenloom.ipc.structured_outputs import GrammarKind
+from tokenloom.ipc.params.structured_outputs import GrammarKind
 from tokenloom.tests.core.harness import make_spec
 from tokenloom.tests.support.engine_specs import in_folder
 

@@ -11,7 +11,7 @@ from tokenloom.core.scheduling.encode_queue import EncodeQueue
 from tokenloom.core.scheduling.encode_throttle import EncodeThrottle
 from tokenloom.core.scheduling.prefill_throttle import SHARE, PrefillThrottle
 from tokenloom.ipc.messages.media import Encode, MediaSpan
-from tokenloom.ipc.models.vision_config import Stage, VisionConfig
+from tokenloom.ipc.spec.models.vision_config import Stage, VisionConfig
 
 NUM_ROWS = 16
 VISION = VisionConfig(

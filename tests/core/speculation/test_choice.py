@@ -9,8 +9,8 @@ import pytest
 from tokenloom.core.speculation.own_index import Match
 from tokenloom.core.speculation.step_costs import StepCosts
 from tokenloom.core.speculation.survival import Survival
-from tokenloom.ipc.config.speculation import SpeculationOptions, speculation_options
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.config.speculation import SpeculationOptions, speculation_options
 from tokenloom.tests.core.harness import Harness
 
 PHRASE = [random.Random(1).randrange(997) for _ in range(20)]

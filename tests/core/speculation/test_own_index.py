@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenloom.core.scheduling.rows import Rows
+from tokenloom.core.scheduling.step.rows import Rows
 from tokenloom.core.speculation.ngrams import LENGTHS, MAX_LENGTH
 from tokenloom.core.speculation.own_index import MAX_NEW_TOKENS, OwnIndex
 

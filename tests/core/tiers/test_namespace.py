@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from tokenloom.core.tiers.namespace import digest_weights, namespace_of_parts, new_namespace, read_secret
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.base import Rank
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.engine_specs import in_folder, new_spec
 
 SPEC = new_spec()

@@ -13,7 +13,6 @@ from typing import TypeVar
 import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.base import Hello
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
 from tokenloom.ipc.messages.tier import (
@@ -27,7 +26,8 @@ from tokenloom.ipc.messages.tier import (
     TierToCore,
 )
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.core.tiers.slots import SLOT_BYTES, content_of, key_of
 from tokenloom.tests.support.engine_specs import in_folder, new_spec
 from tokenloom.tests.support.waiting import Deadline

@@ -9,8 +9,8 @@ import jiter
 import pytest
 from hypothesis import given
 
-from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, partial_object
-from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, CALL, PLACES, cut, read_deltas
+from tokenloom.frontend.forms.anthropic.blocks import SIGNATURE, BlockWriter, Event, partial_object
+from tokenloom.tests.frontend.forms.parsers.cuts import ANSWER_TEXTS, ANSWERS, CALL, PLACES, cut, read_deltas
 
 
 def written(pieces: list[str], **changes: Any) -> tuple[BlockWriter, list[Event]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.anthropic.forms.errors import has_message_errors, message_error
-from tokenloom.frontend.openai.forms.errors import HttpError, to_http_error
+from tokenloom.frontend.forms.anthropic.errors import has_message_errors, message_error
+from tokenloom.frontend.forms.openai.errors import HttpError, to_http_error
 from tokenloom.ipc.errors import EngineDead, Overloaded, RequestError
 
 CASES: list[tuple[BaseException, int, str]] = [

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.anthropic.forms.request_body import (
+from tokenloom.frontend.forms.anthropic.request_body import (
     CountTokensRequest,
     MessagesRequest,
     chat_request,
     tokenize_request,
 )
-from tokenloom.frontend.openai.forms.messages import ChatInput
-from tokenloom.frontend.openai.forms.messages import chat_input as input_of
-from tokenloom.frontend.openai.forms.params import structured_outputs
-from tokenloom.frontend.openai.forms.schema import ChatRequest, NamedTool, TokenizeRequest
-from tokenloom.frontend.text.media_limits import MediaLimits
+from tokenloom.frontend.forms.media_limits import MediaLimits
+from tokenloom.frontend.forms.openai.messages import ChatInput
+from tokenloom.frontend.forms.openai.messages import chat_input as input_of
+from tokenloom.frontend.forms.openai.params import structured_outputs
+from tokenloom.frontend.forms.openai.schema import ChatRequest, NamedTool, TokenizeRequest
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage
 from tokenloom.tests.support.engine_specs import new_spec

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.client.client import Client
-from tokenloom.ipc.addresses import closed_name
 from tokenloom.ipc.errors import EngineDead, RequestError
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.sockets.addresses import closed_name
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 

@@ -15,7 +15,7 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fuzz_frames.py"
 DEADLINE_S = 30.0

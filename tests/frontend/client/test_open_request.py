@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenloom.frontend.client.open_request import OpenRequest
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.client import Accepted, Delta, Logprobs, Submit
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 
 PROMPT = encode_ids([7, 8, 9])
 

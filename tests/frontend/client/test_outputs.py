@@ -10,7 +10,7 @@ import pytest
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.params.sampling_params import SamplingParams
 
 
 def new_builder(prompt: str | None = "hello", ids: bytes | None = None) -> OutputBuilder:

@@ -16,7 +16,7 @@ from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolErro
 from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.client import Credit, Delta, Deltas, GetInfo, Info, Submit
 from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids
-from tokenloom.tests.frontend.requests.rig import HELLO, Rig, accepted, check_answer
+from tokenloom.tests.frontend.server.requests.rig import HELLO, Rig, accepted, check_answer
 
 
 def walk(rig: Rig, rng: random.Random, num_steps: int, submit: Callable[[int], Submit]) -> list[Submit]:

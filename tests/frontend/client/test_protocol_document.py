@@ -32,10 +32,10 @@ from tokenloom.ipc.messages.client import (
     TextPart,
 )
 from tokenloom.ipc.messages.metrics import Counter, Gauge, Histogram
-from tokenloom.ipc.pooling_params import PoolingParams
-from tokenloom.ipc.sampling_params import RepetitionDetectionParams, SamplingParams
-from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+from tokenloom.ipc.params.pooling_params import PoolingParams
+from tokenloom.ipc.params.sampling_params import RepetitionDetectionParams, SamplingParams
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
+from tokenloom.ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES
 
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STRUCTS: dict[str, Any] = {

@@ -17,7 +17,7 @@ import zmq
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.errors import EngineDead, InternalError, Overloaded, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Submit
-from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+from tokenloom.ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 from tokenloom.tests.support.waiting import wait_until

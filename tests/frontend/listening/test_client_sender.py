@@ -16,7 +16,7 @@ from tokenloom.frontend.listening.client_sender import (
     ClientLost,
     ClientSender,
 )
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0

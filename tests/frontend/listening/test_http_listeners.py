@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.listening.http_listeners import HttpListeners
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 WARNING = "all who can reach it may use the engine"
 

@@ -16,12 +16,12 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.cli.batch import HttpResponse, call
-from tokenloom.frontend.http.connections import Connections
-from tokenloom.frontend.http.server import accept, new_server
+from tokenloom.frontend.forms.openai.errors import json_response
 from tokenloom.frontend.listening.tls import new_ssl_context
-from tokenloom.frontend.openai.forms.errors import json_response
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.frontend.server.http.connections import Connections
+from tokenloom.frontend.server.http.server import accept, new_server
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tokenloom.frontend.listening.web_pages import WebPages
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 MACHINE = os.uname().nodename
 LOOPBACK = "127.0.0.1"

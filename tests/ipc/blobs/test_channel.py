@@ -17,7 +17,7 @@ from tokenloom.ipc.blobs.fetch import BlobFetch, FetchState
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.messages.blobs import MAX_CHUNKS_IN_FLIGHT, GetBlob
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.tests.ipc.blobs import child
 
 DATA = random.Random(8).randbytes(400_000)
@@ -26,7 +26,7 @@ DEADLINE_S = 30.0
 SERVE = """
 import os, time, zmq
 from tokenloom.ipc.blobs.channel import BlobServer
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets.zmq_sockets import new_socket
 
 class MortalServer(BlobServer):
     num_replies = int(sys.argv[3])

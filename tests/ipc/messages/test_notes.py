@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.messages.deadly import (
+from tokenloom.ipc.notes.deadly import (
     LOSSES_TO_REFUSE,
     MAX_KEYS,
     NONE,
@@ -22,7 +22,7 @@ from tokenloom.ipc.messages.deadly import (
     ReadingNote,
     note_path,
 )
-from tokenloom.ipc.messages.touched import MAX_ENTRIES, Touched, TouchedAnswers, read_touched
+from tokenloom.ipc.notes.touched import MAX_ENTRIES, Touched, TouchedAnswers, read_touched
 from tokenloom.tests.support.today import seeds
 
 

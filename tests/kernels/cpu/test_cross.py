@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.tests.kernels.cpu.levels import check
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint

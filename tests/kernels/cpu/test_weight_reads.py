@@ -20,8 +20,8 @@ from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import load
-from tokenloom.workers.model_step import compute
-from tokenloom.workers.profile import dummy_step
+from tokenloom.workers.step.model_step import compute
+from tokenloom.workers.step.profile import dummy_step
 
 LEVELS = [level for level in instruction_levels() if level.startswith("AVX")]
 NUM_INPUTS, NUM_OUTPUTS = 1024, 96  # 64 KiB for each of three pairs of tiles

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
-from tokenloom.ipc.models.model_file import NATIVE
+from tokenloom.ipc.spec.models.model_file import NATIVE
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -22,8 +22,8 @@ from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.device.fake_device import Launches, NoWaiting
 from tokenloom.tests.workers.paged_run import PagedRun, load
-from tokenloom.workers.model_step import StepContext
 from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.step.model_step import StepContext
 
 TOLERANCE = 1e-5
 FAMILIES = sorted(family for family, config in CONFIGS.items() if config["architectures"][0] in NATIVE)

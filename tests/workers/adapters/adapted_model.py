@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.adapters.digest import adapter_digest
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.served_model import quantized_on_load
 from tokenloom.ipc.messages.adapter import FillSlot
-from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.process.pacer import Pause
+from tokenloom.ipc.spec.adapters.digest import adapter_digest
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.served_model import quantized_on_load
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.waiting import WAIT_S
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.adapters.base_weights import PIECE_BYTES
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 CONFIG = EngineConfig(enable_lora=True, max_loras=5, max_lora_rank=16)

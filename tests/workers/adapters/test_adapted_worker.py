@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.errors import ConfigError, ProtocolError
 from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.adapters.digest import adapter_digest
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
@@ -26,7 +26,7 @@ from tokenloom.tests.workers.adapters.adapted_model import GatedFiller
 from tokenloom.tests.workers.adapters.test_adapter_loader import replies_of
 from tokenloom.tests.workers.random_schedule import execute, message, new_row
 from tokenloom.tests.workers.worker_harness import GREEDY, PROMPT, WorkerHarness, make_spec
-from tokenloom.workers.memory import CPU_SHARE
+from tokenloom.workers.machine.memory import CPU_SHARE
 from tokenloom.workers.worker import Worker
 
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import torch
 
-from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.ipc.process.pacer import Pause
+from tokenloom.ipc.spec.adapters.digest import adapter_digest
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.shortages import few_threads

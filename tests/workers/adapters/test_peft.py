@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

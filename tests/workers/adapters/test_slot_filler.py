@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokenloom.ipc.adapters.adapter_config import CONFIG_NAME
-from tokenloom.ipc.adapters.digest import adapter_digest
-from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.adapter import FillSlot
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.adapters.adapter_config import CONFIG_NAME
+from tokenloom.ipc.spec.adapters.digest import adapter_digest
+from tokenloom.ipc.spec.adapters.tensor_header import TENSORS_NAME
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

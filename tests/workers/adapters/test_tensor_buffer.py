@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.adapters.tensor_header import TensorPlace
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.process.arena import PAGE
 from tokenloom.ipc.process.page_file import WINDOW_BYTES, PageFile
+from tokenloom.ipc.spec.adapters.tensor_header import TensorPlace
 from tokenloom.tests.support.direct_io import REFUSALS, refuse_direct
 from tokenloom.workers.adapters.tensor_buffer import DTYPES, TensorBuffer
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.borrowed.test_model import load

@@ -17,9 +17,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.family_checkpoints import randomize
@@ -181,7 +181,7 @@ def test_tensors_of_parts_that_are_not_served_are_ignored(tmp_path: Path) -> Non
 
 
 def test_native_models_start_without_transformers() -> None:
-    modules = "tokenloom.workers.process, tokenloom.core.process, tokenloom.frontend.supervisor.supervisor"
+    modules = "tokenloom.workers.process, tokenloom.core.process, tokenloom.frontend.launcher.supervisor.supervisor"
     check = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint

@@ -13,7 +13,7 @@ from tokenloom.tests.workers.borrowed.test_model import load
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of
 from tokenloom.tests.workers.paged_run import make_metadata
 from tokenloom.workers.borrowed.model import BorrowedModel
-from tokenloom.workers.model_step import StepContext
+from tokenloom.workers.step.model_step import StepContext
 
 BLOCK_SIZE = 4
 

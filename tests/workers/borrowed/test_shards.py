@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
+from tokenloom.tests.workers.machine.test_parallel import check_ranks
 from tokenloom.tests.workers.paged_run import CPU
-from tokenloom.tests.workers.test_parallel import check_ranks
 from tokenloom.workers.borrowed.attention import Unserved
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.borrowed.model import BorrowedModel
 from tokenloom.workers.borrowed.shards import shard_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 
 SHARED: dict[str, Callable[[Path], Path]] = {
     "norms of heads, an activation with parameters": partial(tiny_checkpoint, family="apertus"),

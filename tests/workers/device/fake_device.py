@@ -22,10 +22,10 @@ from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
 from tokenloom.workers.device.cuda_graphs import Step
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
 
 SMALL = {  # fields of a model, for the interpreter
     "num_hidden_layers": 1,

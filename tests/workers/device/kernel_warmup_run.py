@@ -23,10 +23,10 @@ import triton
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.adapters.targets import targets_of
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.gpu import compile as compile_module
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling, unfinished
@@ -43,11 +43,11 @@ from tokenloom.workers.device.kernel_warmup import (
     launch_steps,
     run_eagerly,
 )
-from tokenloom.workers.model_step import compute
+from tokenloom.workers.machine.parallel import NullGroup
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import NullGroup
-from tokenloom.workers.profile import dummy_step, with_adapters
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
+from tokenloom.workers.step.model_step import compute
+from tokenloom.workers.step.profile import dummy_step, with_adapters
 from tokenloom.workers.weights.adapted_layers import Adaptable
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.adapters.targets import targets_of
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.contract import LowRankPart, LowRankUpdate
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
@@ -29,10 +29,10 @@ from tokenloom.tests.workers.random_schedule import (
     message,
 )
 from tokenloom.workers.device.cuda_graphs import graph_bytes
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.weights.adapted_layers import Adaptable
 
 NUM_SLOTS, RANK = 3, 4

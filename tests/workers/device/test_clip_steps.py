@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenloom.ipc.messages.media import FailedEntry
 from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
-from tokenloom.ipc.models.model_config import CrossConfig
+from tokenloom.ipc.spec.models.model_config import CrossConfig
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkpoint
@@ -21,11 +21,11 @@ from tokenloom.tests.workers.models.test_whisper import load_decoder
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import frame, message, new_row, sampled_by
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.input_batch import InputBatch, StepInputs, ids_of
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.media.clip_inputs import ClipInputs
 from tokenloom.workers.media.clip_rows import ClipRows
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch, StepInputs, ids_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
 

@@ -42,7 +42,7 @@ from tokenloom.tests.workers.random_schedule import (
 )
 from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.device.cuda_graphs import gc_paused, graph_bytes, padded_size
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy: 32-bit words wrap in the interpreter

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from tokenloom.ipc.models.model_config import LayerConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import LayerConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.workers.device.kernel_warmup import distinct_layers

@@ -30,10 +30,10 @@ from tokenloom.tests.workers.random_schedule import (
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kv_copies import KVCopies
 from tokenloom.workers.device.token_copy import PendingCopy
-from tokenloom.workers.input_batch import InputBatch
-from tokenloom.workers.kv_cache import KVCacheSpec
+from tokenloom.workers.machine.parallel import NullGroup, ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.parallel import NullGroup, ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
+from tokenloom.workers.step.kv_cache import KVCacheSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
 

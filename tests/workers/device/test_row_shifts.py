@@ -9,9 +9,9 @@ import torch
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import frame, new_row
 from tokenloom.workers.device.device_batch import DeviceBatch
-from tokenloom.workers.input_batch import InputBatch
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
+from tokenloom.workers.step.input_batch import InputBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
 

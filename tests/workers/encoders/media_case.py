@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from tokenloom.ipc.blobs.media_file import MediaFile
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import AudioOracle

@@ -15,8 +15,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_config import RopeConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import RopeConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.workers.layers.rotary import make_rotary, rotary_frequencies, rotations_at, section_axes
 

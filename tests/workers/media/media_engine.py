@@ -11,9 +11,9 @@ import numpy as np
 
 from tokenloom.ipc.blobs.media_file import MediaFile, media_header
 from tokenloom.ipc.blobs.store import BlobStore
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.media import Encode, MediaKind
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
 from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker

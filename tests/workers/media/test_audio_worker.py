@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.blobs.media_file import MediaFile
-from tokenloom.ipc.models.audio_config import AudioConfig
+from tokenloom.ipc.spec.models.audio_config import AudioConfig
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import AudioOracle, Samples

@@ -16,14 +16,14 @@ from tokenloom.ipc.blobs.media_file import media_header
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.media import Encode, FailedEntry
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.vision_config import VisionConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.workers.encoders.images.image_items import random_item
 from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.encoders.encoder import Encoder
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.media.encoded_media import EncodedMedia
-from tokenloom.workers.parallel import ParallelGroup
 
 WIDTH = 64
 

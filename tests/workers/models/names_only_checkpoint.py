@@ -11,7 +11,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
+from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 Shape = tuple[int, ...]

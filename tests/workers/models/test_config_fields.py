@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.make_checkpoint import BOS_ID, EOS_ID
 from tokenloom.tests.support.checkpoints import NATIVES, tiny_config
@@ -29,8 +29,8 @@ from tokenloom.tests.support.family_checkpoints import randomize
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.config_changes import MISSING, Change, aliases, changed, changes, left_out
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 TOLERANCE = 3e-5  # of the largest logit; half of all changes have errors below 1e-6
 SAME = 1e-6

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.paged_run import PagedRun, load
-from tokenloom.workers.kv_cache import KVCacheSpec
+from tokenloom.workers.step.kv_cache import KVCacheSpec
 
 TOLERANCE = 1e-4
 IN_HALVES = ("qwen3", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "qwen2_moe")

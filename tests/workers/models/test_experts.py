@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import levels_up_to, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import read_model
-from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 TOLERANCE = 1e-5  # of the largest logit

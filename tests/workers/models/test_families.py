@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
-from tokenloom.ipc.models.families import FAMILIES
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.vision_families import VISION_FAMILIES
+from tokenloom.ipc.spec.models.audio_families import AUDIO_FAMILIES
+from tokenloom.ipc.spec.models.families import FAMILIES
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.vision_families import VISION_FAMILIES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.family_checkpoints import reference_model

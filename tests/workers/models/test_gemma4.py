@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.models.test_experts import SHARED_KEYS
 from tokenloom.tests.workers.paged_run import load, make_metadata
-from tokenloom.workers.kv_cache import KVCacheSpec, layer_cache
+from tokenloom.workers.step.kv_cache import KVCacheSpec, layer_cache
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

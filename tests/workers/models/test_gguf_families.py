@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.frontend.gguf.config import ARCHITECTURES
-from tokenloom.frontend.gguf.folder import checkpoint_folder
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.served_model import served_model
+from tokenloom.frontend.checkpoint.gguf.config import ARCHITECTURES
+from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.served_model import served_model
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.write_gguf import ARCHITECTURES as WRITTEN
@@ -20,8 +20,8 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import ParallelGroup
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTHS = {"a": 97, "b": 1, "c": 33}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.engine_specs import new_spec

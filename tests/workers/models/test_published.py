@@ -14,14 +14,14 @@ import pytest
 import transformers
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.published_models import NAMES, PublishedModel, read_published
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.names_only_checkpoint import NamesOnlyCheckpoint, Shape
+from tokenloom.workers.machine.parallel import NullGroup
 from tokenloom.workers.models.decoder import read_model, refuse_surplus
-from tokenloom.workers.parallel import NullGroup
 
 NOT_NATIVE_YET = {"ApertusForCausalLM"}  # architectures
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
-from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.audio_families import AUDIO_FAMILIES
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint
@@ -24,7 +24,7 @@ from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.paged_run import CPU, GivenMedia, PagedRun, load
 from tokenloom.tests.workers.threaded_group import run_ranks
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.machine.parallel import ParallelGroup
 
 MROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES = ["gemma3", "idefics3", "internvl", "llava", "mistral3", "pixtral", "smolvlm", *MROPE]

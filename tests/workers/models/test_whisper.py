@@ -18,8 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
-from tokenloom.ipc.models.model_config import CrossConfig
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_config import CrossConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.family_checkpoints import reference_model
@@ -27,12 +27,12 @@ from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkpoint
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.threaded_group import run_ranks
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.media.clip_inputs import ClipInputs
 from tokenloom.workers.media.clip_rows import ClipRows
-from tokenloom.workers.model_step import Model, compute, decoder_of
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step.input_batch import InputBatch
+from tokenloom.workers.step.model_step import Model, compute, decoder_of
 
 TOLERANCE = 1e-5  # of the largest logit
 BLOCK_SIZE, NUM_BLOCKS, CPU = 8, 129, torch.device("cpu")

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.models.model_config import OutputRules
+from tokenloom.ipc.spec.models.model_config import OutputRules
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.sampling.logits_processors import LogitsProcessors, apply_processors
 

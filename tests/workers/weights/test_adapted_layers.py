@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.ipc.adapters.targets import targets_of
-from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
-from tokenloom.ipc.models.families import FAMILIES
-from tokenloom.ipc.models.model_config import ModelConfig
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.vision_families import VISION_FAMILIES
+from tokenloom.ipc.spec.adapters.targets import targets_of
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.models.audio_families import AUDIO_FAMILIES
+from tokenloom.ipc.spec.models.families import FAMILIES
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.vision_families import VISION_FAMILIES
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support import families
 from tokenloom.tests.support.checkpoints import FAMILIES as LLAMA_LIKE
@@ -22,8 +22,8 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.adapters.slot_filler import adaptable
+from tokenloom.workers.machine.parallel import NullGroup
 from tokenloom.workers.models.decoder import load_model
-from tokenloom.workers.parallel import NullGroup
 from tokenloom.workers.weights.adapted_layers import AdaptedLayers, AdaptedPart
 
 NATIVE = sorted(

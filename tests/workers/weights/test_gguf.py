@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.ipc.config.gguf_index import (
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.config.gguf_index import (
     BLOCKS,
     CODE_BITS,
     GGUF_INDEX_NAME,
@@ -20,7 +21,6 @@ from tokenloom.ipc.config.gguf_index import (
     GgufTensor,
     gguf_status,
 )
-from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.workers.weights.checkpoint import TensorSlice
 from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize

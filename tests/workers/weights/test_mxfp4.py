@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.support.quantized_checkpoints import E2M1, mxfp4_pair
 from tokenloom.workers.weights.checkpoint import Checkpoint

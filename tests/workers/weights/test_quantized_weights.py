@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.quantized import as_floats
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ....ipc.blobs.media_file import MediaFile
 from ....ipc.errors import RequestError
-from ....ipc.models.audio_config import AudioConfig
-from ....ipc.models.vision_config import Grid
+from ....ipc.spec.models.audio_config import AudioConfig
+from ....ipc.spec.models.vision_config import Grid
 from .log_mel import LogMel
 
 SAMPLE_BYTES = 4  # float32

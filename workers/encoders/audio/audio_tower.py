@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ....ipc.blobs.media_file import MediaFile
-from ....ipc.models.audio_config import HOP_SAMPLES
-from ....ipc.models.vision_config import Grid
+from ....ipc.spec.models.audio_config import HOP_SAMPLES
+from ....ipc.spec.models.vision_config import Grid
 from ..attention import joined
 from ..blocks import Block, EncoderState, Tower
 from .audio_files import AudioFiles

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....ipc.errors import ConfigError
-from ....ipc.models.audio_config import HOP_SAMPLES, SAMPLE_RATE, AudioConfig
+from ....ipc.spec.models.audio_config import HOP_SAMPLES, SAMPLE_RATE, AudioConfig
 from ..processor_options import processor_options
 from .mel_filters import mel_filters
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ....ipc.models.audio_config import SAMPLE_RATE
+from ....ipc.spec.models.audio_config import SAMPLE_RATE
 
 MELS_PER_HZ = 3 / 200
 CORNER_HZ, CORNER_MELS = 1000.0, 15.0  # where the scale becomes logarithmic

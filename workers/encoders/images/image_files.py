@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....ipc.blobs.media_file import MediaFile
 from ....ipc.errors import RequestError
-from ....ipc.models.vision_config import Grid, VisionConfig
+from ....ipc.spec.models.vision_config import Grid, VisionConfig
 from .pixels import PixelScale
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

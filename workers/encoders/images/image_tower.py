@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....ipc.blobs.media_file import MediaFile
-from ....ipc.models.vision_config import Grid
+from ....ipc.spec.models.vision_config import Grid
 from ..blocks import Block, EncoderState, Tower
 from .image_files import ImageFiles
 

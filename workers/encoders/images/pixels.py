@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....ipc.models.config_file import ConfigFile, is_number, shown
-from ....ipc.models.vision_config import VisionFamily
+from ....ipc.spec.models.config_file import ConfigFile, is_number, shown
+from ....ipc.spec.models.vision_config import VisionFamily
 from ..processor_options import processor_options
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and deviation

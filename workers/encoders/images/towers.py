@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....ipc.models.vision_config import Grid
+from ....ipc.spec.models.vision_config import Grid
 from ..blocks import Block, Parts
 from .image_files import ImageFiles
 from .image_tower import ImageState, ImageTower

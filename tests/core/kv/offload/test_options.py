@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.core.kv.offload.options import block_facts
-from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.version import numerics_digest
 from tokenloom.tests.support.engine_specs import new_spec
 

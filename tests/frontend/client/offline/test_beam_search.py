@@ -8,11 +8,11 @@ from heapq import nlargest
 
 import pytest
 
-from tokenloom.frontend.client.logprobs import Logprob
 from tokenloom.frontend.client.offline.beam_search import BeamSearch
 from tokenloom.frontend.client.outputs import CompletionOutput, RequestOutput
-from tokenloom.ipc.beam_search_params import BeamSearchParams
+from tokenloom.frontend.forms.logprobs import Logprob
 from tokenloom.ipc.messages.client import Info
+from tokenloom.ipc.params.beam_search_params import BeamSearchParams
 
 END, VOCAB = 0, 4
 INFO = Info(

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tokenloom import RequestError, SamplingParams
-from tokenloom.frontend.client.media.held_medium import HeldMedium
 from tokenloom.frontend.client.outputs import CompletionOutput, RequestOutput
-from tokenloom.frontend.client.prompts import list_clips, new_submit
 from tokenloom.frontend.client.speech.clip_pieces import pieces_of
 from tokenloom.frontend.client.speech.transcriber import Transcriber
-from tokenloom.frontend.transcriptions.prompts import Context
+from tokenloom.frontend.forms.media.held_medium import HeldMedium
+from tokenloom.frontend.forms.prompts import list_clips, new_submit
+from tokenloom.frontend.forms.speech.prompts import Context
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import ChatForm, Info, MediaPart, SpeechModel, Submit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.ipc.blobs.media_file import MediaFile, media_header, parse_media_file
-from tokenloom.ipc.models.audio_config import AudioConfig
+from tokenloom.ipc.spec.models.audio_config import AudioConfig
 from tokenloom.tests.support.audio_oracle import Samples, random_clip
 
 

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.audio_config import AudioConfig
+from tokenloom.ipc.spec.models.audio_config import AudioConfig
 from tokenloom.tests.support.audio_oracle import random_clip
 from tokenloom.workers.encoders.audio.log_mel import LogMel, normalized
 

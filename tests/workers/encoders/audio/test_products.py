@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenloom.ipc.models.audio_config import AudioConfig
-from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
-from tokenloom.ipc.models.config_file import ConfigFile
+from tokenloom.ipc.spec.models.audio_config import AudioConfig
+from tokenloom.ipc.spec.models.audio_families import AUDIO_FAMILIES
+from tokenloom.ipc.spec.models.config_file import ConfigFile
 from tokenloom.tests.support.today import some
 
 NUM_WINDOWS = 8

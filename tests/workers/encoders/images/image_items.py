@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.blobs.media_file import MediaFile, media_header, parse_media_file
-from tokenloom.ipc.models.vision_config import VisionConfig
+from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.workers.encoders.images.pixels import patchify
 
 

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.models.vision_config import VisionFamily
+from tokenloom.ipc.spec.models.vision_config import VisionFamily
 from tokenloom.tests.workers.encoders.images.image_items import qwen_patches
 from tokenloom.workers.encoders.images.pixels import PixelScale
 

@@ -1,0 +1,145 @@
+"""Drafting: guesses of the tokens after the last known ones of rows, computed in the step that computes these.
+
+A Proposer chooses them; a wrong one costs time, and never changes a token. Here they get what a step has left: budget
+behind all prompts, and blocks that no row can be without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ...ipc.codec import decode_ids
+from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
+from ...ipc.spec.config.speculation import MAX_DRAFTS
+from ..kv.manager import KVCacheManager
+from ..request import Ids
+from .step.rows import Rows
+from .step.step_delta import StepDelta
+
+
+class Draft(NamedTuple):
+    """Guesses of the next tokens of a row, and where they are from."""
+
+    source: str
+    token_ids: list[int]
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of rows."""
+
+    @property
+    def num_expected(self) -> float:
+        """Accepted drafts that were expected of all that were proposed."""
+        ...
+
+    @property
+    def num_corpus_tokens(self) -> int:
+        """Tokens of finished answers that are kept."""
+        ...
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to ask it about the next step."""
+        ...
+
+    def holds_next_step(self, rows: Rows) -> bool:
+        """Return whether to send no step before the one in flight is back: only then the last tokens of its rows are
+        known, and drafts may follow them."""
+        ...
+
+    def propose(self, rows: Rows, limits: Ids) -> Mapping[int, Draft]:
+        """Return drafts by row, none empty. limits: [max_num_seqs] most drafts of each row; 0 for most rows."""
+        ...
+
+
+class Drafting:
+    """Adds drafts to a step. Without a `proposer` there are none."""
+
+    def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta) -> None:
+        self._rows, self._kv_cache, self._delta = rows, kv_cache, delta
+        self.proposer: Proposer | None = None
+        self._source_by_row: dict[int, str] = {}  # of the drafts in flight
+        self.num_drafted: Counter[str] = Counter()  # drafts that were verified, by source
+        self.num_accepted: Counter[tuple[str, int]] = Counter()  # by source and position in the draft
+        self.num_steps_by_drafts: Counter[int] = Counter()  # by the drafts of one row
+
+    def holds_next_step(self) -> bool:
+        """Return whether to wait for the step in flight before the next one."""
+        return self.proposer is not None and self.proposer.is_due and self.proposer.holds_next_step(self._rows)
+
+    def propose(self) -> Mapping[int, Draft]:
+        """Return drafts by row for the next step."""
+        if self.proposer is None or not self.proposer.is_due:
+            return {}
+        limits = np.minimum(self._rows.draftable(), MAX_DRAFTS)
+        return self.proposer.propose(self._rows, limits) if limits.any() else {}
+
+    def place(self, drafts: Mapping[int, Draft], counts: Ids, budget: int) -> dict[int, list[int]]:
+        """Add drafts to rows that compute one token, as far as budget and blocks last; return the tokens of those that
+        fit. They preempt nobody: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
+        placed = dict[int, list[int]]()
+        rows, size, limits = self._rows, self._kv_cache.block_size, self._rows.draftable()
+        budget -= int(counts.sum())
+        for row, (source, token_ids) in drafts.items():
+            request = rows.request_by_row[row]
+            if request is None or counts[row] != 1:
+                continue
+            if request.thought_end:  # the grammar holds from the draw after it on
+                token_ids = _before(token_ids, decode_ids(request.thought_end)[-1])
+            num_tokens = int(rows.num_tokens[row])
+            num_free = max(self._kv_cache.pool.num_free - rows.num_active, 0)
+            num_slots = (len(request.block_ids) + num_free) * size - num_tokens
+            count = min(len(token_ids), MAX_DRAFTS, int(limits[row]), budget, num_slots)
+            if count > 0:
+                blocks = self._kv_cache.allocate_slots(request, num_tokens + count)
+                assert blocks is not None, "num_slots has counted them"
+                self._delta.append_blocks(row, self._kv_cache.pool.group, blocks)
+                placed[row] = token_ids[:count]
+                counts[row] += count
+                rows.num_drafts[row] = count
+                self._source_by_row[row] = source
+                budget -= count
+        return placed
+
+    def on_verified(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of a row whose result has come."""
+        source, request = self._source_by_row[row], self._rows.request(row)
+        request.num_drafts += num_drafts
+        request.num_accepted_drafts += num_accepted
+        self.num_drafted[source] += num_drafts
+        self.num_accepted.update((source, position) for position in range(num_accepted))
+        self.num_steps_by_drafts[num_drafts] += 1
+
+    def progress(self) -> SpeculationProgress | None:
+        """Return the totals; None without a proposer."""
+        if self.proposer is None:
+            return None
+        sources = []
+        for name, num_drafted in self.num_drafted.items():
+            accepted = [self.num_accepted[name, position] for position in range(MAX_DRAFTS)]
+            sources.append(DraftSource(name=name, num_drafted=num_drafted, num_accepted_by_position=accepted))
+        return SpeculationProgress(
+            sources=sources,
+            num_steps_by_drafts=dict(self.num_steps_by_drafts),
+            num_expected=self.proposer.num_expected,
+            num_corpus_tokens=self.proposer.num_corpus_tokens,
+        )
+
+
+def _before(token_ids: list[int], token_id: int) -> list[int]:
+    return token_ids[: token_ids.index(token_id)] if token_id in token_ids else token_ids
+
+
+def proposer_of_environment() -> Proposer | None:
+    """Return the proposer of tests that the function in TOKENLOOM_PROPOSER, module:name, makes; None: there is none."""
+    if (path := os.environ.get("TOKENLOOM_PROPOSER")) is None:
+        return None
+    module, _, name = path.partition(":")
+    proposer: Proposer = getattr(importlib.import_module(module), name)()
+    return proposer

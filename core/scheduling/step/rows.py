@@ -1,0 +1,166 @@
+"""Rows: the running requests as columns, one row each, from admission to finish or preemption.
+
+Per-step state is in numpy columns, so that a step makes as many Python calls for 1 row as for 256. Terms:
+
+    num_tokens     known tokens: the prompt and the outputs returned so far
+    num_scheduled  tokens sent to be computed, including those of steps in flight
+    token_limit    largest number of tokens; the last of them is never computed
+
+A row that has computed all its known tokens samples one a step. The sample may still be in flight when the next step
+is scheduled, so a row can always compute max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
+samples nothing; its limit is one token past its prompt.
+
+A row with drafts computes them after its last known token. They count in num_scheduled until the result says which are
+tokens, and the row is in no other step until then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from ...request import Ids, Request
+
+
+class Rows:
+    """Columns of length max_num_seqs, an entry a row. `epoch[row]` changes when its request leaves; `version` changes
+    when any row's request comes or leaves, and when a row gets other than one token in a step."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
+            return np.zeros(max_num_seqs, dtype)
+
+        self.block_size = block_size
+        self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
+        self.flat_tokens = self.tokens.reshape(-1)
+        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in flat_tokens
+        self.version = 0
+        self.num_active = 0
+        self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
+        self.epoch = column()
+        self.num_tokens = column()
+        self.num_prompt_tokens = column()
+        self.num_scheduled = column()
+        self.num_rewound = column()  # calls of `rewind` for the row, over all its requests
+        self.num_drafts = column()  # in flight
+        self.num_cached_blocks = column()  # blocks of its table that others can find
+        self.token_limit = column()
+        self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
+        self.grammar_id = column()  # 0: none
+        self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
+        self.frontend_id = column()
+        self.request_key = column()
+        self.sort_key: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
+        self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
+        self.request_by_row: list[Request | None] = [None] * max_num_seqs
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def requests(self) -> list[Request]:
+        return [request for request in self.request_by_row if request is not None]
+
+    def request(self, row: int) -> Request:
+        request = self.request_by_row[row]
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def known_tokens(self) -> dict[Request, int]:
+        """Return the number of known tokens of each request."""
+        return {request: int(self.num_tokens[request.row]) for request in self.requests()}
+
+    def known_tokens_of(self, rows: npt.NDArray[np.integer], epochs: npt.NDArray[np.integer]) -> dict[Request, int]:
+        """Return the number of known tokens of the request of each of `rows` that still has its row."""
+        return {self.request(row): int(self.num_tokens[row]) for row in rows[self.epoch[rows] == epochs].tolist()}
+
+    def output_tokens(self, request: Request) -> Ids:
+        """Return the output tokens of a running or waiting request so far."""
+        end = int(self.num_tokens[request.row]) if request.row >= 0 else request.num_tokens
+        return request.tokens[request.num_prompt_tokens : end]
+
+    def occupy(self, request: Request, num_computed_tokens: int) -> int:
+        """Move a request into a free row; return the row. num_computed_tokens: those that its blocks hold already."""
+        row = self._free.pop()
+        count = request.num_tokens
+        self.tokens[row, :count] = request.tokens
+        request.tokens, request.row = self.tokens[row], row
+        self.request_by_row[row] = request
+        self.is_active[row] = True
+        self.num_active += 1
+        self.version += 1
+        self.num_tokens[row] = count
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.num_scheduled[row] = num_computed_tokens
+        self.num_drafts[row] = 0
+        self.num_cached_blocks[row] = request.num_cached_blocks
+        self.token_limit[row] = request.token_limit
+        self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
+        self.grammar_id[row] = request.grammar_id
+        self.is_pooled[row] = request.pooling is not None
+        self.frontend_id[row], self.request_key[row] = request.frontend_id, request.key
+        self.sort_key[row] = request.sort_key
+        self.num_rows_by_stop_id.update(request.stop_token_ids)
+        return row
+
+    def vacate(self, row: int) -> None:
+        """Remove the request from its row, with a copy of its tokens. Results in flight for the row become void."""
+        request = self.request(row)
+        request.num_tokens = int(self.num_tokens[row])
+        request.tokens = self.tokens[row, : request.num_tokens].copy()
+        request.row = -1
+        self.request_by_row[row] = None
+        self.is_active[row], self.sort_key[row] = False, -np.inf
+        self.epoch[row] += 1
+        self.num_active -= 1
+        self.version += 1
+        self.num_rows_by_stop_id.subtract(request.stop_token_ids)
+        for token_id in request.stop_token_ids:
+            if not self.num_rows_by_stop_id[token_id]:
+                del self.num_rows_by_stop_id[token_id]
+        self._free.append(row)
+
+    def schedulable(self) -> npt.NDArray[np.int32]:
+        """Return how many tokens each row could compute in the next step, 0 for free rows: [max_num_seqs]."""
+        ahead = np.maximum(self.num_tokens - self.num_scheduled, 1)
+        count: Ids = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
+        count[~self.is_active | (self.num_drafts > 0)] = 0
+        return count
+
+    def draftable(self) -> npt.NDArray[np.int32]:
+        """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless its last token is an
+        output, known, and the only one to compute; the draw after the drafts may be its last token."""
+        is_ready = self.is_active & (self.num_scheduled == self.num_tokens - 1) & ~self.is_pooled
+        is_ready &= self.num_tokens > self.num_prompt_tokens
+        count: Ids = np.where(is_ready, self.token_limit - 1 - self.num_tokens, 0)
+        return count
+
+    def places(self, rows: npt.NDArray[np.integer], positions: Ids) -> npt.NDArray[np.intp]:
+        """Return the indices for `append` of the tokens at `positions` of `rows`."""
+        places: npt.NDArray[np.intp] = self._first_place[rows] + positions
+        return places
+
+    def append(self, places: npt.NDArray[np.intp], token_ids: Ids, counts: npt.NDArray[np.integer]) -> None:
+        """Append known tokens: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] new tokens of each row."""
+        self.flat_tokens[places] = token_ids  # two indices take twice as long
+        self.num_tokens += counts
+
+    def rewind(self, rows: npt.NDArray[np.integer]) -> None:
+        """Make each of `rows` compute its last token again. Its results in flight then start one position earlier."""
+        self.num_scheduled[rows] -= 1
+        self.num_rewound[rows] += 1
+
+    def settle_drafts(self, rows: npt.NDArray[np.integer], num_tokens: Ids) -> None:
+        """Note that the drafts in flight of `rows` are verified: [n] rows that bring `num_tokens` [n] tokens, one of
+        them a draw that is still to be computed; none counts as one, and is for `rewind`."""
+        self.num_scheduled[rows] -= self.num_drafts[rows] + 1 - np.maximum(num_tokens, 1)
+        self.num_drafts[rows] = 0
+
+    def is_stop(self, row: int, position: int, token_id: int) -> bool:
+        """Whether the token at `position` is one of the row's stop ids and may stop it."""
+        request = self.request(row)
+        num_outputs = position + 1 - request.num_prompt_tokens
+        return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens

@@ -1,0 +1,140 @@
+"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens, fills,
+encodes.
+
+Freeing a row drops its unsent changes. Knows no step and no pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+from msgspec.structs import replace
+
+from ....ipc.codec import encode_ids
+from ....ipc.messages.adapter import FillSlot
+from ....ipc.messages.media import Encode
+from ....ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
+from ...kv.offload.step_copies import StepCopies
+from ...request import Request
+from .batch import Batch
+
+
+class StepDelta:
+    """Collects changes of rows, blocks and tokens until `take`, which empties it."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._freed_rows: list[int] = []
+        self._new_rows: list[NewRow] = []
+        self._block_appends: list[int] = []  # flat triples: row, group, block
+        self._tokens_by_row: dict[int, list[int]] = {}
+        self.fills: list[FillSlot] = []
+        self.encodes: list[Encode] = []
+        self.freed_entries: list[int] = []
+        self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
+
+    def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
+        """Note a new row and the blocks of its table, which belong to KV group `group`. The first blocks hold
+        `num_computed_tokens` tokens already."""
+        self._new_rows.append(_new_row(request, num_computed_tokens))
+        self.append_blocks(request.row, group, request.block_ids)
+
+    def append_blocks(self, row: int, group: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._block_appends += (row, group, block)
+
+    def append_tokens(self, row: int, token_ids: list[int]) -> None:
+        """Note tokens of a row, at least one, that follow the sample of the step in flight."""
+        self._tokens_by_row[row] = token_ids
+
+    def set_media(self, encodes: list[Encode], freed_entries: list[int], span_entries: list[int]) -> None:
+        self.encodes, self.freed_entries, self.span_entries = encodes, freed_entries, span_entries
+
+    def free(self, row: int) -> None:
+        """Note that a row is free. One that waited for an image, and was never sent, is not told at all."""
+        known = [new_row for new_row in self._new_rows if new_row.row != row]
+        if len(known) == len(self._new_rows):
+            self._freed_rows.append(row)
+        self._new_rows = known
+        appends = self._block_appends
+        kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
+        self._block_appends = [value for i in kept for value in appends[i : i + 3]]
+        self._tokens_by_row.pop(row, None)
+
+    def take(
+        self, step: int, core_epoch: int, generation: int, batch: Batch, copies: StepCopies | None = None
+    ) -> SchedulerOutput:
+        """Return the message of the next step of `batch`, with all changes and `copies`, and forget the changes."""
+        output = SchedulerOutput(
+            step=step,
+            core_epoch=core_epoch,
+            generation=generation,
+            rows=batch.row_frame,
+            counts=batch.count_frame,
+            drafts=batch.draft_frame,
+            is_mask_pending=bool(batch.grammar_ids),
+        )
+        if self.encodes or self.span_entries:
+            output = replace(
+                output,
+                encodes=self.encodes,
+                freed_entries=encode_ids(self.freed_entries),
+                span_entries=encode_ids(self.span_entries),
+            )
+            self.encodes, self.freed_entries, self.span_entries = [], [], []
+        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
+            appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
+            output = replace(
+                output,
+                freed_rows=encode_ids(self._freed_rows),
+                new_rows=self._new_rows,
+                block_appends=encode_ids(self._block_appends),
+                token_appends=encode_ids(chain.from_iterable(appends)),
+                fills=self.fills,
+            )
+            self.clear()
+        return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)
+
+
+def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
+    params = request.params
+    wants_prompt = request.num_prompt_logprobs < request.num_prompt_tokens
+    return NewRow(
+        row=request.row,
+        token_ids=request.tokens[: request.num_tokens].tobytes(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=num_computed_tokens,
+        pooling=request.pooling,
+        adapter_slot=request.adapter_slot,
+        spans=encode_ids(chain.from_iterable((each.start, each.length, *each.grid) for each in request.media)),
+        sampling=RowSampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=request.seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            bias_ids=encode_ids(params.logit_bias or ()),
+            bias_values=np.array(list((params.logit_bias or {}).values()), np.float32).tobytes(),
+            allowed_token_ids=encode_ids(params.allowed_token_ids or ()),
+            bad_words=request.bad_words,
+            min_tokens=params.min_tokens,
+            stop_token_ids=encode_ids(request.stop_token_ids) if params.min_tokens else b"",
+            logits_processors=request.logits_processors,
+            extra_args=(request.logits_processors and params.extra_args) or {},
+            thought_markers=request.thought_markers,
+            thinking_token_budget=params.thinking_token_budget or 0,
+            thinks_once=bool(request.thought_end),
+            trace_token_ids=encode_ids(params.trace_decode_token_ids or ()),
+            num_logprobs=-1 if params.num_logprobs is None else params.num_logprobs,
+            logprob_token_ids=encode_ids(params.logprob_token_ids or ()),
+            num_prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,
+            prompt_logprobs_start=request.num_prompt_logprobs if wants_prompt else 1,
+        ),
+    )

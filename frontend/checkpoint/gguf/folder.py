@@ -1,0 +1,151 @@
+"""A folder with config.json, tokenizer and index for a GGUF file, made at its first use and kept in the user's cache.
+
+The engine reads it as it reads any checkpoint. The weights stay where they are: the folder has links to the files.
+Another file at the same path, or one of another time, gets a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ....ipc.errors import ConfigError
+from ....ipc.spec.config.cache_folder import private_cache
+from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
+from ....ipc.spec.models.model_file import load_model_config
+from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
+from .reader import GgufFile, read_gguf
+from .tensors import index_of
+from .tokenizer import write_tokenizer
+
+SUFFIX = ".gguf"
+FORM = 2  # of the files in the folder: a higher number makes new folders
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder without safetensors, the first of its parts; None if it has none. ConfigError if
+    there are several."""
+    if (folder / GGUF_INDEX_NAME).exists() or any(folder.glob("*.safetensors")):
+        return None
+    first = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_first_part(path)]
+    if len(first) > 1:
+        raise ConfigError(f"{folder} has {len(first)} GGUF files, {first[0].name} and others: give the path of one")
+    return first[0] if first else None
+
+
+def chosen_parts(names: Sequence[str], part: str, what: str) -> list[str]:
+    """Return the names of the GGUF file, or of its parts in order, that have `part` as a whole word, such as Q4_K_M, in
+    whatever case. ConfigError, which begins with `what`, unless there is one."""
+    word = re.compile(rf"(?:^|[-./_]){re.escape(part.removesuffix(SUFFIX))}(?=[-./]|$)", re.IGNORECASE)
+    files = sorted(name for name in names if name.endswith(SUFFIX))
+    found = [name for name in files if is_first_part(Path(name)) and word.search(name.removesuffix(SUFFIX))]
+    if len(found) != 1:
+        shown = ", ".join(found or [name for name in files if is_first_part(Path(name))]) or "none"
+        raise ConfigError(f"{what}: {len(found)} GGUF files have {part!r} in their names, one must: {shown:.500}")
+    split = _PART.search(found[0])
+    if split is None:
+        return found
+    return [name for name in files if name.startswith(found[0][: split.start()]) and _PART.search(name)]
+
+
+def is_first_part(path: Path) -> bool:
+    """Whether a GGUF file is a model, or the first part of one; projectors of images are not."""
+    part = _PART.search(path.name)
+    return "mmproj" not in path.name and (part is None or int(part[1]) == 1)
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """Return the folder for the GGUF file at a path, or for all parts of a model that is split; ConfigError if they
+    cannot be used."""
+    parts = _parts(path)
+    folder = _cache() / _key(parts)
+    if (folder / GGUF_INDEX_NAME).exists():
+        return folder
+    try:
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            _write(made, parts)
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                made.rename(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        if not (folder / GGUF_INDEX_NAME).exists():  # else another process was faster
+            raise ConfigError(f"{folder.parent} cannot be written ({error}): set XDG_CACHE_HOME to a folder") from None
+    return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Make the tokenizer of a folder of `checkpoint_folder`, if its files say one and it is not there yet. ConfigError
+    if that cannot be done."""
+    first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
+    if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
+        return
+    try:
+        write_tokenizer(first.resolve(), folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error}): set XDG_CACHE_HOME to a folder that can") from None
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _PART.search(path.name)
+    if found is None:
+        return [path.resolve()]
+    stem, count = path.name[: found.start()], int(found[2])
+    parts = [path.with_name(f"{stem}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
+    missing = [each.name for each in parts if not each.is_file()]
+    if missing:
+        raise ConfigError(f"{path}: {len(missing)} of its {count} parts are missing, {missing[0]} and on: fetch them")
+    return [each.resolve() for each in parts]
+
+
+def _cache() -> Path:
+    try:
+        return private_cache("gguf")
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"a GGUF file needs a cache folder ({error}): set XDG_CACHE_HOME to one") from None
+
+
+def _key(parts: list[Path]) -> str:
+    digest = hashlib.sha256(f"{FORM}".encode())
+    for path in parts:
+        try:
+            digest.update(f"\n{path} {gguf_status(path)}".encode())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:32]
+
+
+def _write(folder: Path, parts: list[Path]) -> None:
+    links = {f"{number:05}{SUFFIX}": path for number, path in enumerate(parts, 1)}
+    files = [read_gguf(path, link, END_TOKENS) for link, path in links.items()]
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    data = Metadata(GgufFile(parts[0], files[0].metadata, tensors, files[0].token_ids), links)
+    config = config_of(data)
+    _save(folder / "config.json", config)
+    ends = eos_ids(data)
+    if ends:
+        _save(folder / "generation_config.json", {"eos_token_id": ends})
+    try:
+        model = load_model_config(folder)
+    except ConfigError as error:
+        data.refuse(str(error).removeprefix(f"{folder / 'config.json'}: "))
+    index = index_of(tensors, model, architecture_of(data))
+    for link, path in links.items():
+        (folder / link).symlink_to(path)
+    (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))
+    (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(index))
+
+
+def _save(path: Path, fields: dict[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,239 @@
+"""Writes the tokenizer in a GGUF file's metadata as tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+It gives the ids that llama.cpp gives, of two kinds: `gpt2`, byte-level BPE with merges and a splitting
+(`pre_tokenizers.py`), and `llama`, SentencePiece's BPE, whose scores become merges. Every token of the file keeps its
+id: one that is there twice, or is empty, gets a name of its own, which no text has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from operator import neg
+from pathlib import Path
+from typing import Any, Never
+
+import msgspec
+
+from ....ipc.errors import ConfigError
+from .config import end_tokens
+from .pre_tokenizers import DEFAULT, PRE_TOKENIZERS
+from .reader import read_gguf
+
+PREFIX = "tokenizer.ggml."
+LISTS = ("tokens", "token_type", "scores", "merges")
+MAX_TOKEN_CHARACTERS = 4096  # the longest of published vocabularies, runs of spaces, have 1,024
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # numbers of a token's type
+SPACE = "\u2581"  # in SentencePiece's tokens
+SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # unless the file says otherwise
+NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3: all other special tokens take the spaces behind them
+MEND = "give --tokenizer with the folder or hub id of the original model"
+
+logger = logging.getLogger(__name__)
+
+
+def write_tokenizer(file: Path, folder: Path) -> None:
+    """Write the tokenizer of `file` into `folder`, tokenizer_config.json last; nothing if the file has none.
+    ConfigError if it is of a kind that is not known, or damaged."""
+    names = frozenset(PREFIX + name for name in LISTS)
+    metadata = read_gguf(file, file.name, whole=names).metadata
+    if metadata.get(f"{PREFIX}model", "none") in ("none", "no_vocab"):
+        return
+    vocabulary = _Vocabulary(file, metadata)
+    if metadata[f"{PREFIX}model"] == "gpt2" and not metadata.get(f"{PREFIX}pre"):
+        logger.warning("%s does not say how its tokenizer splits texts, a default is taken: %s", file, MEND)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    files = {
+        "tokenizer.json": msgspec.json.encode(vocabulary.tokenizer()),
+        "tokenizer_config.json": msgspec.json.encode(config | vocabulary.named()),
+    }
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        files = {"chat_template.jinja": template.encode()} | files
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        for name, data in files.items():  # the last one says that all are there
+            (Path(made) / name).write_bytes(data)
+            os.replace(Path(made) / name, folder / name)
+
+
+class _Vocabulary:
+    """The tokenizer of a file, in the form of tokenizer.json. Texts by id are different."""
+
+    def __init__(self, file: Path, metadata: Mapping[str, Any]) -> None:
+        self._file, self._metadata = file, metadata
+        self._kind = self._get("model")
+        if self._kind not in ("gpt2", "llama"):
+            self._refuse(f"its tokenizer {self._kind!r:.100} cannot be read")
+        self._is_bytes = self._kind == "gpt2"
+        texts: list[str] = self._list("tokens", str)
+        if not texts:
+            self._refuse("it has no tokenizer.ggml.tokens")
+        self._types: list[int] = self._list("token_type", int) or [1] * len(texts)
+        self._scores: list[float] = self._list("scores", float, int) or [0.0] * len(texts)
+        if (longest := max(map(len, texts))) > MAX_TOKEN_CHARACTERS:
+            place = f"tokenizer.ggml.tokens[{[len(each) for each in texts].index(longest)}]"
+            self._refuse(f"{place} has {longest} characters, tokens have at most {MAX_TOKEN_CHARACTERS}")
+        if len(self._types) < len(texts) or len(self._scores) < len(texts):
+            self._refuse(
+                f"it has {len(texts)} tokens, but {len(self._types)} types and {len(self._scores)} scores of tokens"
+            )
+        self._ids: dict[str, int] = {}
+        for i, text in enumerate(texts):
+            self._ids[text if text and text not in self._ids else f"[TOKEN_{i}]"] = i
+        if len(self._ids) != len(texts):
+            self._refuse(f"{len(texts) - len(self._ids)} of its tokens are there twice")
+        self._texts = list(self._ids)
+        self._ends = {self._id("bos"), self._id("eos")}
+
+    def tokenizer(self) -> dict[str, Any]:
+        """Return tokenizer.json."""
+        return {
+            "version": "1.0",
+            "added_tokens": list(self._added_tokens()),
+            **(self._byte_level() if self._is_bytes else self._sentencepiece()),
+            "post_processor": self._post_processor(),
+        }
+
+    def named(self) -> dict[str, str]:
+        """Return the tokens that have a name in tokenizer_config.json."""
+        ids = {name: self._id(kind) for kind, name in NAMES.items()}
+        return {name: self._texts[i] for name, i in ids.items() if i is not None}
+
+    def _byte_level(self) -> dict[str, Any]:
+        form = PRE_TOKENIZERS[self._pre()]
+        splits = [
+            {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+            for each in form.splits
+        ]
+        alphabet = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        return {
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, alphabet]},
+            "decoder": alphabet,
+            "model": {
+                "type": "BPE",
+                "ignore_merges": form.ignores_merges,
+                "vocab": self._ids,
+                "merges": list(self._stored_merges()),
+            },
+        }
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        spaced: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+        plain: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        if self._flag("add_space_prefix", True):
+            spaced.insert(0, {"type": "Prepend", "prepend": SPACE})
+            plain.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        unknown = self._id("unknown")
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": spaced},
+            "decoder": {"type": "Sequence", "decoders": plain},
+            "model": {
+                "type": "BPE",
+                "unk_token": None if unknown is None else self._texts[unknown],
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "vocab": self._ids,
+                "merges": list(self._merges_of_scores()),
+            },
+        }
+
+    def _added_tokens(self) -> Iterator[dict[str, Any]]:
+        """Yield the tokens that are found in a text before all others, and of which special ones are no text."""
+        ends = end_tokens(self._ids)
+        strips = not self._is_bytes and any(
+            each in str(self._metadata.get("general.name")).lower() for each in ("phi-3", "phi3")
+        )
+        for text, i in self._ids.items():
+            kind = self._types[i]
+            is_special = kind in (UNKNOWN, CONTROL) or text in ends or i in self._ends
+            if is_special or kind == USER_DEFINED:
+                yield {
+                    "id": i,
+                    "content": text,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": strips and text not in UNSTRIPPED,
+                    "normalized": False,
+                    "special": is_special,
+                }
+
+    def _post_processor(self) -> dict[str, Any] | None:
+        form = PRE_TOKENIZERS[self._pre()] if self._is_bytes else None
+        begin = self._id("bos") if self._flag("add_bos_token", form is None or form.adds_bos) else None
+        end = self._id("eos") if self._flag("add_eos_token", False) else None
+        if begin is None and end is None:
+            return None
+
+        def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+            first = [] if begin is None else [{"SpecialToken": {"id": self._texts[begin], "type_id": type_id}}]
+            last = [] if end is None else [{"SpecialToken": {"id": self._texts[end], "type_id": type_id}}]
+            return [*first, {"Sequence": {"id": sequence, "type_id": type_id}}, *last]
+
+        used = {self._texts[i]: i for i in (begin, end) if i is not None}
+        return {
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": [*around("A", 0), *around("B", 1)],
+            "special_tokens": {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in used.items()},
+        }
+
+    def _stored_merges(self) -> Iterator[tuple[str, str]]:
+        """Yield the merges in the file; but for those without tokens, which no text can come to, and repeated ones."""
+        merges: list[str] = self._list("merges", str)
+        if not merges:
+            self._refuse("it has no tokenizer.ggml.merges")
+        ids = self._ids
+        for each in dict.fromkeys(merges):
+            space = each.find(" ", 1)
+            left, right = each[:space], each[space + 1 :]
+            if space > 0 and left in ids and right in ids and left + right in ids:
+                yield left, right
+
+    def _merges_of_scores(self) -> Iterator[tuple[str, str]]:
+        """Yield every way to make a token of two others: highest score first, and of equal ones the longest token, as
+        llama.cpp makes runs of spaces."""
+        ids = self._ids
+        lengths = sorted({len(text) for text in ids}, reverse=True)
+        for text in sorted(ids, key=lambda each: (-self._scores[ids[each]], -len(each))):
+            for cut in lengths[bisect_right(lengths, -len(text), key=neg) :]:  # those that are shorter
+                left, right = text[:cut], text[cut:]
+                if left in ids and right in ids:
+                    yield left, right
+
+    def _pre(self) -> str:
+        name = self._get("pre") or DEFAULT
+        if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+            self._refuse(f"the splitting {name!r:.100} of its tokenizer (tokenizer.ggml.pre) is not known")
+        return name
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self._get(name)
+        return value if isinstance(value, bool) else default
+
+    def _id(self, name: str) -> int | None:
+        value = self._get(f"{name}_token_id")
+        if not isinstance(value, int) or not 0 <= value < len(self._texts):
+            value = None if self._is_bytes else SENTENCEPIECE_IDS.get(name)
+        return value if value is not None and value < len(self._texts) else None
+
+    def _list(self, name: str, *kinds: type) -> list[Any]:
+        values = self._get(name)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(isinstance(each, kinds) for each in values):
+            self._refuse(f"tokenizer.ggml.{name} must be a list of {kinds[0].__name__}")
+        return values
+
+    def _get(self, name: str) -> Any:
+        return self._metadata.get(PREFIX + name)
+
+    def _refuse(self, reason: str) -> Never:
+        raise ConfigError(f"{self._file}: {reason}: {MEND}")

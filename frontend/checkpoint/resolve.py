@@ -1,0 +1,280 @@
+"""Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, chooses dtype and device.
+
+Checks before a process starts that the device seems to exist, that the weights are whole and that those of a CPU model
+fit in memory. Needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import msgspec
+
+from ...ipc.errors import ConfigError
+from ...ipc.messages.core import ModelDigest
+from ...ipc.messages.media import MediaKind
+from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
+from ...ipc.sockets.addresses import RunDirectory
+from ...ipc.sockets.endpoints import Endpoints
+from ...ipc.sockets.keys import Keys
+from ...ipc.spec.adapters.modules import check_adapter_options
+from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
+from ...ipc.spec.config.engine_config import EngineConfig
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS
+from ...ipc.spec.config.host_places import check_private, host_address, ray_listen_address
+from ...ipc.spec.config.option_ranges import AUTO_LENGTH
+from ...ipc.spec.config.served_model import served_model
+from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors, weight_paths
+from ...ipc.spec.models.model_config import ModelConfig
+from ...ipc.spec.processors.processor import Processor, load_processor
+from ..listening.tls import new_ssl_context
+from .generation_config import default_sampling_params, generation_folder
+from .gguf.folder import add_tokenizer
+from .hub import DEMO_FOLDER as DEMO_FOLDER
+from .hub import find_checkpoint as find_checkpoint
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+DType = Literal["float32", "bfloat16", "float16"]
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
+_LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
+    "image": "largest image: raise it, or make images smaller with --mm-processor-kwargs",
+    "audio": "longest audio clip: raise it, or lower --max-audio-s",
+}
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # of a weight that is quantized on load, with its part of scales and zeros
+
+
+def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
+    """Make the EngineSpec of a configuration. ConfigError for each failure that is certain before a process starts."""
+    for key_file in (config.key_file, config.hosts_key_file):
+        if key_file is not None:
+            Keys.load(key_file)
+    new_ssl_context(config)
+    if config.distributed_executor_backend == "ray":
+        check_ray()
+    folder = find_checkpoint(config.model, config.revision, config=config)
+    generation = generation_folder(config, folder)
+    model = served_model(config, folder, generation)
+    check_parallel(model, config.tensor_parallel_size)
+    dtype, device = _dtype(config, model), _device(config)
+    if config.cores is None and config.load_format != "dummy":
+        num_ranks = config.tensor_parallel_size
+        num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
+        check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=config.int8_activations)
+    names = config.served_model_name or [config.model or "tokenloom-demo"]
+    check_adapter_options(config, model, names)
+    tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
+    agents = _agents_address(config)
+    spec = EngineSpec(
+        run_id=secrets.token_hex(8),
+        run_directory=str(run_directory.path),
+        endpoints=msgspec.structs.replace(Endpoints.in_folder(run_directory.path, config.listen), agents=agents),
+        config=config,
+        model=model,
+        model_folder=str(folder),
+        tokenizer_folder=str(tokenizer),
+        served_model_name=names[0],
+        model_aliases=names[1:],
+        default_sampling_params=default_sampling_params(config, generation),
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        host_address=host_address(agents) if agents else "",
+        digest=_digest(config, model, folder, tokenizer, dtype, max_model_len),
+        group_keys=None if config.hosts == 1 else Keys.generate(),
+    )
+    if config.hosts > 1 and config.hosts_key_file is None:
+        Keys.generate().save(spec.hosts_key_file)
+    if model.encoder is not None:
+        spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
+        spec = msgspec.structs.replace(spec, digest=_with_media(spec))
+    if config.has_tiers and not spec.uses_tiers:
+        why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
+        logger.warning("no KV tiers: %s, so that no block is found again", why)
+    return spec
+
+
+def _digest(
+    config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
+) -> ModelDigest:
+    """Return what gateways, engines and clients compare."""
+    shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
+    weights = checkpoint_digest(folder) if weight_paths(folder) else ""
+    return ModelDigest(
+        weights="dummy" if config.load_format == "dummy" else weights,
+        model=hashlib.sha256(shape).hexdigest(),
+        tokenizer=tokenizer_digest(tokenizer),
+        dtype=config.numbers(dtype),
+        kv_cache_dtype=config.kv_cache_dtype,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
+        lora_targets=",".join(sorted(config.lora_target_modules or ())) if config.enable_lora else "",
+    )
+
+
+def _with_media(spec: EngineSpec) -> ModelDigest:
+    """Return the digest with what must be equal for media to have the same embeddings."""
+    assert spec.digest is not None, "_digest made it"
+    parts = msgspec.json.encode([spec.model.vision, spec.model.audio, spec.max_item_embeds], order="deterministic")
+    return msgspec.structs.replace(spec.digest, media=hashlib.sha256(parts).hexdigest())
+
+
+def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
+    """Size the encoder cache for two of the largest media that a prompt can hold, and for those of one step."""
+    largest, budget = min(processor.max_embeds, spec.max_model_len), spec.max_num_batched_tokens
+    spec = msgspec.structs.replace(spec, max_item_embeds=largest)
+    size = spec.config.encoder_cache_tokens or max(2 * largest, spec.max_num_batched_tokens)
+    if size < largest:
+        raise ConfigError(
+            f"--encoder-cache-tokens {size} is below the {largest} embeddings of the {_LARGEST[processor.kind]}"
+        )
+    if spec.max_num_batched_tokens > budget:
+        logger.info(
+            "a step has up to %d tokens, not %d: it must hold an image of %d and a token of each other request",
+            spec.max_num_batched_tokens,
+            budget,
+            largest,
+        )
+    return msgspec.structs.replace(spec, encoder_cache_tokens=size)
+
+
+def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
+    if config.tokenizer is None and config.tokenizer_revision is None:
+        found = folder
+    else:
+        found = find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
+    add_tokenizer(found)
+    return found
+
+
+def check_ray() -> None:
+    """Raise ConfigError if Ray is not installed. Imports nothing of it."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "--distributed-executor-backend ray: Ray is not installed for this Python: pip install 'tokenloom[ray]'"
+        )
+
+
+def _agents_address(config: EngineConfig) -> str:
+    """Return where agents of other hosts reach this one; empty if there are none."""
+    if config.hosts == 1 or config.listen_hosts is not None:
+        return config.listen_hosts or ""
+    address = ray_listen_address()
+    check_private(address, config.insecure)
+    return address
+
+
+def check_parallel(model: ModelConfig, size: int) -> None:
+    """Raise ConfigError if the model's layers cannot be sharded over `size` ranks."""
+    if model.num_heads % size:
+        raise ConfigError(
+            f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
+        )
+    if model.implementation == "transformers" and model.num_kv_heads % size:
+        raise ConfigError(
+            f"{model.num_kv_heads} KV heads do not divide among --tensor-parallel-size {size}, and transformers' "
+            "layers do not replicate them: choose a divisor"
+        )
+    for num_kv_heads in {layer.num_kv_heads or model.num_kv_heads for layer in model.layers}:
+        if num_kv_heads % size and size % num_kv_heads:
+            raise ConfigError(
+                f"{num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
+            )
+    experts = model.experts
+    inner_sizes = {0} if experts is None else {experts.intermediate_size, experts.shared_size}
+    if experts is None or experts.is_beside_mlp or model.num_expert_layers < model.num_layers:
+        inner_sizes.add(model.intermediate_size)
+    for inner_size in sorted(inner_sizes):
+        if inner_size % size:
+            raise ConfigError(f"intermediate_size {inner_size} does not divide among {size} ranks")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> DType:
+    name = model.dtype if config.dtype == "auto" else config.dtype
+    if name not in get_args(DType):
+        raise ConfigError(f"the checkpoint's dtype {name} is not supported: give --dtype float32, bfloat16 or float16")
+    return cast(DType, name)
+
+
+def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    if config.cores is not None:  # a gateway computes nothing
+        return "cpu"
+    if config.device == "auto":
+        return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+    if config.device == "cuda":
+        check_gpu()
+    return config.device
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the tokens of the longest request. --max-model-len counts those behind a clip at the head of each."""
+    longest = model.max_position_embeddings
+    if config.max_model_len in (None, AUTO_LENGTH):
+        return longest + model.num_clip_tokens
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is above the model's max_position_embeddings {longest}: lower it"
+            + (", or give a model: without one the small demo is served" if config.model in (None, "demo") else "")
+        )
+    return config.max_model_len + model.num_clip_tokens
+
+
+def _bytes_kept(tensor: StoredTensor) -> float:
+    """Return the bytes of an element that is stored as a code; of GGUF's with a scale and a min for each 32."""
+    if tensor.dtype in BLOCKS:
+        return CODE_BITS.get(tensor.dtype, 8) / 8 + 4 / 32
+    return tensor.num_bytes / max(tensor.num_elements, 1)
+
+
+def check_gpu() -> None:
+    """Raise ConfigError if no device node of a GPU exists. A node does not prove that the driver works."""
+    if not any(map(os.path.exists, GPU_NODES)):
+        raise ConfigError(
+            "--device cuda: there is no GPU here (none of " + ", ".join(GPU_NODES) + "): check the driver and, in a "
+            "container, which devices it is given, or give --device cpu"
+        )
+
+
+def check_weights(
+    folder: Path,
+    model: ModelConfig,
+    dtype: str,
+    device: str,
+    local_share: float = 1.0,
+    *,
+    int8_activations: bool = False,
+) -> None:
+    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` × the weights, for a
+    CPU, need more than the free memory and swap of this machine."""
+    tensors = stored_tensors(folder)
+    if device != "cpu":
+        return
+    if model.tie_word_embeddings and not model.names.prefers_stored_head:
+        tensors.pop("lm_head.weight", None)
+    item_bytes: float = _ITEM_BYTES[dtype]
+    if int8_activations and model.quantization is not None and model.quantization.layout == "on_load":
+        item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
+    keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
+    floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
+    num_bytes: float = sum(
+        each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
+    )
+    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not int8_activations
+    if has_floats:  # a byte becomes two
+        num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
+    free_bytes, num_bytes = available_bytes() + swap_bytes(), int(num_bytes * local_share)
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"the weights in {folder} take {gib(num_bytes)} as {dtype}, {gib(free_bytes)} of memory can be had here: "
+            "free memory, raise the limit of its cgroup, or choose a smaller model"
+        )

@@ -1,0 +1,86 @@
+"""Reports the progress of a start: its phases, and log lines.
+
+The command prints all of them on its standard output. A program that starts an engine (LLM) prints at most one every
+MIN_INTERVAL_S on its standard error, hence none for a quick start.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from ...ipc.messages.supervisor import Initialize, Measured, Phase, PhaseProgress, StartPhase
+from ...ipc.process import log
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.machine_memory import gib
+from ...ipc.spec.config.engine_spec import EngineSpec
+
+SILENCE_S = 5.0  # without a line, after which the unfinished processes are named
+MIN_INTERVAL_S = 3.0  # between two lines of a ThrottledWriter
+
+
+class StartReport:
+    """Writer of the lines of a start, through `announce`. `phases` are those of the running processes."""
+
+    def __init__(self, announce: Callable[[str], None], clock: AwakeClock) -> None:
+        self._announce, self._clock = announce, clock
+        self._announced_at, self._started_at = clock.now, time.monotonic()
+        self.phases: list[StartPhase] = []
+
+    def announce(self, process: str, text: str) -> None:
+        self._announced_at = self._clock.now
+        self._announce(log.info_line(process, text))
+
+    def forget_phases(self, names: Collection[str]) -> None:
+        """Drop the phases of the processes of these names, which are about to be started anew."""
+        self.phases = [phase for phase in self.phases if phase.process not in names]
+
+    def announce_phase(self, process: str, phase: Phase) -> None:
+        """Keep and announce a phase that has ended now."""
+        since_s = time.monotonic() - self._started_at
+        self.phases.append(StartPhase(process=process, ended_s=since_s, **msgspec.structs.asdict(phase)))
+        detail = f" ({phase.detail})" if phase.detail else ""
+        self.announce(process, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
+
+    def announce_sizes(self, spec: EngineSpec, sizes: Initialize, measured: Measured) -> None:
+        """Announce the size of the KV pool, and of the arena if there are KV tiers."""
+        num_blocks, block_size = sizes.num_blocks, spec.config.block_size
+        self.announce(
+            "supervisor",
+            f"KV cache: {num_blocks - 1} blocks of {block_size} = {(num_blocks - 1) * block_size} tokens, "
+            f"{num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on {measured.device}; "
+            f"max_model_len {spec.fitted_model_len(num_blocks)}",
+        )
+        if (arena := sizes.arena) is not None:
+            size = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"
+            self.announce("supervisor", f"KV tiers: {size}")
+
+    def announce_progress(self, process: str, progress: PhaseProgress) -> None:
+        share, done = progress.num_done / max(progress.num_all, 1), f"{progress.num_done} of {progress.num_all}"
+        self.announce(process, f"{progress.name}: {share:.0%}, {done} {progress.unit}")
+
+    def announce_late(self, names: Iterable[str]) -> None:
+        """Announce the processes `names` as still starting, if there was no line for SILENCE_S."""
+        if self._clock.now - self._announced_at >= SILENCE_S:
+            self.announce("supervisor", f"still starting: {', '.join(names)}")
+
+
+class ThrottledWriter:
+    """Writer of lines that drops a line within MIN_INTERVAL_S of the last written one, or of its own creation."""
+
+    def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._monotonic = write, monotonic
+        self._shown_at = monotonic()
+
+    def __call__(self, line: str) -> None:
+        now = self._monotonic()
+        if now - self._shown_at >= MIN_INTERVAL_S:
+            self._shown_at = now
+            self._write(line)
+
+
+def write_to_stderr(line: str) -> None:
+    log.write_line(line, sys.stderr)

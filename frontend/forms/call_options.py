@@ -1,0 +1,122 @@
+"""Keyword arguments of `generate`, `chat`, `embed` and `transcribe` besides prompts and parameters, with their checks.
+
+Names are vLLM's. A keyword of type None is a feature that this engine does not have: only None and {} are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+from ...ipc.errors import RequestError
+from ...ipc.messages.client import ChatForm
+from ...ipc.params.lora_request import LoRARequest
+from ...ipc.params.sampling_params import SamplingParams
+
+JsonMapping = Mapping[str, object]
+
+
+class UnservedOptions(TypedDict, total=False):
+    """Keywords of features that this engine does not have; only None or {} is accepted."""
+
+    prompt_adapter_request: None
+    mm_processor_kwargs: None
+    tokenization_kwargs: None
+    trace_headers: None
+    data_parallel_rank: None
+
+
+class AdapterOptions(UnservedOptions, total=False):
+    """Keywords that choose a LoRA adapter; at most one of both."""
+
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None  # for all prompts or for each
+    model: str | None  # name of a loaded adapter, or of the served model
+
+
+class CallOptions(AdapterOptions, total=False):
+    """Keywords of `generate` besides prompts and sampling parameters."""
+
+    priority: int | Sequence[int] | None  # for all prompts or for each; None: that of SamplingParams
+
+
+class ChatOptions(CallOptions, total=False):
+    """Keywords of `chat` besides messages and sampling parameters."""
+
+    chat_template: str | None  # Jinja, in place of the model's own
+    chat_template_content_format: Literal["auto", "string"] | None  # templates get content as text
+    chat_template_kwargs: JsonMapping | None  # further variables of the template
+    tools: Sequence[JsonMapping] | None  # functions in OpenAI's form
+    documents: Sequence[JsonMapping] | None
+    reasoning_effort: str | None
+    add_generation_prompt: bool | None  # None: True unless continue_final_message
+    continue_final_message: bool | None  # the completion continues the last message
+
+
+class TranscribeOptions(CallOptions, total=False):
+    """Keywords of `transcribe` besides the audio. There is one of each for all clips."""
+
+    sampling_params: SamplingParams | None  # None: the model's own, but for a temperature of 0
+    language: str | None  # code or English name of the speech's; None: unknown
+    prompt: str | None  # names and words that may occur
+    to_language: str | None  # translate into it
+    return_timestamps: bool  # segments with the times that the model gives
+
+
+_TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")
+
+
+def check_options(method: str, options: Mapping[str, object], known: type[UnservedOptions]) -> None:
+    """Raise TypeError for a keyword that `method` does not have, RequestError for a feature that is not served."""
+    for name, value in options.items():
+        if name not in known.__annotations__:
+            raise TypeError(f"{method}() has no keyword {name!r}; it has {', '.join(sorted(known.__annotations__))}")
+        if name in UnservedOptions.__annotations__ and value is not None and value != {}:
+            raise RequestError(f"{name} is {value!r:.80}: this engine does not serve it, leave it out")
+
+
+def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest | None]:
+    """Return the adapter of each prompt, None for the model itself; RequestError for a bad value."""
+    given, model = options.get("lora_request"), options.get("model")
+    if model is not None and (given is not None or not isinstance(model, str)):
+        raise RequestError(
+            f"model is {model!r:.80}, lora_request {given!r:.80}: give the name of one, or a LoRARequest"
+        )
+    if model is not None:
+        given = LoRARequest(model)
+    listed = list(given) if isinstance(given, Sequence) else [given] * num_prompts
+    if len(listed) != num_prompts:
+        raise RequestError(f"{len(listed)} LoRA requests for {num_prompts} prompts: give one for all, or one each")
+    for each in listed:
+        if each is not None and not isinstance(each, LoRARequest):
+            raise RequestError(f"lora_request is {each!r:.80}: it must be tokenloom.LoRARequest")
+    return listed
+
+
+def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:
+    """Replace the priority in each prompt's parameters by the `priority` keyword, if it is given. RequestError unless
+    it is one number or one for each."""
+    priority = options.get("priority")
+    if priority is None:
+        return params
+    listed = [priority] * len(params) if isinstance(priority, int) else list(priority)
+    if len(listed) != len(params):
+        raise RequestError(f"{len(listed)} priorities for {len(params)} prompts: give one for all, or one each")
+    return [each.replace(priority=value) for each, value in zip(params, listed, strict=True)]
+
+
+def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:
+    """Build the ChatForm of a call from its keywords; None if they change nothing, RequestError for a bad value."""
+    given: JsonMapping = options
+    content_format, template = given.get("chat_template_content_format"), given.get("chat_template")
+    if content_format not in (None, "auto", "string"):
+        raise RequestError(f"chat_template_content_format is {content_format!r:.40}: it must be auto or string")
+    if not isinstance(template, str | None):
+        raise RequestError(f"chat_template must be the template's text, got {template!r:.80}")
+    others = given.get("chat_template_kwargs") or {}
+    if not isinstance(others, Mapping):
+        raise RequestError(f"chat_template_kwargs must be a dict, got {others!r:.80}")
+    if taken := sorted(others.keys() & {"messages", "tools", "documents", "add_generation_prompt"}):
+        raise RequestError(f"chat_template_kwargs holds {', '.join(taken)}: use the keywords of chat()")
+    variables = {**others, **{name: given[name] for name in _TEMPLATE_VARIABLES if given.get(name) is not None}}
+    form = ChatForm(template=template, variables=variables, is_continued=bool(given.get("continue_final_message")))
+    return None if form == ChatForm() else form

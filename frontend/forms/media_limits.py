@@ -1,0 +1,88 @@
+"""MediaLimits: refuses media that the model or the operator does not allow, before any of them is read.
+
+Needs numbers alone, so that the intake process and the frontend refuse with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+
+from ...ipc.errors import RequestError
+from ...ipc.messages.client import MediaPart, Medium, Submit
+from ...ipc.messages.media import A_MEDIUM, MEDIUM, MediaKind
+from ...ipc.spec.config.engine_spec import EngineSpec
+
+
+class MediaLimits(msgspec.Struct, frozen=True):
+    """Limits on the media of one prompt."""
+
+    model: str
+    kind: MediaKind | None  # that the model takes; None: it takes text alone
+    off_by: dict[MediaKind, str]  # options that turned kinds off
+    max_count: int | None  # media of a prompt; None: as many as fit
+    max_bytes: int  # of one medium as it is sent
+
+    @classmethod
+    def of(cls, spec: EngineSpec) -> MediaLimits:
+        config, encoder = spec.config, spec.model.encoder
+        option = "--language-model-only" if config.language_model_only else "--limit-mm-per-prompt"
+        kind = None if encoder is None else encoder.kind
+        return cls(
+            model=spec.served_model_name,
+            kind=kind,
+            off_by={each: option for each in get_args(MediaKind) if config.max_media(each) == 0},
+            max_count=None if kind is None else config.max_media(kind),
+            max_bytes=config.max_media_bytes,
+        )
+
+    @property
+    def max_media(self) -> dict[MediaKind, int]:
+        """Return how many media of a kind one prompt may have; of a kind that is missing, as many as fit."""
+        limits = dict.fromkeys(self.off_by, 0)
+        return limits if self.kind is None or self.max_count is None else limits | {self.kind: self.max_count}
+
+    def check_count(self, kind: MediaKind, count: int) -> None:
+        """Raise RequestError for a kind that the model does not take, or more media than one prompt may have."""
+        if kind != self.kind:
+            why = f", as {self.off_by[kind]} says" if kind in self.off_by else ""
+            if kind == "audio":
+                raise RequestError(f"the model {self.model!r:.200} does not hear audio{why}: leave it out")
+            raise RequestError(f"the model {self.model!r:.200} does not see images{why}: leave them out")
+        if self.max_count is not None and count > self.max_count:
+            raise RequestError(
+                f"the prompt has {count} {MEDIUM[kind]}s, at most {self.max_count} are allowed: send fewer, or raise "
+                "--limit-mm-per-prompt"
+            )
+
+    def check_media(self, media: Sequence[Medium]) -> None:
+        """Raise RequestError unless these media may be in one prompt."""
+        for medium in media:
+            self.check_count(medium.kind, len(media))
+            if medium.kind != "image" and medium.detail not in ("", "auto"):
+                raise RequestError(f"the detail {medium.detail} is given for {A_MEDIUM[medium.kind]}: leave it out")
+
+    def check_bytes(self, num_bytes: int) -> None:
+        """Raise RequestError for a medium of too many bytes."""
+        if num_bytes > self.max_bytes:
+            name = "a medium" if self.kind is None else A_MEDIUM[self.kind]
+            raise RequestError(
+                f"{name} has {num_bytes} bytes, at most {self.max_bytes} are read: send a smaller one, or raise "
+                "--max-media-bytes"
+            )
+
+    def check(self, submit: Submit) -> None:
+        """Raise RequestError unless the media of a request may be read, and the parts of its chat name each of them
+        once."""
+        media, chat = submit.media, submit.chat
+        self.check_media(media)
+        if media and submit.params.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens cannot cut a prompt with media: leave it out")
+        parts = [part for turn in chat or () for part in turn.parts if isinstance(part, MediaPart)]
+        if chat is not None and sorted(part.index for part in parts) != list(range(len(media))):
+            raise RequestError(f"the chat has {len(parts)} parts of media, the request {len(media)} media: give both")
+        for medium in media:
+            if not (medium.digest or medium.url or medium.uuid) or len(medium.digest) not in (0, 32):
+                raise RequestError("a medium needs the SHA-256 of its bytes, a url or a uuid: give one")

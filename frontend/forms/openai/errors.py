@@ -1,0 +1,97 @@
+"""Format errors for OpenAI's clients: a status and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
+from ..prompt_limits import TOO_LONG
+
+logger = logging.getLogger("tokenloom.http")
+
+_REFUSAL_BY_STATUS = {404: "model", 413: "size"}
+_LEADING_NAME = re.compile(
+    r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs|allows|forces|names)\b)"
+)
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None  # the field at fault
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class HttpError(Exception):
+    """Error with an HTTP status and OpenAI's body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorBody(ErrorDetail(message, kind, param, code))
+        self.headers = headers or {}
+
+
+_encoder = msgspec.json.Encoder()
+encode_json = _encoder.encode
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode_json(body), status, headers, "application/json")
+
+
+def unknown_model(error: TokenloomError) -> HttpError:
+    return HttpError(404, str(error), param="model", code="model_not_found")
+
+
+def to_http_error(error: BaseException) -> HttpError:
+    """Convert an error to its HTTP error. An unexpected exception is a 500 that names its type."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, RequestError):
+        code = "context_length_exceeded" if TOO_LONG in str(error) else None
+        return HttpError(400, str(error), param=_param(str(error)), code=code)
+    if isinstance(error, Overloaded):
+        retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        return HttpError(503, str(error), "overloaded_error", code="overloaded", headers=retry)
+    if isinstance(error, EngineDead):
+        return HttpError(503, str(error), "server_error", code="engine_unavailable", headers={"retry-after": "1"})
+    if isinstance(error, TokenloomError):
+        return HttpError(500, str(error), "server_error")
+    return HttpError(500, f"{type(error).__name__}: {error}", "server_error")
+
+
+def stream_error(error: Exception) -> HttpError:
+    """Convert an error of a stream that has begun to its HTTP error, and log an unexpected exception."""
+    answer = to_http_error(error)
+    if answer.status == 500 and not isinstance(error, TokenloomError):
+        logger.error("a stream failed", exc_info=error)
+    return answer
+
+
+def refusal_kind(error: HttpError | TokenloomError) -> str:
+    """Return the metrics' label for a request that was refused before it reached the engine."""
+    return _REFUSAL_BY_STATUS.get(error.status, "body") if isinstance(error, HttpError) else error_info(error).kind
+
+
+def _param(message: str) -> str | None:
+    found = _LEADING_NAME.match(message)
+    return found.group(1) if found else None

@@ -1,0 +1,174 @@
+"""Parts of messages: texts, thoughts, images and audio, in the forms of OpenAI, Anthropic and Hugging Face."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from ....ipc.errors import RequestError
+from ....ipc.messages.media import A_MEDIUM, MediaKind
+from ..media.data_url import is_data_url
+from ..media.given_media import PART_KINDS
+
+TEXTS = ("text", "input_text", "output_text", "refusal")
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
+DOCUMENTS = ("document", "search_result")
+MEDIA = {name: kind for name, kind in PART_KINDS.items() if name != "image_pil"}  # an object of Python
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of structs in a conversation. Unknown fields are ignored: clients send back messages of other servers."""
+
+
+def refuse_left_out(kind: str, left_out: str) -> None:
+    """Raise ValueError for a type that matches LEFT_OUT of its struct, so that it is left out before decoding."""
+    if re.fullmatch(left_out, kind):
+        raise ValueError(f"type {kind:.80} is not served: leave it out")
+
+
+class MediaUrl(Sent, frozen=True, kw_only=True):
+    """OpenAI's form of an image in a chat, and vLLM's of audio."""
+
+    url: str | None = None
+    detail: str | None = None
+
+
+class AudioData(Sent, frozen=True, kw_only=True):
+    """OpenAI's form of audio in a chat. The content says its format."""
+
+    data: str | None = None  # base64
+    url: str | None = None
+    format: str | None = None
+
+
+class ImageSource(Sent, frozen=True, kw_only=True):
+    """Anthropic's form of an image, or of a document."""
+
+    type: str = ""
+    media_type: str = "image/png"
+    data: str | None = None
+    url: str | None = None
+    content: str | list[MessagePart] | None = None  # of a document
+
+
+class MessagePart(Sent, frozen=True, kw_only=True):
+    """Part of a message. Types other than text, thought, image and audio decode, so that an error can name them."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    image_url: str | MediaUrl | None = None
+    audio_url: str | MediaUrl | None = None
+    input_audio: AudioData | None = None
+    audio: str | AudioData | None = None  # Hugging Face's: a URL
+    url: str | None = None  # Hugging Face's
+    base64: str | None = None  # Hugging Face's
+    source: ImageSource | str | None = None  # a text in blocks that are not served
+    detail: str | None = None
+    uuid: str | None = None  # vLLM's: the caller's name of the medium
+    file_id: str | None = None
+    title: str | None = None  # Anthropic's: of a document
+    context: str | None = None  # Anthropic's: of a document
+
+
+class MediumPart(MessagePart, frozen=True, kw_only=True):
+    """Image or audio in any form, read by `content_of`; `url` is None for the bytes that had the uuid before."""
+
+    kind: MediaKind
+    where: str  # path in the body, for errors
+
+
+def content_of(
+    where: str, content: str | Sequence[MessagePart] | None, *, besides: Sequence[str] = ()
+) -> tuple[str | list[MessagePart], str | None]:
+    """Return the content of a message as a text or as parts, MediumParts or of type text, and its thoughts joined with
+    line breaks.
+
+    `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts of
+    another type."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    parts, thoughts = list[MessagePart](), list[str]()
+    for position, part in enumerate(content):
+        text = part.text if part.refusal is None else part.refusal
+        if part.type in besides:
+            continue
+        if part.type in THOUGHTS:
+            thoughts.append(part.thinking or text or "")
+        elif part.type in MEDIA:
+            parts.append(part if isinstance(part, MediumPart) else _medium(f"{where}[{position}]", part))
+        elif part.type in DOCUMENTS:
+            parts += _document(f"{where}[{position}]", part)
+        elif part.type not in TEXTS:
+            kind = f"{part.type!r:.40}"
+            raise RequestError(f"{where}[{position}] is a part of type {kind}, which is not served: leave it out")
+        elif text is None:
+            raise RequestError(f"{where}[{position}] has no text: give one or leave the part out")
+        else:
+            parts.append(MessagePart(type="text", text=text))
+    return parts, "\n".join(filter(None, thoughts)) or None
+
+
+def _document(where: str, part: MessagePart) -> list[MessagePart]:
+    """Return a document or search result as texts and images: its title and context or source, then its content.
+    RequestError for one that is no text."""
+    source, heads = ImageSource() if part.source is None else part.source, [part.title, part.context]
+    if isinstance(source, str):  # of a search result: where it was found
+        content, heads = getattr(part, "content", None), [part.title, source]
+    else:
+        content = source.data if source.type == "text" else source.content
+    if content is None:
+        kind = "" if isinstance(source, str) else source.media_type if source.type == "base64" else source.type
+        raise RequestError(f"{where} is a {part.type} of type {kind!r:.40}, which cannot be read: give its text")
+    head = "".join(f"{text}\n" for text in heads if text)
+    inner, _ = content_of(f"{where}.content", content)
+    body = [MessagePart(type="text", text=inner)] if isinstance(inner, str) else inner
+    return [MessagePart(type="text", text=head), *body] if head else body
+
+
+def _medium(where: str, part: MessagePart) -> MediumPart:
+    kind = MEDIA[part.type]
+    if part.file_id is not None:
+        raise RequestError(f"{where} has a file_id: this engine stores no files, give the {kind} itself")
+    url, detail = _audio(part) if kind == "audio" else _image(where, part)
+    if url is None and part.uuid is None:
+        name = A_MEDIUM[kind]
+        raise RequestError(f"{where} is a part of type {part.type!r} without {name}: give its URL or its data")
+    return MediumPart(type=part.type, kind=kind, url=url, detail=detail, uuid=part.uuid, where=where)
+
+
+def _image(where: str, part: MessagePart) -> tuple[str | None, str | None]:
+    """Return URL and detail of an image."""
+    if part.source is not None:
+        return _url_of(where, part.source), part.detail
+    if isinstance(part.image_url, MediaUrl):
+        return part.image_url.url, part.image_url.detail or part.detail
+    return part.image_url or part.url or _data_url("image", part.base64), part.detail
+
+
+def _audio(part: MessagePart) -> tuple[str | None, str | None]:
+    """Return URL and detail of audio, which has none."""
+    given = part.input_audio or part.audio or part.audio_url
+    if isinstance(given, AudioData):
+        return given.url or _data_url("audio", given.data), part.detail
+    if isinstance(given, MediaUrl):
+        return given.url, given.detail or part.detail
+    return given or part.url or _data_url("audio", part.base64), part.detail
+
+
+def _data_url(kind: MediaKind, data: str | None) -> str | None:
+    """Return base64 as a data: URL, if it is none; the format is read from the content."""
+    return data if data is None or is_data_url(data) else f"data:{kind}/*;base64,{data}"
+
+
+def _url_of(where: str, source: ImageSource | str) -> str:
+    if isinstance(source, str):
+        raise RequestError(f"{where}.source is a text: it must be an object, of type base64 with data, or url with url")
+    if source.type == "base64" and source.data is not None:
+        return f"data:{source.media_type};base64,{source.data}"
+    if source.type == "url" and source.url is not None:
+        return source.url
+    raise RequestError(f"{where}.source is of type {source.type!r:.40}: it must be base64 with data, or url with url")

@@ -1,0 +1,89 @@
+"""Parse gpt-oss: <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
+
+The analysis channel is thought, a message to=functions.NAME is a call of that function, everything else is content.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .markers import MarkerFinder
+from .parts import ArgumentsWriter, CallBegin, CallEnd, Content, Part, Thought, content
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
+_TO = r"(?:to=([\w.-]++))?+\s*+"
+_HEADER = re.compile(  # other text in a header is content
+    rf"(?:<\|start\|>)?+\s*+(?:assistant)?+\s*+{_TO}(?:<\|channel\|>\s*+(?:analysis|commentary|final)?+)?+\s*+{_TO}"
+    r"(?:<\|constrain\|>)?+\s*+(?:json|code)?+\s*+"
+)
+
+
+class HarmonyParser:
+    """Parser of one answer. Text before the first header is content: a schema's JSON comes without channels."""
+
+    markers = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+
+    def __init__(self, *, has_calls: bool) -> None:
+        """`has_calls`: if False, calls are content, or thoughts in the analysis channel."""
+        self._has_calls = has_calls
+        self._outside, self._in_header = MarkerFinder(START, CHANNEL, *ENDS), MarkerFinder(MESSAGE, START, *ENDS)
+        self._header: list[str] | None = None  # text of the header that is being read
+        self._kind: type[Thought | Content] = Content
+        self._arguments: ArgumentsWriter | None = None  # of the open call
+        self._raw: list[str] = []  # texts of the open call
+
+    def append(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            if self._header is not None:
+                before, marker, text = self._in_header.feed(text)
+                self._header.append(before)
+                if marker:
+                    header = "".join(self._header)
+                    parts += self._begin(header) if marker == MESSAGE else _stray(header)
+            else:
+                before, marker, text = self._outside.feed(text)
+                parts += self._text(before)
+                if marker:
+                    parts += self._end()
+            if marker:
+                self._header = [marker] if marker in (START, CHANNEL) else None
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Return the held text and end the open call."""
+        if self._header is not None:
+            return _stray("".join(self._header) + self._in_header.finish())
+        return [*self._text(self._outside.finish()), *self._end()]
+
+    def _begin(self, header: str) -> list[Part]:
+        function, channel, known = _FUNCTION.search(header), _CHANNEL.search(header), _HEADER.fullmatch(header)
+        is_known = known is not None and None in known.groups()  # one recipient at most
+        if function is not None and self._has_calls:
+            self._arguments, self._raw = ArgumentsWriter(), [header if is_known else function[0], MESSAGE]
+            return [*content("" if is_known else header.replace(function[0], "", 1)), CallBegin(function[1])]
+        is_thought = channel is not None and channel[1] == "analysis"
+        self._kind = Thought if is_thought else Content
+        return content("" if is_known else header)
+
+    def _text(self, text: str) -> list[Part]:
+        if self._arguments is None:
+            return [self._kind(text)] if text else []
+        self._raw.append(text)
+        return self._arguments.append(text)
+
+    def _end(self) -> list[Part]:
+        ended: list[Part] = []
+        if self._arguments is not None:
+            ended = [*self._arguments.finish(), CallEnd("".join(self._raw))]
+        self._kind, self._arguments = Content, None
+        return ended
+
+
+def _stray(header: str) -> list[Part]:
+    """Return a header without a message as content, unless it names a role, channel and type alone."""
+    known = _HEADER.fullmatch(header)
+    return content(header if known is None or known[1] or known[2] else "")

@@ -1,0 +1,110 @@
+"""Reads the API key from the environment, and names variables of other servers that are set but not read.
+
+A container or unit file that comes from vLLM or llama.cpp may set its key and its settings as variables. Their keys are
+taken. Of the others nothing is read: one line of the log names them, and an unread key keeps a server without one from
+starting. Owns the names of all variables that are options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ....ipc.errors import ConfigError
+from ....ipc.spec.config.engine_config import API_KEY_VARIABLE, EngineConfig
+from .given import Given
+
+logger = logging.getLogger("tokenloom.options")
+
+KEY_VARIABLES = (API_KEY_VARIABLE, "VLLM_API_KEY", "LLAMA_API_KEY", "LLAMA_ARG_API_KEY")  # the first that is set counts
+INSTEAD = {  # variable of another server: what has its effect here
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--hf-overrides.max_position_embeddings N",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "--allow-runtime-lora",
+    "VLLM_AUDIO_FETCH_TIMEOUT": "--media-fetch-timeout-s",
+    "VLLM_BATCH_INVARIANT": "--deterministic",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes",
+    "VLLM_CPU_OMP_THREADS_BIND": "--num-threads",
+    "VLLM_HOST_IP": "--listen-hosts",
+    "VLLM_IMAGE_FETCH_TIMEOUT": "--media-fetch-timeout-s",
+    "VLLM_LOGGING_LEVEL": "--log-level",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "--adapter-folder",
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "--max-media-bytes",
+    "VLLM_PORT": "--port",
+    "VLLM_TORCH_PROFILER_DIR": "--profile-dir",
+    "LLAMA_ARG_ALIAS": "--served-model-name",
+    "LLAMA_ARG_CTX_SIZE": "--max-model-len",
+    "LLAMA_ARG_HF_REPO": "--model",
+    "LLAMA_ARG_HOST": "--host",
+    "LLAMA_ARG_MODEL": "--model",
+    "LLAMA_ARG_N_PARALLEL": "--max-num-seqs",
+    "LLAMA_ARG_PORT": "--port",
+    "LLAMA_ARG_THREADS": "--num-threads",
+    "OLLAMA_HOST": "--http",
+    "OLLAMA_ORIGINS": "--cors-origins",
+}
+OURS = frozenset(  # between our own processes and from our own tests, beside the key
+    f"TOKENLOOM_{name}" for name in ("CONFIG", "SPEC", "HOSTS_KEYS", "FAULTS", "PROPOSER", "FAKE_CUDA")
+)
+_PREFIXES = re.compile("TOKENLOOM_|VLLM_|LLAMA_|SGLANG_|SGL_|OLLAMA_|LMDEPLOY_")
+_SECRET = re.compile(r"(TOKENLOOM|VLLM|LLAMA)_\w*((?<![A-Z])(API_?)?KEYS?|AUTH|PASSWORD|SECRET|TOKEN)(?![A-Z])")
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")  # Kubernetes' own
+CLOSE = 0.85  # least difflib ratio of a misspelled API_KEY_VARIABLE
+
+
+class KeyVariable(NamedTuple):
+    """The variable of the environment that gives the API keys."""
+
+    name: str
+    keys: list[str]
+
+
+def key_of_environment(environment: Mapping[str, str]) -> KeyVariable | None:
+    """Return the first of KEY_VARIABLES that is set. An empty one of another server is no key, as there; llama.cpp
+    separates several keys by commas."""
+    for name in KEY_VARIABLES:
+        value = environment.get(name)
+        if value or (value is not None and name == API_KEY_VARIABLE):
+            return KeyVariable(name, value.split(",") if name.startswith("LLAMA_") else [value])
+    return None
+
+
+def with_key(options: dict[str, Given], environment: Mapping[str, str]) -> dict[str, Given]:
+    """Return the options with the keys of the environment, unless they have some."""
+    found = key_of_environment(environment)
+    return options if found is None else {"api_key": Given(found.keys, found.name)} | options
+
+
+def check_environment(config: EngineConfig, environment: Mapping[str, str]) -> None:
+    """Log which variable the key is of, and the variables that are set but not read, in a line each. ConfigError if one
+    of these may hold a key, and the engine would serve HTTP without any."""
+    found = key_of_environment(environment)
+    if found is not None and found.keys == config.api_key:
+        others = [name for name in KEY_VARIABLES if environment.get(name) not in (None, "", environment[found.name])]
+        but = f", not that of {', '.join(others)}" if others else ""
+        logger.info("the API key is that of %s%s", found.name, but)
+    unread = sorted(name for name, value in environment.items() if _is_unread(name, value))
+    if config.api_key is None:
+        unread = [name for name in KEY_VARIABLES if environment.get(name)] + unread
+    secret = next((name for name in unread if _is_misspelled(name) or _SECRET.match(name)), None)
+    if secret is not None and config.http_address is not None and config.api_key is None:
+        raise ConfigError(
+            f"{secret} is set, but it is not read, and HTTP would be served without a key: put the key into "
+            f"{API_KEY_VARIABLE}, or unset {secret}"
+        )
+    if unread:
+        shown = (f"{name} (see {INSTEAD[name]})" if name in INSTEAD else name for name in unread)
+        logger.warning("set in the environment, but not read: %s", ", ".join(shown))
+
+
+def _is_unread(name: str, value: str) -> bool:
+    """Whether a variable is meant for this engine or another server, and has no effect here."""
+    if name in KEY_VARIABLES or name in OURS or _SERVICE.search(name) or value.startswith("tcp://"):
+        return False
+    return _PREFIXES.match(name) is not None or _is_misspelled(name)
+
+
+def _is_misspelled(name: str) -> bool:
+    return bool(difflib.get_close_matches(name, [API_KEY_VARIABLE], 1, CLOSE))

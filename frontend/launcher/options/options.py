@@ -1,0 +1,215 @@
+"""Makes an EngineConfig from options by name. Each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of
+engine-launch and a key of its file, with the same checks and error texts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from ....ipc.errors import ConfigError
+from ....ipc.spec.config.engine_config import MAX_NUM_SEQS, EngineConfig
+from .environment import check_environment, with_key
+from .given import Given as Given
+from .nodes import with_nodes
+from .synonyms import COMMA_LISTS, NAMES, VALUES
+from .vllm_options import VLLM_OPTIONS
+
+logger = logging.getLogger("tokenloom.options")
+
+CLOSE = 0.7  # least difflib ratio of a suggested name
+LIBRARY_LOG_LEVEL = "warning"  # keeps the output of a program with an LLM free of our INFO lines
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"} | {
+    list: "text or a list of texts",
+    dict: "a JSON object",
+}
+_TEXTS = Annotated[list[str], msgspec.Meta(min_length=1)]
+_COUNTS = re.compile(r"\w+=\d+(,\w+=\d+)*")  # vLLM's short form of an object: image=4,video=0
+_SIZE = re.compile(r"(\d+(?:\.\d+(?=[kmgt]))?)([kmgtKMGT])")  # the capital units take no fraction
+_UNITS = {
+    unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, start=1)
+}
+
+
+class Kind(NamedTuple):
+    """Type and accepted values of an option."""
+
+    type: type[bool] | type[int] | type[float] | type[str] | type[list[str]] | type[dict[str, Any]]
+    annotation: Any  # of the field; None selects the default if it allows None
+    choices: tuple[str, ...]  # accepted texts; (): any
+    description: str
+    group: str  # of GROUPS
+    other_values: Mapping[Any, Any]  # alias: value
+    has_commas: bool  # comma-separated text, also accepted as a list
+    is_secret: bool  # errors do not show its value
+
+    def checked(self, value: object) -> object:
+        """Convert `value`, also an alias or a size like 4k, to the option's type; ValueError: "must be …, got …"."""
+        if isinstance(value, (str, int)) and value in self.other_values:
+            return self.other_values[value]
+        if self.type is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = str(value)
+        if self.type is int and isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
+            value = int(float(size[1]) * _UNITS[size[2]])
+        if self.type is dict and isinstance(value, str) and _COUNTS.fullmatch(value):
+            value = {name: int(count) for name, _, count in (each.partition("=") for each in value.split(","))}
+        try:
+            if (self.type is list and value is not None) or (self.has_commas and isinstance(value, list)):
+                value = msgspec.convert([value] if isinstance(value, str) else value, _TEXTS)
+            if self.has_commas and isinstance(value, list):
+                value = ",".join(value)
+            return msgspec.convert(value, self.annotation)
+        except msgspec.ValidationError:
+            raise ValueError(f"must be {self._wanted}{self._got(value)}") from None
+
+    def parsed(self, text: str) -> object:
+        """Parse `text` of the command line; ValueError as `checked`."""
+        if self.type in (int, float):
+            try:
+                return self.checked(self.type(text))
+            except ValueError:
+                pass
+        if (self.type is dict and not _COUNTS.fullmatch(text)) or (self.has_commas and text.startswith("[")):
+            try:
+                return self.checked(json.loads(text, object_pairs_hook=_object_of))
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"must be {self._wanted}{self._got(text)}: {error}") from None
+        return self.checked(text)
+
+    def _got(self, value: object) -> str:
+        if self.is_secret:
+            return ""
+        return ", got nothing" if value is None else f", got {value!r:.80}"
+
+    @property
+    def _wanted(self) -> str:
+        return f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; ValueError if it has a key twice, of which json.loads keeps the last."""
+    keys = [key for key, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"must have each key once, {twice} is there twice")
+    return dict(pairs)
+
+
+def _kind_of(name: str, annotation: object) -> Kind:
+    whole, meta = typing.get_args(annotation)[:2]
+    inner = whole
+    if isinstance(whole, types.UnionType):
+        inner = next(part for part in typing.get_args(whole) if part is not types.NoneType)
+    is_choice = typing.get_origin(inner) is typing.Literal
+    choices = typing.get_args(inner) if is_choice else ()
+    base = str if is_choice else typing.get_origin(inner) or inner
+    others = VALUES.get(name, {})
+    group, is_secret = meta.extra["group"], meta.extra["is_secret"]
+    return Kind(base, whole, choices, meta.description, group, others, name in COMMA_LISTS, is_secret)
+
+
+KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.structs.fields(EngineConfig)}
+
+
+def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
+    """Make the configuration of `owner`(model, **options); None selects the default (log_level: warning).
+
+    Logs ignored options. Raises TypeError for an unknown keyword, with similar names, ConfigError for a bad value.
+    """
+    for name in options:
+        if name not in OPTION_NAMES:
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
+    values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
+    given = {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
+    given = with_key(given, os.environ)
+    config = new_config(given)
+    check_environment(config, os.environ)
+    log_ignored(given)
+    return config
+
+
+OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3))  # short names are only flags
+
+
+def new_config(options: Mapping[str, Given]) -> EngineConfig:
+    """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place. If
+    max_num_seqs is not given, it is at most a given max_num_batched_tokens."""
+    known: dict[str, Given] = {}
+    for name, given in with_nodes(options).items():
+        if (option := VLLM_OPTIONS.get(name)) is not None:
+            if option.is_refused(given.value):
+                raise ConfigError(f"{given.where}{given.written} {option.refusal(given.value)}")
+            continue
+        if (field := NAMES.get(name, name)) in known:
+            raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
+        known[field] = given
+    values: dict[str, Any] = {name: _checked(name, given) for name, given in known.items()}
+    if (budget := values.get("max_num_batched_tokens")) and "max_num_seqs" not in values:
+        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # each row needs a token of the budget
+    try:
+        return EngineConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(_as_given(str(error), known)) from None
+
+
+def log_ignored(options: Mapping[str, Given]) -> None:
+    """Warn, in one line, of those of `options` that have no effect; log nothing if there are none."""
+    ignored = [
+        f"{given.written} ({VLLM_OPTIONS[name].why})"
+        for name, given in options.items()
+        if name in VLLM_OPTIONS and VLLM_OPTIONS[name].harmless is None
+    ]
+    if ignored:
+        logger.warning("accepted without effect: %s", ", ".join(ignored))
+
+
+def _checked(name: str, given: Given) -> object:
+    try:
+        return KINDS[name].checked(_utf8(given.value))
+    except ValueError as error:
+        raise ConfigError(f"{given.where}{given.written} {error}") from None
+
+
+def _as_given(message: str, options: Mapping[str, Given]) -> str:
+    """Replace each flag in the message by the user's spelling, and put the place of the first one before it."""
+    flags = re.findall(r"--[a-z-]+[a-z]", message)
+    found = [(flag, options[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in options]
+    for flag, given in found:
+        message = re.sub(rf"{flag}\b(?!-)", given.written, message)
+    return f"{found[0][1].where}{message}" if found else message
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return ": did you mean A or B?" with at most 3 of `names` that are similar to `name`; empty if none is."""
+    close = difflib.get_close_matches(name, list(names), 3, CLOSE)
+    return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def _utf8(value: object) -> object:
+    """Decode bytes that a text, or one of a list, holds as surrogates as UTF-8; ValueError if they are not. Return
+    others unchanged."""
+    if isinstance(value, list):
+        return [_utf8(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        return value.encode(errors="surrogateescape").decode()
+    except UnicodeError:
+        raise ValueError(f"{value!r} is not UTF-8: rename the file, or make a link to it") from None
+
+
+def _plain(value: object) -> object:
+    """Convert paths to text, and torch.bfloat16 to "bfloat16" without importing torch."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    return value

@@ -1,0 +1,114 @@
+"""OptionParser: argparse with one-line errors that name the option as typed, and the mend."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ....ipc.errors import one_line
+from .options import Kind, suggestion
+from .vllm_options import json_or_same
+
+USAGE_CODE = 2
+
+
+def discard_output() -> None:
+    """Send to nowhere what is still to be written to the standard output, whose reader has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Argument parser that exits with USAGE_CODE after an error."""
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse as parse_args does. Flags may have `_` for `-`; a JSON option may be given key by key (--a.b 1). Of an
+        option with one value the last one counts, as in a command that others append to, and a line says so."""
+        written = [_with_dashes(word) for word in words]
+        options = self.parse_args(self._with_objects(written))
+        for flag in self._given_again(written):
+            print(f"{self.prog}: {flag} is given more than once: the last one counts", file=sys.stderr)
+        return options
+
+    def _given_again(self, words: Sequence[str]) -> list[str]:
+        """Return the flags of options with one value that `words` give again."""
+        found = Counter(self._option_string_actions.get(word.partition("=")[0]) for word in words)
+        found.pop(None, 0)
+        return [
+            action.option_strings[-1]
+            for action, count in found.items()
+            if count > 1 and action is not None and action.nargs not in ("+", "*")
+        ]
+
+    def _with_objects(self, words: Sequence[str]) -> list[str]:
+        """Replace all `--option.key.key value` by one `--option=JSON` at the end."""
+        others: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        rest = deque(words)
+        while rest:
+            word = rest.popleft()
+            written, has_value, text = word.partition("=")
+            flag, *path = written.split(".")
+            if not path or flag not in self._option_string_actions or not all(path):
+                others.append(word)
+                continue
+            if not has_value:
+                text = rest.popleft() if rest and not rest[0].startswith("--") else "true"
+            place = objects.setdefault(flag, {})
+            for key in path[:-1]:
+                place = place.setdefault(key, {})
+                if not isinstance(place, dict):
+                    self.error(f"{written} and a part of its name are both given: give one")
+            if path[-1] in place:
+                self.error(f"{written} is given more than once: give it once")
+            place[path[-1]] = json_or_same(text)
+        if twice := next((flag for flag in objects if flag in {word.partition("=")[0] for word in others}), None):
+            self.error(f"{twice} and {twice}.{next(iter(objects[twice]))} are both given: give one")
+        return [*others, *(f"{flag}={json.dumps(value)}" for flag, value in objects.items())]
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ")
+        if words != message:
+            message = self._unknown(words.split())
+        message = re.sub(r"^argument ([^\s/]+)\S*: (must) ", r"\1 \2 ", message)
+        print(f"{self.prog}: {one_line(message)}", file=sys.stderr)
+        raise SystemExit(USAGE_CODE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or version. If their reader has ended (`| head`) discard the rest, which Python writes at its end
+        otherwise, with an error."""
+        super()._print_message(message, file)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_output()
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+        if flag is None:
+            return f"unexpected argument {words[0]!r}; {self.prog} --help lists what it takes"
+        mend = suggestion(flag, [name for name in self._option_string_actions if name.startswith("--")])
+        return f"unknown option {flag}{mend or f'; {self.prog} --help lists all'}"
+
+
+def _with_dashes(word: str) -> str:
+    """Replace each `_` in a flag's name by `-`; keys after a dot keep theirs."""
+    name = re.match(r"--[^=.]*", word)
+    return word if name is None else name[0].replace("_", "-") + word[name.end() :]
+
+
+def value_parser(kind: Kind) -> Callable[[str], object]:
+    """Return the `type` function of an option for argparse."""
+
+    def parse(text: str) -> object:
+        try:
+            return kind.parsed(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse

@@ -1,0 +1,50 @@
+"""Aliases of options and of their values, mostly vLLM's spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....ipc.spec.config.option_ranges import AUTO_LENGTH
+
+NAMES = {  # alias: option
+    "tp": "tensor_parallel_size",
+    "dp": "data_parallel_size",
+    "frontends": "api_server_count",
+    "asc": "api_server_count",
+    "nnodes": "hosts",
+    "n": "hosts",
+    "speculative_config": "speculation",
+    "sc": "speculation",
+    "address": "listen",
+    "q": "quantization",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "max_num_queued_reqs": "max_waiting_requests",
+    "max_num_queued_tokens": "max_waiting_tokens",
+    "allowed_origins": "cors_origins",
+    "otlp_traces_endpoint": "otlp_endpoint",
+    "shutdown_timeout": "drain_timeout_s",
+}
+
+TOOL_PARSERS = {  # alias of --tool-call-parser: parser
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "qwen3_json": "hermes",
+    "llama4_pythonic": "pythonic",
+    "olmo3": "pythonic",
+    "qwen3_xml": "qwen3_coder",
+}
+_THINK = ("glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
+REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # alias of --reasoning-parser: parser
+VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
+    "distributed_executor_backend": {"auto": "mp"},
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "max_model_len": {"auto": AUTO_LENGTH},
+    "model_impl": {"vllm": "native"},
+    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
+    "hf_token": {True: None},  # the key stored by the hub's own command
+    "tool_call_parser": TOOL_PARSERS,
+    "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
+}
+COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated, also taken as lists

@@ -1,0 +1,199 @@
+"""Children: the supervisor's child processes and the control socket to them.
+
+Starts and removes processes through the launcher, sends and receives messages. Does not know what a message means or
+how a lost process is replaced: both belong to the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from ....ipc.messages.supervisor import ChildToSupervisor, HostGone, HostPlaced, Measured, SupervisorToChild
+from ....ipc.sockets.channel import Channel
+from ....ipc.sockets.zmq_sockets import new_socket
+from .launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Role, Unit, UnstartedProcess
+
+LAST_MESSAGE_S = 1.0
+RECEIVE_S = 0.05
+
+
+@dataclass(eq=False)
+class Child:
+    """Child process of the supervisor, with the state that it has reported."""
+
+    spec: ProcessSpec
+    process: ChildProcess
+    is_ready: bool = False
+    measured: Measured | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    last_sign_at: float = field(default_factory=time.monotonic)  # last message; the time without a CPU is added
+    failure: str = ""  # message of its Failed
+    address: str = ""  # of a tier process on another host, for the core
+
+    def describe_end(self) -> str:
+        """Name the process and the cause of its end. It must have ended, or have sent Failed."""
+        return f"{self.spec.name} failed: {self.failure}" if self.failure else self.process.describe_exit()
+
+
+class Children:
+    """All child processes, their control socket, and `poller`, which wakes the supervisor for any event of them."""
+
+    def __init__(self, address: str, launcher: Launcher) -> None:
+        """`address`: of the control socket."""
+        self._launcher = launcher
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = new_socket(self._context, zmq.ROUTER)
+        socket.bind(address)
+        launcher.listen(self._context, socket)
+        self._control: Channel[ChildToSupervisor, SupervisorToChild] = Channel(socket, ChildToSupervisor, "children")
+        self.poller = zmq.Poller()
+        for source in (socket, *launcher.wakers):
+            self.poller.register(source, zmq.POLLIN)
+        self.all: list[Child] = []
+        self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # of `announce`
+        self._places_taken = launcher.places_taken  # as the launcher process knows them
+
+    def spawn(self, spec: ProcessSpec) -> None:
+        """Start a process; one that cannot be started is lost at once."""
+        try:
+            process = self._launcher.spawn(spec)
+        except OSError as error:
+            process = UnstartedProcess(spec.name, error)
+        self.all.append(Child(spec, process))
+        for fd in process.wake_fds:
+            self.poller.register(fd, zmq.POLLIN)
+
+    def poll(self, timeout_ms: int) -> None:
+        """Wait at most `timeout_ms` for an event of `poller`, then forward the children's stderr (Launcher.turn)."""
+        self.poller.poll(timeout_ms)
+        self._launcher.turn()
+        if self._launcher.places_taken != self._places_taken:
+            self._places_taken = self._launcher.places_taken
+            self.announce(self._places_taken, LAUNCHER)
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        """Pass news of the launcher process on to the launcher of all processes."""
+        self._launcher.on_placement(news)
+
+    @property
+    def next_at(self) -> float:
+        """When a `poll` is due at the latest: for the launcher, or at once for a process that could not be started;
+        monotonic seconds."""
+        has_unstarted = any(isinstance(child.process, UnstartedProcess) for child in self.all)
+        return 0.0 if has_unstarted else self._launcher.next_at
+
+    def num_hosts_lost(self, replica: int) -> int:
+        """Return how many hosts of a replica were lost so far, each with its part of the arena."""
+        return self._launcher.num_hosts_lost(replica)
+
+    def obstacle(self, unit: Unit) -> str:
+        """Return what the start of a unit has to wait for, else ""."""
+        return self._launcher.obstacle(unit)
+
+    def late(self, waiting: Iterable[Unit]) -> list[str]:
+        """Return the names of the processes that are not ready, and what the units wait for that cannot be started."""
+        obstacles = filter(None, map(self.obstacle, waiting))
+        return [*(child.spec.name for child in self.all if not child.is_ready), *obstacles]
+
+    def of(self, unit: Unit) -> list[Child]:
+        return [child for child in self.all if child.spec.unit == unit]
+
+    def measured(self, workers: Unit) -> Measured | None:
+        """Return what holds for all workers of a group, by what each has measured; None if one has not."""
+        group = [child.measured for child in self.of(workers) if child.measured is not None]
+        if not group or len(group) < len(self.of(workers)):
+            return None
+        return msgspec.structs.replace(
+            group[0],
+            max_blocks=min(each.max_blocks for each in group),
+            kernels=self.kernels(),
+            has_exact_drafts=all(each.has_exact_drafts for each in group),
+            free_bytes=min(each.free_bytes for each in group),
+        )
+
+    def kernels(self) -> str:
+        """Return the names of the kernels that the workers have reported, each once, joined by "; "."""
+        named = (child.measured.kernels for child in self.all if child.measured is not None)
+        return "; ".join(dict.fromkeys(named))
+
+    def is_up(self, unit: Unit) -> bool:
+        children = self.of(unit)
+        return bool(children) and all(child.is_ready for child in children)
+
+    def remove(self, unit: Unit) -> None:
+        """Kill the processes of a unit that still run, wait for their end and remove them."""
+        for child in self.of(unit):
+            for fd in child.process.wake_fds:
+                self.poller.unregister(fd)
+            child.process.close()
+            self.all.remove(child)
+
+    def ended(self) -> Iterator[Child]:
+        """Yield the children that have ended and are not removed yet. The caller may remove children meanwhile."""
+        for child in list(self.all):
+            if child in self.all and child.process.has_ended:
+                yield child
+
+    def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
+        """Yield waiting messages with their sender, for at most RECEIVE_S, so that no flood holds up the rest of the
+        supervisor's work; those of removed children are dropped."""
+        for identity, message in self._control.receive_from(RECEIVE_S):
+            child = next((child for child in self.all if child.spec.identity == identity), None)
+            if child is not None:
+                child.last_sign_at = time.monotonic()
+                yield child, message
+
+    def receive_last_of(self, ended: Child) -> Iterator[tuple[Child, ChildToSupervisor]]:
+        """Yield messages as `receive` until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its Failed
+        may arrive after its end is seen."""
+        if isinstance(ended.process, UnstartedProcess):
+            return
+        deadline = time.monotonic() + LAST_MESSAGE_S
+        while not ended.failure and self._control.socket.poll(max(int((deadline - time.monotonic()) * 1000), 0)):
+            yield from self.receive()
+
+    def broadcast(self, message: SupervisorToChild, *roles: Role) -> None:
+        """Send `message` to all connected children, or to those of the given roles."""
+        for child in self.all:
+            if not roles or child.spec.unit.role in roles:
+                self.send(child, message)
+
+    def send_to(self, unit: Unit, message: SupervisorToChild) -> None:
+        """Send `message` to all connected processes of a unit."""
+        for child in self.of(unit):
+            self.send(child, message)
+
+    def announce(self, message: SupervisorToChild, *units: Unit) -> None:
+        """Send `message` to these units, and keep it for processes that connect later (`send_kept`)."""
+        for unit in units:
+            self._kept[type(message), unit] = message
+            self.send_to(unit, message)
+
+    def send_kept(self, child: Child) -> None:
+        """Send the last message of each type that was announced to the unit of `child`, which has said Hello."""
+        for (_, unit), message in self._kept.items():
+            if unit == child.spec.unit:
+                self.send(child, message)
+
+    def send(self, child: Child, message: SupervisorToChild) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # not connected yet, or no longer
+            self._control.send_to(child.spec.identity, message)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for the children to end, kill the others, and close all sockets and descriptors."""
+        deadline = time.monotonic() + timeout_s
+        for child in self.all:
+            if child.spec.unit != LAUNCHER:  # it has nothing to finish, and its end would be that of other hosts
+                child.process.wait(deadline - time.monotonic())
+        self._launcher.turn()
+        for child in self.all:
+            child.process.close()
+        self.all.clear()
+        self._launcher.close()
+        self._context.destroy(linger=0)

@@ -1,0 +1,159 @@
+"""Launcher: starts the engine's processes. The supervisor knows a process only by the protocols here, so that it may
+run on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import zmq
+
+from ....ipc.child import spawn_failure
+from ....ipc.messages.base import Rank
+from ....ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
+from ....ipc.spec.config.engine_spec import frontend_name, host_process_name, identity_of, process_name
+
+Role: TypeAlias = Literal["worker", "core", "frontend", "tier", "launcher"]
+
+
+class Unit(NamedTuple):
+    """The processes that are started and replaced together: a worker group, a core or a tier process of one replica,
+    one of the frontends, which serve all replicas, or the launcher, which has Ray place hosts."""
+
+    role: Role
+    place: int = 0  # of the replica among all; of a frontend its own
+
+    @property
+    def name(self) -> str:
+        """The name in logs and errors, such as "core" or "frontend 1"."""
+        return frontend_name(self.place) if self.role == "frontend" else process_name(self.role, self.place)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a running engine goes on without it."""
+        return self.role in ("tier", "launcher")
+
+
+WORKERS, CORE, FRONTEND, TIER = UNITS = Unit("worker"), Unit("core"), Unit("frontend"), Unit("tier")
+LAUNCHER = Unit("launcher")
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start."""
+
+    unit: Unit
+    number: int = 0  # a worker's generation, a core's epoch, for others the count of predecessors
+    rank: Rank | None = None  # of a worker
+    host: int = 0  # as EngineSpec.host_of; 0: this machine
+    arguments: Sequence[str] = ()
+    inherited_fds: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        """The name in logs and errors, such as "core" or "worker 0"."""
+        if self.rank is not None:
+            return process_name(f"worker {self.rank}", self.unit.place)
+        return (
+            process_name(host_process_name(self.unit.role, self.host), self.unit.place) if self.host else self.unit.name
+        )
+
+    @property
+    def identity(self) -> bytes:
+        """The identity on the sockets to supervisor and core."""
+        return identity_of(self.name, self.number)
+
+
+class ChildProcess(Protocol):
+    """Interface of a started process, on this machine or another."""
+
+    place: str  # where it runs, for the log
+    wake_fds: Sequence[int]  # readable when it has written to stderr or has ended; empty: the launcher's wakers are
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether it has ended only because its host is lost."""
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended because somebody else sent it a signal: a person or a program, not the kernel."""
+
+    def describe_exit(self) -> str:
+        """Name the process and the cause of its end. It must have ended."""
+
+    def resident_bytes(self) -> int:
+        """Return its resident memory in bytes, 0 if it has ended."""
+
+    def take_starved_s(self) -> float:
+        """Return the seconds since the last call in which the main thread waited for a CPU or for the disk."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it ends, at most `timeout_s`."""
+
+    def close(self) -> None:
+        """Kill it if it still runs, wait for its end, and close its descriptors."""
+
+
+class UnstartedProcess:
+    """Process that could not be started: it has ended already."""
+
+    place, is_blameless, was_killed, has_ended = "nowhere", False, False, True
+    wake_fds: Sequence[int] = ()
+
+    def __init__(self, name: str, error: OSError) -> None:
+        self._end = f"{name} cannot be started: {spawn_failure(error)}"
+
+    def describe_exit(self) -> str:
+        return self._end
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def take_starved_s(self) -> float:
+        return 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Launcher(Protocol):
+    """Interface for starting processes, on this machine or another."""
+
+    wakers: Sequence[zmq.Socket[bytes]]  # readable when `turn` has something to do
+
+    @property
+    def next_at(self) -> float:
+        """When `turn` has something to do at the latest; monotonic seconds."""
+
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+        """Let processes on other machines connect to the control socket, which is bound for this one."""
+
+    def obstacle(self, unit: Unit) -> str:
+        """Return what the start of a unit has to wait for; "" if it can be started now."""
+
+    def num_hosts_lost(self, replica: int) -> int:
+        """Return how often other machines were lost that were to run processes of a replica."""
+
+    def spawn(self, spec: ProcessSpec) -> ChildProcess:
+        """Start a process. OSError if the machine cannot."""
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        """Take news of the launcher process."""
+
+    @property
+    def places_taken(self) -> PlacesTaken:
+        """The other hosts that have a place, for the launcher process."""
+
+    def turn(self) -> None:
+        """Write the processes' new lines to our stderr, and do other regular work; called in each turn."""
+
+    def close(self) -> None:
+        """Release other machines. All processes are closed."""

@@ -1,0 +1,90 @@
+"""Replica: what the supervisor knows of one replica: a core with its workers and, with KV tiers, a tier process.
+
+Replicas share nothing but the frontend: each has its own sizes, its own memory and its own units.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ....ipc.messages.progress_sum import add_up, totals_of
+from ....ipc.messages.supervisor import Initialize, Measured, Progress
+from ....ipc.messages.tier import TiersProgress
+from ....ipc.notes.touched import Touched, read_touched
+from ....ipc.process.machine_memory import available_bytes
+from ....ipc.spec.config.engine_spec import EngineSpec
+from .launcher import Unit
+from .replicas.holdings import Holdings
+from .replicas.kv_arena import KVArena
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+
+
+class Replica:
+    """State of one replica. `units`: those that are kept alive; none once it has been given up."""
+
+    def __init__(self, spec: EngineSpec, number: int, free_bytes: Callable[[], int] = available_bytes) -> None:
+        """free_bytes: as of KVArena."""
+        self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
+        self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
+        self.number = number
+        self.num_hosts_lost = 0  # as its core knows: the number of its arena
+        self._touched = spec.of_replica(number).own_file("touched")
+        self._is_only_one = spec.config.data_parallel_size == spec.config.api_server_count == 1
+        self.arena = KVArena(spec.of_replica(number), free_bytes)
+        self.holdings = Holdings(spec.model_folder)
+        self.sizes: Initialize | None = None  # None: not measured yet
+        self.progress = self._before = NO_PROGRESS  # of its core; totals of the cores before it
+        self.progress_at = 0.0  # monotonic seconds
+
+    def fit(self, group: Measured) -> Initialize:
+        """Decide the sizes, by what holds for all its workers."""
+        arena = self.arena.fit(group, group.max_blocks)
+        self.sizes = Initialize(
+            num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
+        )
+        return self.sizes
+
+    def check(self, group: Measured) -> None:
+        """Warn if new workers have less room than their predecessors."""
+        if self.sizes is not None and group.max_blocks < (needed := self.sizes.num_blocks):
+            logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
+
+    def note(self, progress: Progress) -> bool:
+        """Record a report of its core; return whether steps have ended since the last one."""
+        has_moved = progress.step > self.progress.step
+        self.progress, self.progress_at = progress, time.monotonic()
+        return has_moved
+
+    def on_core_lost(self) -> None:
+        """Keep the totals of a core whose successor counts from 0. The only frontend of an only core notices that by
+        itself; several would differ, since they do not all start with the engine."""
+        if self._is_only_one:
+            return
+        self._before = totals_of(add_up([self._before, self.progress]))
+        self.progress = NO_PROGRESS
+
+    def on_tier_lost(self) -> None:
+        """Keep the totals of a tier process whose successor counts from 0, while its core goes on."""
+        if not self._is_only_one and (tiers := self.progress.tiers) is not None:
+            gone = [source for source in tiers.sources if source.name != "host"]
+            others = msgspec.structs.replace(tiers, sources=[each for each in tiers.sources if each not in gone])
+            only_gone = TiersProgress(
+                num_tokens_by_place=[], num_slots=0, num_filled_slots=0, num_used_slots=0, sources=gone
+            )
+            before = add_up([self._before, msgspec.structs.replace(NO_PROGRESS, tiers=only_gone)])
+            self._before, self.progress = totals_of(before), msgspec.structs.replace(self.progress, tiers=others)
+
+    def read_touched(self) -> list[Touched]:
+        """Return the answers that its core, lost or not, touched last."""
+        return read_touched(self._touched)
+
+    def whole_progress(self) -> Progress:
+        """Return the last report, with totals since the engine's start."""
+        return self.progress if self._is_only_one else add_up([self._before, self.progress])

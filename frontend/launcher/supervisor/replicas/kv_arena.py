@@ -1,0 +1,70 @@
+"""KVArena: the memory of the KV tiers, from the engine's start to its end.
+
+Workers and tier process inherit its descriptor; it outlives all of them, so that a new core finds the content of its
+slots again. An engine without tiers has none. On other hosts their agents make it, and end with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .....ipc.errors import ConfigError
+from .....ipc.messages.supervisor import Measured
+from .....ipc.process.arena import Arena, ArenaShape, new_arena
+from .....ipc.process.machine_memory import available_bytes, gib
+from .....ipc.spec.config.engine_spec import EngineSpec
+
+STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # at least, for blocks on their way to and from other tiers
+
+
+class KVArena:
+    """Owns the descriptor and decides the size."""
+
+    def __init__(self, spec: EngineSpec, free_bytes: Callable[[], int] = available_bytes) -> None:
+        """free_bytes: returns the free memory of this machine that is for this replica."""
+        self._spec, self._free_bytes = spec, free_bytes
+        self.fds = [new_arena()] if spec.uses_tiers else []
+
+    def fds_on(self, host: int) -> list[int]:
+        """Return the descriptors for processes on a host, which its agent adds for another one than this."""
+        return self.fds if host == 0 else []
+
+    def arguments_on(self, host: int) -> list[str]:
+        return [f"--arena-fd={fd}" for fd in self.fds_on(host)]
+
+    def fit(self, measured: Measured, num_blocks: int) -> ArenaShape | None:
+        """Return the shape for the blocks of all ranks, beside a pool of `num_blocks` on each, and size the arena of
+        this host; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the memory that is free
+        on a host."""
+        if not self.fds:
+            return None
+        num_ranks, local = len(self._spec.ranks), [len(self._spec.ranks_on(host)) for host in self._spec.hosts]
+        pool_bytes = max(local) * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
+        free_bytes = min(self._free_bytes(), measured.free_bytes or self._free_bytes())
+        rest_bytes = max(free_bytes - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
+        largest = arena_shape(max(local) * measured.block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
+        shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * measured.block_bytes)
+        Arena.resize(self.fds[0], shape.share(len(self._spec.ranks_on(0)), num_ranks))
+        return shape
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def arena_shape(slot_bytes: int, host_bytes: int | None, free_bytes: int) -> ArenaShape:
+    """Return as many slots as fit in --kv-host-bytes, or without it enough for staging; ConfigError as KVArena.fit."""
+    stride = ArenaShape(num_slots=1, slot_bytes=slot_bytes).stride
+    if host_bytes is None:
+        return ArenaShape(num_slots=max(STAGING_BYTES // stride, STAGING_SLOTS), slot_bytes=slot_bytes)
+    if host_bytes < stride:
+        raise ConfigError(
+            f"--kv-host-bytes {host_bytes} holds no KV block, which takes {stride} bytes on all ranks: raise it"
+        )
+    if host_bytes > free_bytes:
+        raise ConfigError(
+            f"--kv-host-bytes asks for {gib(host_bytes)}, {gib(free_bytes)} of memory is free beside the KV pool: "
+            "lower it, or --kv-cache-memory-bytes, or raise the limit of the cgroup"
+        )
+    return ArenaShape(num_slots=host_bytes // stride, slot_bytes=slot_bytes)

@@ -1,0 +1,166 @@
+"""Roster: the units that are kept alive, with their numbers, restart policies and next starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+
+import msgspec
+
+from ....ipc.messages.progress_sum import add_up
+from ....ipc.messages.supervisor import ArenaLost, Initialize, Measured, Progress, Served, TierUp
+from ....ipc.process.machine_memory import available_bytes
+from ....ipc.spec.config.engine_spec import EngineSpec
+from .children import Child, Children
+from .engine_state import EngineState
+from .launcher import LAUNCHER, Unit
+from .replica import NO_PROGRESS, Replica
+from .replicas.restart_policy import RestartPolicy
+
+STEADY_S = 30.0  # for processes about which steps say nothing, and for those that may have no work for long
+
+
+class Roster:
+    """Owns the replicas and what is due. `numbers`: of each unit, as in ProcessSpec."""
+
+    def __init__(self, spec: EngineSpec, children: Children) -> None:
+        self._children = children
+        num_replicas = 0 if spec.remote_cores else spec.config.data_parallel_size  # a gateway starts no core
+        share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
+        self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
+        self.frontends = [Unit("frontend", place) for place in range(spec.config.api_server_count)]
+        self._launchers = [LAUNCHER] if spec.config.distributed_executor_backend == "ray" else []
+        self.numbers = dict.fromkeys(self.units, 0)
+        self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
+        self.resting: set[Unit] = set()  # frontends without which the others go on for a while
+        self.policies = {unit: self._new_policy(unit) for unit in self.units}
+
+    def _new_policy(self, unit: Unit) -> RestartPolicy:
+        if unit.is_optional:
+            return RestartPolicy(STEADY_S, counts_steps=False)
+        return RestartPolicy(STEADY_S if unit.role == "frontend" or len(self.replicas) > 1 else None)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All units that are kept alive."""
+        return [*(unit for replica in self.replicas for unit in replica.units), *self.frontends, *self._launchers]
+
+    @property
+    def frontend_children(self) -> list[Child]:
+        """The processes of all frontends, ready or not."""
+        return [child for unit in self.frontends for child in self._children.of(unit)]
+
+    @property
+    def alive(self) -> list[Replica]:
+        """The replicas that were not given up."""
+        return [replica for replica in self.replicas if replica.units]
+
+    def replica_of(self, child: Child) -> Replica:
+        """Return the replica of a process that is no frontend."""
+        assert child.spec.unit.role != "frontend"
+        return self.replicas[child.spec.unit.place]
+
+    def on_failure(self, child: Child) -> float | None:
+        """Count the loss of a process; return the delay before the next start of its unit, None: give up."""
+        ran_s = None if child.process.is_blameless else time.monotonic() - child.started_at
+        return self.policies[child.spec.unit].on_failure(ran_s)
+
+    def replace(self, unit: Unit, delay_s: float) -> None:
+        """Kill the processes of a unit; their successors start after `delay_s`."""
+        self._children.remove(unit)
+        self.numbers[unit] += 1
+        self.start_at[unit] = time.monotonic() + delay_s
+
+    def give_up(self, replica: Replica) -> None:
+        """Kill the processes of a replica for good."""
+        for unit in replica.units:
+            self._children.remove(unit)
+            self.start_at.pop(unit, None)
+        replica.units = []
+        replica.on_core_lost()
+
+    def startable(self, *, is_serving: bool) -> dict[Unit, float]:
+        """Return the start times of the units that can be started. A later core than the first needs workers to
+        probe."""
+        waits = {each.core for each in self.replicas if is_serving and not self._children.is_up(each.workers)}
+        due = self.start_at.items()
+        return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
+
+    def report_tiers(self, replica: Replica) -> None:
+        """Send TierUp to a core if it and its tier processes are up."""
+        if self._children.is_up(replica.core) and self._children.is_up(replica.tier):
+            others = tuple(each.address for each in self._children.of(replica.tier) if each.address)
+            self._children.send_to(replica.core, TierUp(number=self.numbers[replica.tier], others=others))
+
+    def report_lost_arenas(self) -> None:
+        """Send ArenaLost to cores with ranks on a host that was lost, before anything of its successor reaches them."""
+        for replica in self.replicas:
+            if replica.tier in replica.units and self._children.num_hosts_lost(replica.number) > replica.num_hosts_lost:
+                replica.num_hosts_lost = self._children.num_hosts_lost(replica.number)
+                self._children.announce(ArenaLost(arena=replica.num_hosts_lost), replica.core)
+
+    def on_measured(self, replica: Replica, measured: Measured) -> Initialize | None:
+        """Send the sizes of a replica whose workers have all measured; return them if they are new."""
+        if (group := self._children.measured(replica.workers)) is None:
+            return None
+        if replica.sizes is not None:
+            replica.check(group)
+            self._children.send_to(replica.workers, replica.sizes)
+            return None
+        sizes = replica.fit(group)
+        self._children.send_to(replica.workers, sizes)  # later ranks get it when they have measured
+        self._children.announce(sizes, replica.core, replica.tier)
+        pools = [each.sizes.num_blocks for each in self.replicas if each.sizes is not None]
+        num_all = sum(pools) - len(pools)  # each pool has a null block
+        joint = msgspec.structs.replace(sizes, num_blocks=min(pools), num_all_blocks=num_all)
+        self._children.announce(joint, *self.frontends)
+        return sizes
+
+    def on_progress(self, child: Child, report: Progress | Served) -> None:
+        """Record a report of a core, or of a frontend. A frontend that has served counts as steady, and a replica if
+        steps have ended."""
+        if isinstance(report, Served):
+            self.policies[child.spec.unit].on_progress()
+        elif (replica := self.replica_of(child)).note(report):
+            for unit in replica.units:
+                self.policies[unit].on_progress()
+
+    def progress(self) -> Progress:
+        """Return the last reports of the cores, added up, with the state of their processes."""
+        alive, children = self.alive, self._children
+        obstacles = [children.obstacle(each.workers) for each in alive]
+        workers = [child for each in alive for child in children.of(each.workers)]
+        return msgspec.structs.replace(
+            add_up([each.whole_progress() for each in self.replicas] or [NO_PROGRESS]),
+            num_restarts=sum(policy.num_restarts for policy in self.policies.values()),
+            worker_memory_bytes=[child.process.resident_bytes() for child in workers],
+            frontends=[
+                each.spec.identity.decode() for unit in self.frontends for each in children.of(unit) if each.is_ready
+            ],
+            is_core_up=any(children.is_up(each.core) for each in alive),
+            obstacle=obstacles[0] if obstacles and all(obstacles) else "",
+            is_asleep=any(each.holdings.asleep for each in alive),
+        )
+
+    def state(self, places: list[str], uptime_s: float, phase: str, progress: Progress) -> EngineState:
+        """Return the state for the operator."""
+        return EngineState(
+            places=places,
+            uptime_s=uptime_s,
+            phase=phase,
+            children=self._children.all,
+            progress=progress,
+            progress_age_s=self.progress_age_s,
+            num_restarts=self.num_restarts,
+        )
+
+    @property
+    def progress_age_s(self) -> float:
+        """Return the age of the oldest last report."""
+        return time.monotonic() - min((each.progress_at for each in self.alive), default=time.monotonic())
+
+    @property
+    def num_restarts(self) -> Mapping[str, int]:
+        """Return the restarts by the name of the unit."""
+        return {unit.name: policy.num_restarts for unit, policy in self.policies.items()}

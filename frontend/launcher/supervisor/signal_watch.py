@@ -1,0 +1,48 @@
+"""SignalWatch: the signals that an operator sends to the supervisor.
+
+    SIGTERM, SIGINT, SIGHUP   stop: the first drains, a second aborts
+    SIGUSR1                   log the state
+    SIGUSR2                   nothing
+
+SIGHUP stays ignored if it was ignored at the start (nohup).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from ....ipc.errors import EngineDead
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StartInterrupted(EngineDead):
+    """A signal ended the start; `exit_code` is 128 + its number, as of a command that the signal killed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped by a signal while starting")
+        self.exit_code = 128 + number
+
+
+class SignalWatch:
+    """Handles the stop signals and SIGUSR1, and ignores SIGUSR2; owns the pipe to which the interpreter writes their
+    numbers. Create it in the main thread."""
+
+    def __init__(self) -> None:
+        self.stops: list[int] = []  # stop signals so far
+        self.fd, wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)  # without a handler the number is not written
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def take_state_request(self) -> bool:
+        """Read new signals: append stop signals to `stops` and return whether SIGUSR1 was among the new ones."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self.fd, 64)
+        self.stops += [number for number in numbers if number in STOP_SIGNALS]
+        return signal.SIGUSR1 in numbers

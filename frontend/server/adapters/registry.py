@@ -1,0 +1,267 @@
+"""AdapterRegistry: the names of adapters, which all frontends of an engine share, and the adapters that open requests
+of this one use.
+
+A change is in a file before anyone hears of it, so that every frontend knows it at once, and one that replaces this one
+knows every name and the adapters of the requests that it is about to resume. Processes that drop adapters from a store
+read these files before, those of other engines too. The frontend's loop and the threads that load adapters share this
+object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ....ipc.errors import InternalError, RequestError
+from ....ipc.messages.adapter import AdapterInfo, AdapterRef
+from .names_file import Names, NamesFile, read_names
+from .uses_file import LINGER_S, UsesFile, used_beside
+
+LEFT_S = 60.0  # for clients to resume their requests with a new frontend
+MAX_NAMES = 100_000
+MAX_ORDERS = 256  # remembered, oldest forgotten first
+
+
+class AdapterRegistry:
+    """View of the names, and owner of the number of open requests of each adapter. An adapter stays in the store while
+    a lasting name or a file of uses names it."""
+
+    def __init__(
+        self,
+        path: Path,
+        new_ref: Callable[[bytes, int], AdapterRef],
+        monotonic: Callable[[], float] = time.monotonic,
+        index: int = 0,
+    ) -> None:
+        """`path`: of the file with the names. `new_ref(digest, rank)` names an adapter's place in the store. `index`:
+        of this frontend."""
+        self._new_ref, self._monotonic = new_ref, monotonic
+        self.max_names = MAX_NAMES
+        self._lock = threading.RLock()
+        self._file, self._uses = NamesFile(path), UsesFile(path, str(index))
+        self._infos: dict[str, AdapterInfo] = {}
+        self._names_by_digest: dict[bytes, set[str]] = {}
+        self._found: set[str] = set()
+        self._orders: dict[str, None] = {}
+        self._has_modules = False
+        self._num_users: Counter[bytes] = Counter()  # open requests by digest
+        self._idle: dict[bytes, float] = {}  # by digest: end of the last request, monotonic seconds; the oldest first
+        self._left = set(self._uses.held)  # of requests of the frontend before this one
+        self._left_until = monotonic() + LEFT_S if self._left else math.inf
+        self._refs: dict[bytes, AdapterRef] = {}  # of the adapters that open requests use
+        self._refresh()
+
+    # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def infos(self) -> list[AdapterInfo]:
+        """All adapters with a name, by name."""
+        with self._lock:
+            self._refresh()
+            return sorted(self._infos.values(), key=lambda info: info.name)
+
+    def get(self, name: str) -> AdapterInfo | None:
+        with self._lock:
+            self._refresh()
+            return self._infos.get(name)
+
+    def names_of(self, digest: bytes) -> list[str]:
+        with self._lock:
+            self._refresh()
+            return sorted(self._names_by_digest.get(digest, ()))
+
+    def has_done(self, order_id: str) -> bool:
+        """Whether an order was carried out, perhaps by another frontend."""
+        with self._lock:
+            self._refresh()
+            return bool(order_id) and order_id in self._orders
+
+    def put(
+        self,
+        info: AdapterInfo,
+        *,
+        order_id: str = "",
+        is_found: bool = False,
+        known: Callable[[], AdapterInfo | None] = lambda: None,
+    ) -> AdapterInfo:
+        """Add a name, or give it to another adapter, and return that; change nothing if `known`, which is called last,
+        returns an adapter or raises."""
+        with self._changing():
+            if (other := known()) is not None:
+                return other
+            old = self._infos.get(info.name)
+            if old is None and len(self._infos) >= self.max_names:
+                raise RequestError(f"{len(self._infos)} adapters have names, at most {self.max_names} may: unload some")
+            if old is not None:
+                self._unset(old)
+            self._set(info)
+            if is_found:
+                self._found.add(info.name)
+            self._save(order_id)
+        return info
+
+    def remove(self, name: str, order_id: str = "") -> bool:
+        """Remove a name; return whether it was there."""
+        with self._changing():
+            if (info := self._infos.get(name)) is None:
+                return False
+            self._unset(info)
+            self._save(order_id)
+            return True
+
+    @contextlib.contextmanager
+    def loading_modules(self) -> Iterator[bool]:
+        """Yield whether the adapters of --lora-modules are still to be loaded, which one frontend does while the others
+        wait here; after the context they count as loaded."""
+        with self._file.starting():
+            with self._lock:
+                self._refresh()
+                is_first = not self._has_modules
+            yield is_first
+            if is_first:
+                with self._changing():
+                    self._has_modules = True
+                    self._save()
+
+    # ── uses ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def hold(self, digest: bytes, ref: AdapterRef | None = None) -> AdapterRef | None:
+        """Count a request that uses an adapter, and return its place; None if it is neither known nor given as `ref`.
+        The adapter stays until `release`."""
+        with self._lock:
+            if digest not in self._num_users:
+                self._refresh()
+                known = self._place_of(digest) or ref
+                if known is not None and digest not in self._uses.held:
+                    with self._changing():  # so that nobody drops it at the same time
+                        known = self._place_of(digest) or ref
+                        if known is not None:
+                            self._uses.add(digest, known.rank)
+                if known is None:
+                    return None
+                self._refs[digest] = known
+                self._idle.pop(digest, None)
+            self._num_users[digest] += 1
+            return self._refs[digest]
+
+    def hold_name(self, name: str) -> AdapterRef | None:
+        """Count a request that uses the adapter of a name; None if no adapter has the name."""
+        info = self.get(name)
+        return None if info is None else self.hold(bytes.fromhex(info.digest))
+
+    def release(self, digest: bytes) -> bool:
+        """Count the end of a request that `hold` counted; return whether neither a name nor a request is left."""
+        with self._lock:
+            self._num_users[digest] -= 1
+            if self._num_users[digest]:
+                return False
+            del self._num_users[digest], self._refs[digest]
+            self._left.discard(digest)
+            self._idle[digest] = self._monotonic()
+            return digest not in self._names_by_digest
+
+    def names(self, digest: bytes) -> bool:
+        """Whether this engine uses an adapter, or has a name for it."""
+        return digest in self._uses.held or bool(self.names_of(digest))
+
+    def may_drop(self, digest: bytes) -> bool:
+        """Whether the store may drop an adapter: no open request of any frontend and no lasting name uses it. Names
+        that --adapter-folder gave are removed then."""
+        with self._changing():
+            names = self._names_by_digest.get(digest, set())
+            is_used = digest in self._num_users or self._is_left(digest) or digest in self._uses.others
+            if is_used or not names <= self._found:
+                return False
+            for name in list(names):
+                self.remove(name)
+            self._idle.pop(digest, None)
+            self._left.discard(digest)
+            self._uses.keep(set(self._uses.held) - {digest})
+            return True
+
+    @property
+    def next_expiry(self) -> float:
+        """When to call `expire` next, in monotonic seconds; inf: not before a request ends."""
+        return min(next(iter(self._idle.values()), math.inf) + LINGER_S, self._left_until)
+
+    def expire(self, now: float) -> None:
+        """Let others drop adapters whose last request has ended a while ago; `now` in monotonic seconds."""
+        if now < self.next_expiry:
+            return
+        with self._lock:
+            for digest in [digest for digest, since in self._idle.items() if since <= now - LINGER_S]:
+                del self._idle[digest]
+            if now >= self._left_until:
+                self._left.clear()
+                self._left_until = math.inf
+            self._uses.keep(self._idle.keys() | self._num_users.keys() | self._left)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    # ── internals ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Let no other process and thread change a file, and know the newest one."""
+        with self._lock, self._file.locked():
+            self._refresh()
+            yield
+
+    def _refresh(self) -> None:
+        """Read the names again if they have changed."""
+        if (names := self._file.read_new()) is not None:
+            self._apply(names)
+
+    def _apply(self, names: Names) -> None:
+        self._infos, self._names_by_digest = {}, {}
+        for info in names.adapters:
+            self._set(info)
+        self._found, self._orders = set(names.found), dict.fromkeys(names.orders)
+        self._has_modules = names.has_modules
+
+    def _set(self, info: AdapterInfo) -> None:
+        self._infos[info.name] = info
+        self._names_by_digest.setdefault(bytes.fromhex(info.digest), set()).add(info.name)
+
+    def _unset(self, info: AdapterInfo) -> None:
+        digest = bytes.fromhex(info.digest)
+        del self._infos[info.name]
+        self._found.discard(info.name)
+        names = self._names_by_digest[digest]
+        names.remove(info.name)
+        if not names:
+            del self._names_by_digest[digest]
+
+    def _place_of(self, digest: bytes) -> AdapterRef | None:
+        """Return the place of an adapter that has a name, or that a request before this frontend used."""
+        if (names := self._names_by_digest.get(digest)) is not None:
+            return self._new_ref(digest, self._infos[next(iter(names))].rank)
+        return self._new_ref(digest, self._uses.held[digest]) if self._is_left(digest) else None
+
+    def _is_left(self, digest: bytes) -> bool:
+        return digest in self._left and self._monotonic() < self._left_until
+
+    def _save(self, order_id: str = "") -> None:
+        """Replace the file with the names; if it cannot be written, they are what they were, and InternalError."""
+        if order_id:
+            self._orders[order_id] = None
+            if len(self._orders) > MAX_ORDERS:
+                del self._orders[next(iter(self._orders))]
+        names = Names(list(self._infos.values()), sorted(self._found), list(self._orders), self._has_modules)
+        try:
+            self._file.write(names)
+        except InternalError:
+            self._apply(read_names(self._file.path))
+            raise
+
+
+def digests_of(path: Path) -> set[bytes]:
+    """Return the adapters that an engine uses, by the file with its names."""
+    return {bytes.fromhex(info.digest) for info in read_names(path).adapters} | used_beside(path)

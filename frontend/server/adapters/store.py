@@ -1,0 +1,277 @@
+"""AdapterStore: the engine's own copies of adapters, in folders named by the digests of their content.
+
+    <root>/<digest in hex>/{adapter_config.json, adapter_model.safetensors}
+    <root>/.new-*       copies under way, each locked by its process
+    <root>/.engines/*   for each engine of this store, a link to the registry with the adapters that it uses
+
+Engines and users' programs may share a store. A copy is written aside and renamed when it is complete, so that later
+changes of the source have no effect. Its methods block, and are called from threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ....ipc.errors import RequestError
+from ....ipc.messages.adapter import AdapterRef
+from ....ipc.process.awake_clock import order_of_use
+from ....ipc.process.faults import maybe_fail
+from ....ipc.process.pacer import Pacer, Pause
+from ....ipc.process.page_file import WINDOW_BYTES, new_pages
+from ....ipc.shortages.failure import shortage_of
+from ....ipc.spec.adapters.adapter_config import CONFIG_NAME
+from ....ipc.spec.adapters.adapter_file import AdapterFile, AdapterReader
+from ....ipc.spec.adapters.digest import adapter_digest, begin_digest
+from ....ipc.spec.adapters.places import adapters_folder
+from ....ipc.spec.adapters.tensor_header import TENSORS_NAME
+from ....ipc.spec.config.engine_spec import EngineSpec
+from .file_copy import copy_file
+from .finite_check import FiniteCheck
+from .registry import digests_of
+
+FRESH_NS = 10 * 10**9  # another engine may be about to write its use of a new entry to its registry
+ENTRY_NAME = re.compile("[0-9a-f]{64}")  # other names are left alone
+_FILES = (CONFIG_NAME, TENSORS_NAME)
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """A complete and checked copy that is not in its place yet."""
+
+    folder: Path
+    lock_fd: int
+    digest: bytes
+    rank: int
+    num_bytes: int
+
+
+class AdapterStore:
+    """Owner of an engine's share in a store."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        registry_path: Path,
+        may_drop: Callable[[bytes], bool],
+        is_named: Callable[[bytes], bool] = lambda digest: False,
+        pacer: Pacer | None = None,
+        unix_time_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
+        `is_named(digest)`: whether it names one now, or uses it. pacer: of the threads that copy; None: they need not
+        rest."""
+        config = spec.config
+        self._may_drop, self._is_named, self._pacer = may_drop, is_named, pacer or Pacer(lambda: False)
+        self._unix_time_ns = unix_time_ns
+        self._reader = AdapterReader(
+            spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
+        )
+        self._max_bytes: int = config.adapter_store_bytes
+        self._own_digests: set[bytes] = set()  # placed by this object
+        self._free_pages: list[memoryview] = []  # of copies that ended: as many as ran at once
+        self.root = adapters_folder(spec.run_directory)
+        engines = self.root / ".engines"
+        engines.mkdir(mode=0o700, exist_ok=True)
+        self._own = engines / spec.run_id
+        with contextlib.suppress(FileExistsError):  # of a frontend before this one
+            self._own.symlink_to(registry_path)
+
+    def ref(self, digest: bytes, rank: int) -> AdapterRef:
+        return AdapterRef(digest=digest, folder=str(self.root / digest.hex()), rank=rank)
+
+    def read(self, folder: Path) -> AdapterFile:
+        """Check the header of the adapter in `folder` against model and options; RequestError if it does not fit."""
+        return self._reader.read(folder)
+
+    def find(self, digest: bytes) -> AdapterRef:
+        """Return an adapter that an earlier request used; RequestError if it is no longer kept."""
+        folder = self.root / digest.hex()
+        if len(digest) != 32 or not folder.is_dir():
+            raise RequestError(
+                f"the adapter of content {digest.hex()[:16]} is not in {self.root} any more: submit the request again"
+            )
+        return self.ref(digest, self.read(folder).rank)
+
+    def copy(self, source: Path, within: Path | None = None) -> Copy:
+        """Copy and check the adapter in `source`, whose files lie beneath the resolved folder `within`. RequestError if
+        the adapter does not fit, holds a NaN, or has no room. The caller passes the copy to `discard` at the end."""
+        pause = self._pacer.start()
+        config, tensors = (_checked(source / name, within) for name in _FILES)
+        file = self._reader.read(source, pause)
+        if file.num_bytes > self._max_bytes:
+            raise self._full(file.num_bytes)
+        folder, lock_fd = self._scratch()
+        pages = self._free_pages.pop() if self._free_pages else new_pages(WINDOW_BYTES)
+        try:
+            copy_file(config, folder / CONFIG_NAME, pages=pages)
+            places = (place for module in file.modules for place in module.places)
+            content, check = begin_digest(folder), FiniteCheck(places, str(source))
+            copy_file(tensors, folder / TENSORS_NAME, check, content, pause, pages)
+            if self._reader.read(folder, pause).modules != file.modules:
+                raise RequestError(f"{source} was changed while it was copied: load the adapter again")
+            copied = Copy(folder, lock_fd, content.digest(), file.rank, _size(folder))
+            maybe_fail("adapter.store")
+            return copied
+        except OSError as error:
+            self._remove(folder, lock_fd)
+            what = f"{source} cannot be copied to {self.root}"
+            raise shortage_of(error, what) or RequestError(f"{what}: {error.strerror}: check both") from None
+        except BaseException:
+            self._remove(folder, lock_fd)
+            raise
+        finally:
+            self._free_pages.append(pages)
+
+    def place(self, copy: Copy) -> AdapterRef:
+        """Move a copy to its place, unless the same content is there. Drops the adapters used least recently if the
+        store is full; RequestError if all of it is in use. The caller discards the copy."""
+        entry = self.root / copy.digest.hex()
+        is_damaged = entry.is_dir() and not _is_whole(entry, copy.digest, self._pacer.start())
+        with self._locked():
+            if entry.is_dir() and not is_damaged:
+                os.utime(entry)
+            else:
+                self._make_room(copy)
+                shutil.rmtree(entry, ignore_errors=True)
+                copy.folder.rename(entry)
+            self._own_digests.add(copy.digest)
+        return self.ref(copy.digest, copy.rank)
+
+    def discard(self, copy: Copy) -> None:
+        """Remove the rest of a copy."""
+        self._remove(copy.folder, copy.lock_fd)
+
+    def touch(self, digest: bytes) -> None:
+        """Count an adapter as used now."""
+        with contextlib.suppress(OSError):
+            os.utime(self.root / digest.hex())
+
+    def close(self) -> None:
+        """End this engine's share: its adapters stay, and may be dropped."""
+        with contextlib.suppress(OSError):  # a read-only disk: the link leads nowhere once the run directory is gone
+            self._own.unlink(missing_ok=True)
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_room(self, copy: Copy) -> None:
+        now = self._unix_time_ns()
+        entries = {
+            path: (order_of_use(path.stat().st_mtime_ns, now), _size(path))
+            for path in self.root.iterdir()
+            if _is_entry(path)
+        }
+        entries.pop(self.root / copy.digest.hex(), None)
+        excess = sum(size for _, size in entries.values()) + copy.num_bytes - self._max_bytes
+        if excess <= 0:
+            return
+        foreign, fresh_ns = self._foreign_digests(), now - FRESH_NS
+        for path, (used_ns, size) in sorted(entries.items(), key=lambda each: each[1][0]):
+            digest = bytes.fromhex(path.name)
+            is_ours = digest in self._own_digests or self._is_named(digest)
+            is_foreign = digest in foreign or (used_ns > fresh_ns and not is_ours)
+            if not is_foreign and self._may_drop(digest):
+                shutil.rmtree(path)
+                excess -= size
+            if excess <= 0:
+                return
+        raise self._full(copy.num_bytes)
+
+    def _full(self, num_bytes: int) -> RequestError:
+        return RequestError(
+            f"the adapter has {num_bytes} bytes, and {self.root} holds at most {self._max_bytes}, of which names and "
+            "open requests use the rest: unload an adapter, or raise --adapter-store-bytes"
+        )
+
+    def _foreign_digests(self) -> set[bytes]:
+        """Return the adapters that other engines use."""
+        found: set[bytes] = set()
+        for link in self._own.parent.iterdir():
+            if link == self._own:
+                continue
+            with contextlib.suppress(OSError):  # its engine ends just now, or it is no link of ours
+                registry = link.readlink()
+                if registry.parent.exists():
+                    found |= digests_of(registry)
+                else:
+                    link.unlink()
+        return found
+
+    # ── copies under way ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _scratch(self) -> tuple[Path, int]:
+        """Make a locked folder for a copy, and remove those of processes that have ended."""
+        with self._locked():
+            for left in self.root.glob(".new-????????"):  # as mkdtemp names them
+                if _is_folder(left) and (fd := _try_lock(left)) is not None:
+                    self._remove(left, fd)
+            folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+            fd = _try_lock(folder)
+        assert fd is not None, "nobody else knows the new folder"
+        return folder, fd
+
+    @staticmethod
+    def _remove(folder: Path, lock_fd: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which entries appear and disappear."""
+        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _checked(path: Path, within: Path | None) -> Path:
+    """Return where `path` leads; RequestError if that is not beneath `within`, or is no plain file."""
+    try:
+        found = path.resolve()
+        is_other = found.exists() and not found.is_file()  # reading a pipe would wait for a writer
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read ({error}): give the folder of a PEFT adapter") from None
+    if within is not None and not found.is_relative_to(within):
+        raise RequestError(f"{path} leads to {found}, which is not beneath --adapter-folder {within}: put it there")
+    if is_other:
+        raise RequestError(f"{path} is not a file: give the folder of a PEFT adapter")
+    return found
+
+
+def _is_whole(entry: Path, digest: bytes, pause: Pause) -> bool:
+    with contextlib.suppress(RequestError):
+        return adapter_digest(entry, pause) == digest
+    return False
+
+
+def _is_entry(path: Path) -> bool:
+    return ENTRY_NAME.fullmatch(path.name) is not None and _is_folder(path)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _size(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in _FILES if (folder / name).exists())
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Lock a folder; return the descriptor, None if another process has locked it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,145 @@
+"""Generate a response in the background, across restarts of the frontend.
+
+Events are stored before they are sent. After a restart the new frontend generates the same answer again from the stored
+seed, and sends only the events that are not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from .....ipc.codec import JsonObject
+from .....ipc.errors import Overloaded, RequestError, TokenloomError
+from ....forms.openai.errors import HttpError, encode_json
+from ....forms.openai.items import Event
+from .response_store import ResponseStore
+from .responses import ResponseCreation, encode_events
+
+logger = logging.getLogger("tokenloom.http")
+
+OPEN = ("queued", "in_progress")
+
+
+class BackgroundResponse:
+    """Response that is generated without a waiting client. `response` is its newest form; one task executes `run`."""
+
+    stream_end = b""
+    task: asyncio.Task[None]
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        response: dict[str, Any],
+        start: Callable[[], Awaitable[ResponseCreation]],
+        stored: list[bytes] | None,
+    ) -> None:
+        """`stored`: the stored events; None if the response is not a stream."""
+        self._store, self.response, self._start, self._events = store, response, start, stored
+        self._is_over = False
+        self._publish_lock = asyncio.Lock()
+        self._changed = asyncio.Event()  # set, and replaced, after each change
+
+    async def whole(self) -> bytes:
+        """Return the response as it is now, without waiting for its end: clients poll."""
+        return encode_json(self.response)
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        return self.follow(-1)
+
+    async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events after sequence number `after` (-1: all), to the end of the stream; RequestError if
+        this is not a stream."""
+        if self._events is None:
+            raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
+        position = after + 1
+        while True:
+            changed = self._changed
+            if position < len(self._events):
+                chunk, position = b"".join(self._events[position:]), len(self._events)
+                yield chunk
+            elif self._is_over:
+                return
+            else:
+                await changed.wait()
+
+    async def cancel(self) -> None:
+        """Stop generating and mark the response cancelled, unless it has ended."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        await self._end("cancelled")
+
+    async def run(self) -> None:
+        """Generate the response, trying again while the engine is overloaded; any other error ends it as failed. If the
+        task is cancelled, the response stays open for the next frontend."""
+        unsent = _UnsentEvents(self._events or ())
+        try:
+            creation = await self._start()
+            while not self._is_over:
+                try:
+                    async for turn in creation.progress():
+                        await asyncio.shield(self._publish([each for event in turn for each in unsent.of(event)]))
+                    self._finish()
+                except Overloaded as error:  # raised before the first event: the response stays queued
+                    await asyncio.sleep(error.retry_after_s)
+        except Exception as error:
+            if not isinstance(error, (HttpError, TokenloomError)):
+                logger.exception("a response in the background failed")
+            code = "invalid_prompt" if isinstance(error, (HttpError, RequestError)) else "server_error"
+            await self._end("failed", {"code": code, "message": str(error)})
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._changed.set()
+
+    async def _end(self, status: str, error: JsonObject | None = None) -> None:
+        """End the response with `status` and an event of type response.failed, unless it has ended already."""
+        try:
+            ended = self.response | {"status": status, "error": error}
+            await self._publish([("response.failed", {"response": ended})])
+        except TokenloomError as broken:
+            logger.warning("the end of a response is not stored: %s", broken)
+        self._finish()
+
+    async def _publish(self, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Store events and the newest response among them, then show both to followers. Does nothing after the end."""
+        async with self._publish_lock:
+            if self.response["status"] not in OPEN:
+                return
+            changes = [fields["response"] for _, fields in events if "response" in fields]
+            response, first = changes[-1] if changes else self.response, len(self._events or ())
+            encoded = [] if self._events is None else list(encode_events(events, first))
+            if changes or encoded:
+                new, is_open = encode_json(response) if changes else b"", response["status"] in OPEN
+                await self._store.update(response["id"], new, is_open=is_open, first=first, events=encoded)
+            self.response = response
+            if self._events is not None:
+                self._events += encoded
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+class _UnsentEvents:
+    """Filter for the events of an answer that is generated again: drops the stored ones. The new answer has the same
+    text, which may be cut into other deltas."""
+
+    def __init__(self, stored: Sequence[bytes]) -> None:
+        bodies = [msgspec.json.decode(event.partition(b"\ndata: ")[2]) for event in stored]
+        self._num_characters = sum(len(body["delta"]) for body in bodies if "delta" in body)
+        self._num_others = sum("delta" not in body for body in bodies)
+
+    def of(self, event: tuple[str, dict[str, Any]]) -> Iterator[Event]:
+        """Yield the event unless it is stored; of a delta, yield the part of its text that is not stored."""
+        kind, fields = event
+        if "delta" not in fields:
+            self._num_others -= 1
+            if self._num_others < 0:
+                yield event
+            return
+        num_sent, self._num_characters = self._num_characters, max(0, self._num_characters - len(fields["delta"]))
+        if num_sent < len(fields["delta"]) or not num_sent:
+            yield kind, {**fields, "delta": fields["delta"][num_sent:]}

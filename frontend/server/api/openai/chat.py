@@ -1,0 +1,268 @@
+"""ChatCompletion: the response of /v1/chat/completions, the assistant's next message, whole or as events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+
+import msgspec
+
+from .....ipc.codec import JsonObject, decode_ids
+from .....ipc.errors import RequestError
+from .....ipc.messages.client import Delta, Submit
+from .....ipc.params.sampling_params import SamplingParams
+from .....ipc.params.structured_outputs import StructuredOutputsParams
+from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
+from ....forms.openai.messages import shows_tools, with_allowed_tools
+from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
+from ....forms.openai.prompts import answer_id
+from ....forms.openai.schema import ChatRequest, CustomTool, NamedTool
+from ....forms.openai.text import AnswerStyle, AnswerText
+from ....forms.parsers.forced import forcing_schema
+from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
+from ...bodies.body_parser import ParsedBody
+from .choices import Choice, ChoicesResponse
+from .local_engine import LocalEngine, Run
+
+_UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
+
+
+class ChatCompletion(ChoicesResponse):
+    """Response to one chat. Created by `start`."""
+
+    kind, chunk_kind, prompt_field, streams_empty_text = "chat.completion", "chat.completion.chunk", "messages", False
+
+    def __init__(
+        self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, echoed: str
+    ) -> None:
+        """`echoed`: text with which each answer begins."""
+        super().__init__(engine, body, model, submit.request_id, [submit])
+        self._echoed = echoed
+        self._body = body
+        self._style = style
+        if style.is_forced:
+            self._constraint_field = _tools_field(body)
+
+    @classmethod
+    async def start(
+        cls,
+        engine: LocalEngine,
+        parsed: ParsedBody[ChatRequest],
+        model: str,
+        tool_parser: str,
+        reasoning_parser: str,
+    ) -> ChatCompletion:
+        """Check all fields and make the prompt; generation starts with `whole` or `events`."""
+        body = with_allowed_tools(parsed.body)
+        forced, params = _forced_calls(body), chat_params(body)
+        has_tools = shows_tools(body)
+        tool_parser = tool_parser if has_tools else "none"
+        template = engine.inputs.chat_template
+        source = body.chat_template or (None if template is None else template.source)
+        if has_tools and forced is None and source is not None and "tools" not in source:
+            raise RequestError(
+                "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
+                "required or a named function, or start with --chat-template FILE"
+            )
+        prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
+        is_inside = engine.inputs.opens_thought(prompt.token_ids or b"")
+        if body.continue_final_message and forced is None:
+            is_inside = prompt.is_inside_thought
+        style = AnswerStyle(
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
+            custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
+            is_forced=forced is not None,
+            is_text=forced is not None and not forced.json,
+            forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
+            is_inside_thought=is_inside,
+            max_calls=1 if body.parallel_tool_calls is False else None,
+        )
+        submit = Submit(
+            request_id=answer_id("chatcmpl", body.request_id),
+            params=params,
+            prompt_token_ids=prompt.token_ids,
+            media=prompt.media,
+            shown_token_ids=engine.inputs.special_ids_of(style.markers),
+        )
+        return cls(engine, body, model, submit, style, prompt.text or "")
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Run]:
+        with errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
+            yield run
+
+    def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
+        most = self._body.prompt_logprobs
+        logprobs = None if most is None else prompt_logprob_dicts(choice.prompt_logprobs, most)
+        return {"prompt_logprobs": logprobs, "prompt_token_ids": None} | self._first_chunk_fields(run)
+
+    def _first_chunk_fields(self, run: Run) -> JsonObject:
+        return {"prompt_token_ids": decode_ids(run.prompt_ids(0)).tolist()} if self._body.return_token_ids else {}
+
+    def choice(self, index: int, run: Run) -> ChatChoice:
+        return ChatChoice(index, self._body, self._style, self._echoed, run, self._engine.inputs.token_bytes)
+
+    def _choices(self, run: Run) -> list[ChatChoice]:
+        return [self.choice(index, run) for index in range(run.num_choices)]
+
+    async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
+        """Yield the only answer's parts by delta, a list per turn of the frontend. `run`: the entered `self.run()`."""
+        text = AnswerText(self._style)
+        async for deltas in run.deltas():
+            read = [(text.read(delta), delta) for _, delta in deltas]
+            run.num_thought_tokens = text.num_thought_tokens
+            yield read
+
+
+class ChatChoice(Choice):
+    def __init__(
+        self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run, token_bytes: TokenBytes
+    ) -> None:
+        self._text, self._token_bytes = AnswerText(style), token_bytes
+        super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
+        self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
+        self._has_functions = bool(body.functions)  # the older form of tools: a call is a function_call
+        self._parts: list[Part] = []
+
+    def add(self, delta: Delta) -> None:
+        super().add(delta)
+        self._parts += self._read(delta)
+
+    def _read(self, delta: Delta) -> list[Part]:
+        num_before = self._text.num_thought_tokens
+        parts = self._text.read(delta)
+        self._run.num_thought_tokens += self._text.num_thought_tokens - num_before
+        return parts
+
+    def build(self) -> JsonObject:
+        content, calls = whole_calls([Content(self._echoed), *self._parts])
+        message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
+        if calls:
+            message |= self._called([call.to_json() for call in calls])
+        if calls or self._is_forced:
+            message["content"] = content.strip() or None
+        logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
+        choice: JsonObject = {
+            "index": self._index,
+            "message": message,
+            "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
+            **self._end(self.last),
+            "token_ids": None,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = decode_ids(bytes(self.token_ids)).tolist()
+        return choice
+
+    def opening(self) -> list[JsonObject]:
+        role = self._chunk({"role": "assistant", "content": ""})
+        return [role, self.text_chunk(self._echoed)] if self._echoed else [role]
+
+    def chunk(self, delta: Delta) -> JsonObject | None:
+        parts = self._read(delta)
+        message = self._thought(parts)
+        if content := "".join(part.text for part in parts if isinstance(part, Content)):
+            message["content"] = content
+        if calls := self._call_deltas(parts):
+            message |= self._called(calls)
+        chunk = self._chunk(message)
+        has_more = False
+        if self._body.logprobs:
+            chunk["logprobs"] = {"content": self._logprobs(delta), "refusal": None}
+            has_more = bool(delta.token_ids)
+        if self._body.return_token_ids:
+            chunk["token_ids"] = decode_ids(delta.token_ids).tolist()
+            has_more = bool(delta.token_ids)
+        if delta.finish_reason is not None:
+            return chunk | self._end(delta)
+        return chunk if message or has_more else None
+
+    def _logprobs(self, delta: Delta) -> list[JsonObject]:
+        return chat_logprobs(delta, self._token_bytes, with_ids=bool(self._body.return_tokens_as_token_ids))
+
+    def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
+        """Return one delta per call that the parts begin or continue: a call's first delta has its name and id."""
+        calls: dict[int, dict[str, dict[str, str]]] = {}
+        heads: dict[int, JsonObject] = {}
+        index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
+        for part in parts:
+            if isinstance(part, CallBegin):
+                index += 1
+                kind, text = part.form
+                heads[index] = {"id": part.id, "type": kind}
+                calls[index] = {kind: {"name": part.name, text: ""}}
+            elif isinstance(part, Arguments):
+                kind, text = part.form
+                calls.setdefault(index, {kind: {text: ""}})[kind][text] += part.text
+        return [{"index": i, **heads.get(i, {}), **call} for i, call in calls.items()]
+
+    def _called(self, calls: list[JsonObject]) -> JsonObject:
+        """Return the field with the calls, or with pieces of them."""
+        return {"function_call": calls[0]["function"]} if self._has_functions else {"tool_calls": calls}
+
+    def _thought(self, parts: list[Part]) -> JsonObject:
+        """Return the reasoning in `parts` under vLLM's current and former field; {} if empty or excluded."""
+        thought = "".join(part.text for part in parts if isinstance(part, Thought))
+        shows = thought and self._body.include_reasoning is not False
+        return {"reasoning": thought, "reasoning_content": thought} if shows else {}
+
+    def _end(self, last: Delta) -> JsonObject:
+        reason = self._text.finish_reason(last)
+        reason = "function_call" if reason == "tool_calls" and self._has_functions else reason
+        return {"finish_reason": reason, "stop_reason": last.stop_reason}
+
+    def text_chunk(self, text: str) -> JsonObject:
+        return self._chunk({"content": text})
+
+    def _chunk(self, message: JsonObject) -> JsonObject:
+        return {"index": self._index, "delta": message, "logprobs": None, "finish_reason": None}
+
+
+def chat_params(body: ChatRequest) -> SamplingParams:
+    """Return the sampling parameters of a chat; RequestError for contradicting fields. `body`: result of
+    `with_allowed_tools`."""
+    forced = _forced_calls(body)
+    if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
+        raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true")
+    max_tokens = chat_max_tokens(body)
+    with errors_about("top_logprobs", r"logprobs\b"):
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_outputs=forced,
+        )
+    return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
+
+
+def _tools_field(body: ChatRequest) -> str:
+    """Return the field that holds the tools."""
+    return "functions" if body.functions else "tools"
+
+
+def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
+    """Return the constraint that forces calls; None if tool_choice is null, none or auto. The call of a named custom
+    tool with a grammar is text of that grammar; other calls are JSON."""
+    choice = body.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return None
+    tool_by_name = {tool.called.name: tool.called for tool in body.tools or ()}
+    name = choice.called.name if isinstance(choice, NamedTool) else None
+    if not tool_by_name:
+        raise RequestError("tool_choice forces a call, but tools is empty: give the tools")
+    if name is not None and name not in tool_by_name:
+        raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(tool_by_name)}")
+    constraints = {each: tool.constraint for each, tool in tool_by_name.items() if isinstance(tool, CustomTool)}
+    with errors_about(_tools_field(body)):
+        if name is not None and constraints.get(name):
+            return StructuredOutputsParams.of(constraints[name])
+        if lark := [each for each, found in constraints.items() if name is None and "grammar" in found]:
+            raise RequestError(
+                f"tools: {lark[0]!r:.80} has a lark grammar, which a list cannot hold: name it in tool_choice"
+            )
+        schemas = {each: tool.schema for each, tool in tool_by_name.items()}
+        is_parallel = body.parallel_tool_calls is not False
+        return StructuredOutputsParams(json=forcing_schema(schemas, name, is_parallel=is_parallel))

@@ -1,0 +1,112 @@
+"""Embeddings: the response of /v1/embeddings, one vector for each text, list of token ids, or chat."""
+
+from __future__ import annotations
+
+import base64
+import json
+from array import array
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.responses import Response
+
+from .....ipc.errors import RequestError
+from .....ipc.messages.client import Delta
+from .....ipc.params.pooling_params import PoolingParams
+from ....forms.openai.embedding_body import EmbeddingRequest
+from ....forms.openai.errors import encode_json
+from ....forms.openai.params import given_params, prompt_errors_about
+from ....forms.openai.prompts import answer_id, prompt_submits
+from ....forms.openai.vectors import packed
+from ...bodies.body_parser import ParsedBody
+from .choices import EngineResponse
+from .local_engine import LocalEngine, Run
+from .slices import in_slices
+
+T = TypeVar("T")
+MAX_DESCRIBED = 512  # vectors per metadata header: clients accept lines up to 64 KiB
+
+
+class Embeddings(EngineResponse):
+    """Response to one request for embeddings. Created by `start`."""
+
+    def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
+        body = parsed.body
+        self._body = body
+        self.prompt_field = "input" if body.messages is None else "messages"
+        self._form = body.embed_dtype or "float32", body.endianness or "native"  # of the numbers of a packed vector
+        if body.encoding_format == "bytes" and len(parsed.inputs) > MAX_DESCRIBED:
+            raise RequestError(
+                f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
+                f"{len(parsed.inputs)}: use bytes_only or send several requests"
+            )
+        pooling = PoolingParams(
+            method=body.pooling or "last",
+            normalize=body.normalize is not False,
+            use_activation=body.use_activation,
+            dimensions=body.dimensions,
+        )
+        params, request_id = given_params(body, max_tokens=1), answer_id("embd", body.request_id)
+        submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens, pooling)
+        super().__init__(engine, model, request_id, submits)
+
+    @classmethod
+    async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
+        """Check all fields and, for a chat, make its prompt; embedding starts with `whole`."""
+        if parsed.body.messages is not None:
+            cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
+            with prompt_errors_about("messages"):
+                prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), cut_side)
+            parsed = parsed._replace(inputs=[prompt])
+        return cls(engine, parsed, model)
+
+    async def whole(self) -> bytes | Response:
+        with self.run() as run:
+            vectors = await self._vectors(run)
+            if self._body.encoding_format in ("bytes", "bytes_only"):
+                return await self._as_bytes(vectors, run)
+            data = await in_slices(
+                {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+                for index, vector in enumerate(vectors)
+            )
+            return encode_json(self._head("list") | {"data": data, "usage": run.usage()})
+
+    async def _vectors(self, run: Run) -> list[array[float]]:
+        """Return the vector of each prompt."""
+        found = await results_of(run, self.prompt_field, "embedded", lambda delta: delta.embedding)
+        return [each.floats() for each in found]
+
+    def _encoded(self, vector: array[float]) -> str | list[float]:
+        is_text = self._body.encoding_format == "base64"
+        return base64.b64encode(self._packed(vector)).decode() if is_text else vector.tolist()
+
+    def _packed(self, vector: array[float]) -> bytes:
+        return packed(vector, *self._form)
+
+    async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
+        """Return the concatenated vectors; unless encoding_format is bytes_only, a header describes each of them."""
+        pieces = await in_slices(map(self._packed, vectors))
+        answer = Response(b"".join(pieces), media_type="application/octet-stream")
+        if self._body.encoding_format == "bytes":
+            embed_dtype, endianness = self._form
+            form = {"embed_dtype": embed_dtype, "endianness": endianness, "shape": [len(vectors[0])]}
+            size = len(pieces[0])
+            data = [{"index": i, "start": i * size, "end": (i + 1) * size, **form} for i in range(len(pieces))]
+            usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
+            head = {"id": self.id, "created": self._created, "model": self.model}
+            answer.headers["metadata"] = json.dumps(head | {"data": data, "usage": usage})
+        return answer
+
+
+async def results_of(run: Run, field: str, verb: str, result: Callable[[Delta], T | None]) -> list[T]:
+    """Return the last `result` of each prompt's deltas that is not None; RequestError if a prompt ends without one.
+
+    The error names an item of `field`, which cannot be `verb` (a participle)."""
+    results: dict[int, T] = {}
+    async for deltas in run.deltas():
+        for index, delta in deltas:
+            if (found := result(delta)) is not None:
+                results[index] = found
+            elif delta.finish_reason is not None and index not in results:
+                raise RequestError(f"{field}[{index}] cannot be {verb}: its request ended with {delta.finish_reason}")
+    return [results[index] for index in range(run.num_choices)]

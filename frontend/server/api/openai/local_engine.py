@@ -1,0 +1,409 @@
+"""Give HTTP handlers access to the engine: submit, await deltas, control, abort.
+
+A LocalEngine is a client of the Frontend in the same process and event loop. A turn (loop iteration) of the frontend
+wakes each run with new deltas once. At most RUNS_PER_GROUP runs wake at a time: the loop serves its sockets between two
+groups, so that a probe or a new request does not wait for hundreds of runs.
+
+A choice is one answer to one prompt: choice = position of the prompt × n + index of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from .....ipc.codec import JsonObject, num_ids
+from .....ipc.errors import ErrorInfo
+from .....ipc.messages.adapter import AdapterInfo
+from .....ipc.messages.client import (
+    Abort,
+    Accepted,
+    ChatMessage,
+    Control,
+    Delta,
+    Deltas,
+    Done,
+    FrontendMessage,
+    LoadAdapter,
+    Medium,
+    PutMedium,
+    QueryFailed,
+    RequestMetrics,
+    Submit,
+)
+from .....ipc.messages.intake import BodyInput, ReadPrompt
+from .....ipc.params.sampling_params import CutSide
+from ....forms.media.media_sender import held_media
+from ....forms.openai.errors import unknown_model
+from ....forms.openai.messages import chat_input
+from ....forms.openai.prompts import submitted_id
+from ....forms.openai.schema import ChatRequest, TokenizeRequest
+from ....forms.prompts import id_is_open
+from ...adapters.desk import NotFound
+from ...bodies.body_parser import ParsedBody
+from ...helpers.thread_pool import Then
+from ...metrics.access_record import access_record
+from ...metrics.tracing import TraceContext, incoming_trace
+from ...prompts.prompt import Prompt
+from ...requests.frontend import Frontend
+from ...requests.media.media_input import ReadPiece
+from ...requests.media.media_job import MediaJob
+from .body_reader import BodyReader, in_thread_pool
+from .slices import SLICE_S
+
+RUNS_PER_GROUP = 32
+ChoiceDeltas = list[tuple[int, Delta]]
+
+
+class Run:
+    """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
+    event loop calls the rest."""
+
+    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, peer: str = "") -> None:
+        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache. `peer`: as in AccessRecord."""
+        self._block_size, self.peer = block_size, peer
+        self.num_choices = num_prompts * num_answers
+        self.num_answers = num_answers
+        self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
+        self._num_prompts_open = num_prompts
+        self._updates: list[tuple[int, Accepted | Delta]] = []  # with the position of their prompt
+        self._waiter: asyncio.Future[None] | None = None
+        self._num_cached = [0] * num_prompts
+        self.metrics = RequestMetrics()  # the newest
+        self.num_completion_tokens = 0
+        self._num_drafts = self._num_accepted_drafts = 0  # of ended answers
+        self.num_thought_tokens = 0  # of the completion tokens; chats count them
+        self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
+        self.waiting: Iterator[Callable[[], None]] | None = None  # submits, of which each end of a prompt does the next
+
+    def put(self, position: int, update: Accepted | Delta) -> bool:
+        """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last one."""
+        self._updates.append((position, update))
+        if isinstance(update, Accepted) or update.finish_reason is None:
+            return False
+        self._num_open[position] -= 1
+        is_last = self._num_open[position] <= 0 or update.finish_reason == "error"
+        self._num_prompts_open -= is_last
+        return is_last
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
+        """Yield (choice, delta) pairs, a list per turn of the frontend, until all have ended; raise the first error."""
+        while self._num_prompts_open or self._updates:
+            if not self._updates:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            updates, self._updates = self._updates, []
+            found: ChoiceDeltas = []
+            for position, update in updates:
+                if isinstance(update, Accepted):
+                    self._prompts[position] = update.prompt_token_ids
+                    continue
+                if update.finish_reason == "error":
+                    error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")
+                    raise error.to_exception()
+                self.num_completion_tokens += num_ids(update.token_ids)
+                self.metrics = update.metrics or self.metrics
+                if update.finish_reason is not None and update.metrics is not None:
+                    self._num_drafts += update.metrics.num_drafts
+                    self._num_accepted_drafts += update.metrics.num_accepted_drafts
+                self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
+                found.append((position * self.num_answers + update.index, update))
+            yield found
+
+    def prompt_ids(self, choice: int) -> bytes:
+        """Return the token ids of a choice's prompt; empty until the frontend has accepted it."""
+        return self._prompts[choice // self.num_answers]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Count the tokens of each prompt once, for any n."""
+        return sum(map(num_ids, self._prompts))
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Count the prompt tokens that the prefix cache had."""
+        return sum(self._num_cached)
+
+    @property
+    def num_cache_writes(self) -> int:
+        """Count the prompt tokens that the prefix cache did not have and an equal prompt will find."""
+        if not self._block_size:
+            return 0
+        size = self._block_size
+        kept = [(num_ids(each) - 1) // size * size for each in self._prompts]  # the last token is computed again
+        return sum(max(0, each - found) for each, found in zip(kept, self._num_cached, strict=True))
+
+    def usage(self, num_sent: int | None = None) -> JsonObject:
+        """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived.
+
+        The engine's own drafts have names of their own: OpenAI's prediction tokens are those of the field `prediction`,
+        and are billed."""
+        num_prompt = self.num_prompt_tokens
+        num_completion = self.num_completion_tokens if num_sent is None else num_sent
+        prompt = {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": self.num_cache_writes}
+        completion = {"reasoning_tokens": self.num_thought_tokens}
+        if self._num_drafts:
+            completion |= {"draft_tokens": self._num_drafts, "accepted_draft_tokens": self._num_accepted_drafts}
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+            "prompt_tokens_details": prompt,
+            "completion_tokens_details": completion,
+        }
+
+
+class LocalEngine:
+    """Client of the Frontend in the same process. It knows a request id from the submit until the last answer ends or
+    the caller leaves `run`."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        wake: Callable[[], None],
+        *,
+        has_strict_fields: bool = False,
+        has_timings: bool = False,
+        block_size: int = 0,
+    ) -> None:
+        """`wake` schedules a turn of the frontend. `has_timings`: responses include their durations. `block_size`: as
+        in Run."""
+        self.has_timings = has_timings
+        self._block_size = block_size
+        self._frontend = frontend
+        self.inputs = frontend.inputs
+        self.bodies = BodyReader(
+            frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
+        )
+        self.wake = wake
+        self.slice_s = SLICE_S
+        self._session = frontend.open_local(self._deliver, self._peer_of)
+        self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
+        self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
+        self._query_ids = itertools.count()
+        self._to_wake: dict[Run, None] = {}  # in order; unless empty, `_wake_group` is scheduled
+        self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
+
+    async def model_of(self, body: object) -> str:
+        """Return the name for answers of the model that a body asks for: that of the served model, or of an adapter,
+        which is loaded if need be. HttpError 404 for an unknown name."""
+        find = partial(self._frontend.adapters.find, getattr(body, "model", None) or "")
+        try:
+            info: AdapterInfo | None = await in_thread_pool(self._frontend.thread_pool, find)
+            return self._frontend.model_names[0] if info is None else info.name
+        except NotFound as error:
+            raise unknown_model(error) from None
+
+    def adapter_digest(self, model: str) -> bytes:
+        """Return the digest of the adapter that `model` names; empty for the model itself."""
+        info = self._frontend.adapters.get(model)
+        return b"" if info is None else bytes.fromhex(info.digest)
+
+    async def chat_prompt(
+        self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
+    ) -> BodyInput:
+        """Return the prompt of a chat. For a large body an intake process has made it; otherwise it is rendered and
+        tokenized now. `cut_side`: side at which the caller will truncate the prompt."""
+        if parsed.inputs:
+            return parsed.inputs[0]
+        chat = chat_input(parsed.body, self.inputs.media_limits)
+        self.inputs.check_template(chat.form)
+        self.put(chat.media)
+        prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        return chat.prompt(prompt.token_ids, prompt.text)
+
+    def put(self, media: Iterable[Medium]) -> None:
+        """Put those media into the store whose bytes are in this process, for a request that is about to come."""
+        for medium in held_media(media):
+            self._frontend.media.put(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
+
+    @contextlib.asynccontextmanager
+    async def pieces(self, clip: Medium, piece_s: float, wait_s: float) -> AsyncIterator[Sequence[ReadPiece]]:
+        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s`. In this context requests may name a
+        piece as a medium, by the digest of its media file."""
+        jobs: list[MediaJob] = []
+
+        def start(then: Then[Sequence[ReadPiece]]) -> None:
+            owner = secrets.token_hex(8)
+            jobs.append(self._frontend.media.read_pieces(clip, piece_s, then, owner=owner, wait_s=wait_s))
+
+        try:
+            yield await in_thread_pool(self._frontend.thread_pool, start)
+        finally:
+            for job in jobs:
+                self._frontend.media.release(job)
+
+    async def rendered(self, turns: list[ChatMessage]) -> str:
+        """Return a chat as the model's template shows it, up to the answer."""
+        return (await self._prompt(ReadPrompt(chat=turns))).text or ""
+
+    async def chat_tokens(self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest]) -> bytes:
+        """Return the token ids of a chat's prompt, those of its images included."""
+        prompt = await self.chat_prompt(parsed)
+        token_ids = prompt.token_ids or b""
+        if not prompt.media:
+            return token_ids
+        start = partial(self._frontend.expand, token_ids, prompt.media)
+        expanded: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
+        return expanded.token_ids
+
+    async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
+        """Return the token ids of a text; `given` may hold them already. `cut_side`: as in chat_prompt."""
+        if given.token_ids is not None:
+            return given.token_ids
+        question = ReadPrompt(prompt=given.text, add_special_tokens=add_special_tokens, cut_side=cut_side)
+        return (await self._prompt(question)).token_ids
+
+    async def _prompt(self, question: ReadPrompt) -> Prompt:
+        start = partial(self._frontend.prompts.read, question, owner=secrets.token_hex(8))
+        return await in_thread_pool(self._frontend.thread_pool, start)
+
+    async def text_of(self, token_ids: bytes) -> str:
+        """Detokenize token ids."""
+        start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
+        return await in_thread_pool(self._frontend.thread_pool, start)
+
+    @contextlib.contextmanager
+    def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
+        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`; leaving the context aborts
+        those that are still open. With `max_open` so many are open at a time, in order.
+
+        All submits have the same `n`. RequestError for an id that is in use."""
+        for submit in submits:
+            self.check_id(submit.request_id)
+        record, trace = access_record.get(), incoming_trace.get()
+        peer = "" if record is None else record.peer
+        run = Run(len(submits), submits[0].params.n, self._block_size, peer)
+        adapter = "" if model in self._frontend.model_names else model
+        for position, submit in enumerate(submits):
+            self._run_by_id[submit.request_id] = (run, position)
+        self._session.num_readers += 1
+        send = self._frontend.note.bound(partial(self._submit, run, trace, adapter))
+        work = (partial(send, submit) for submit in submits)
+        try:
+            run.waiting = None if max_open is None else work
+            self._do_all(itertools.islice(work, max_open))
+            yield run
+        finally:
+            self._session.num_readers -= 1
+            if record is not None:
+                record.num_prompt_tokens += run.num_prompt_tokens
+                record.num_completion_tokens += run.num_completion_tokens
+                record.adapter = adapter
+            left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
+            self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
+
+    def _peer_of(self, request_id: str) -> str:
+        run, _ = self._run_by_id.get(request_id, (None, 0))
+        return "" if run is None else run.peer
+
+    def check_id(self, request_id: str) -> None:
+        """Raise RequestError if a submit with this id is open."""
+        if request_id in self._run_by_id:
+            raise id_is_open(request_id)
+
+    def _submit(self, run: Run, trace: TraceContext, adapter: str, submit: Submit) -> None:
+        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
+            if adapter or trace.traceparent:
+                submit = msgspec.structs.replace(submit, adapter=adapter, **trace._asdict())
+            self._frontend.on_message(self._session, submit)
+
+    def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
+        """Do as much of `work` as `slice_s` allows; queue the rest for later turns of the event loop."""
+        pending, is_idle = iter(work), not self._to_do
+        self._do_slice(pending)
+        self._to_do.extend(pending)
+        if is_idle and self._to_do:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        self.wake()
+
+    def _do_some(self) -> None:
+        self._do_slice(self._to_do.popleft() for _ in range(len(self._to_do)))
+        if self._to_do:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        self.wake()
+
+    def _do_slice(self, work: Iterator[Callable[[], None]]) -> None:
+        """Do at least one piece of `work`, and more until `slice_s` have passed."""
+        deadline = time.monotonic() + self.slice_s
+        for each in work:
+            each()
+            if time.monotonic() > deadline:
+                return
+
+    def abort(self, request_id: str) -> int:
+        """Abort the submits of an answer, ID and ID/N, and return their number; their `run` gets partial answers."""
+        request_id = submitted_id(request_id)
+        found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
+        for each in found:
+            self._frontend.on_message(self._session, Abort(request_id=each))
+        if found:
+            self.wake()
+        return len(found)
+
+    async def control(self, control: Control) -> Done:
+        """Send a control message, with a fresh query id, and await its reply; raise the error of a QueryFailed."""
+        query_id = next(self._query_ids)
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._controls[query_id] = done
+        try:
+            self._frontend.on_message(self._session, msgspec.structs.replace(control, query_id=query_id))
+            self.wake()
+            return await done
+        finally:
+            del self._controls[query_id], done  # the future's error holds this frame
+
+    async def load_adapter(self, query: LoadAdapter) -> None:
+        """Load an adapter from beneath --adapter-folder. RequestError if it cannot be, NotFound if it is not there."""
+        load = partial(self._frontend.adapters.load, query, is_confined=True)
+        await in_thread_pool(self._frontend.thread_pool, load)
+
+    def _on_reply(self, reply: Done | QueryFailed) -> None:
+        done = self._controls.get(reply.query_id)
+        if done is None or done.done():
+            return  # the caller has left
+        if isinstance(reply, QueryFailed):
+            done.set_exception(reply.error.to_exception())
+        else:
+            done.set_result(reply)
+
+    def _deliver(self, message: FrontendMessage) -> None:
+        if isinstance(message, Deltas):
+            for delta in message.deltas:
+                self._put(delta.request_id, delta)
+        elif isinstance(message, Accepted):
+            self._put(message.request_id, message)
+        elif isinstance(message, (Done, QueryFailed)):
+            self._on_reply(message)
+
+    def _put(self, request_id: str, update: Accepted | Delta) -> None:
+        run, position = self._run_by_id.get(request_id, (None, 0))
+        if run is None:
+            return  # the caller has left
+        if not self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_group)
+        self._to_wake[run] = None
+        if run.put(position, update):
+            del self._run_by_id[request_id]
+            if run.waiting is not None:
+                asyncio.get_running_loop().call_soon(self._do_all, itertools.islice(run.waiting, 1))
+
+    def _wake_group(self) -> None:
+        group = list(itertools.islice(self._to_wake, RUNS_PER_GROUP))
+        for run in group:
+            del self._to_wake[run]
+            run.wake()
+        if self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_group)

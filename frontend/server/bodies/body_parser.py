@@ -1,0 +1,105 @@
+"""Decode HTTP bodies and check them as far as possible without the model.
+
+The frontend's loop decodes small bodies, the intake process large ones, with this code, so that errors are the same.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ....ipc.errors import RequestError
+from ....ipc.messages.intake import BodyInput
+from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.prompts import body_inputs
+from ...forms.openai.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ...forms.prompt_limits import PromptLimits
+from ...forms.prompts import check_text, check_token_ids
+from .body_error import BodyError, invalid_body
+from .unknown_fields import without_unknown
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+SMALL_BYTES = 128 << 10  # the loop decodes bodies up to this size: at worst 16 ms, for a list of lists of one token
+
+OTHER_FORMATS = frozenset(  # unknown fields that ask for a form of the answer: to ignore one would give another answer
+    (
+        *("responseSchema", "response_schema", "responseJsonSchema", "response_json_schema", "output_schema"),
+        *("guided_decoding", "structural_tag", "regex", "ebnf", "format"),
+    )
+)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+class ParsedBody(NamedTuple, Generic[BodyT]):
+    """Decoded body. `inputs`: its prompts, or the tokens to detokenize; a chat has one if an intake process tokenized
+    it, otherwise only the messages in `body`."""
+
+    body: BodyT
+    inputs: list[BodyInput]
+    ignored: Sequence[str] = ()  # unknown fields, in the form of `without_unknown`
+    raw: bytes = b""  # the undecoded body, for /v1/responses only
+
+
+def parse_body(
+    raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
+) -> ParsedBody[BodyT]:
+    """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
+    field. Unknown fields, and items that have no meaning here, are refused if `is_strict` or the type is no Body (a
+    control command); else dropped and named."""
+    if raw.startswith(BOM_UTF8):  # RFC 8259, 8.1: a reader may ignore it
+        raw = raw[len(BOM_UTF8) :]
+    try:
+        return _parse(raw, body_type, limits)
+    except BodyError:
+        if is_strict or not issubclass(body_type, Body):
+            raise
+        try:
+            known, ignored = without_unknown(raw, body_type)
+        except _UNREADABLE as broken:  # a syntax error after the unknown field
+            raise invalid_body(broken, raw) from None
+        if not ignored:
+            raise
+        if lost := [name for each in ignored if (name := each.partition(" ")[0]) in OTHER_FORMATS]:
+            message = f"{lost[0]} is another server's name of response_format: give the schema, or the like, there"
+            raise BodyError(message, param=lost[0]) from None
+        parsed = _parse(known, body_type, limits)
+        return ParsedBody(parsed.body, parsed.inputs, ignored)
+
+
+def _parse(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:
+    try:
+        body = msgspec.json.decode(raw, type=body_type)
+    except _UNREADABLE as error:
+        if isinstance(error.__cause__, RequestError):
+            raise error.__cause__ from None
+        raise invalid_body(error, raw) from None
+    return ParsedBody(body, list(_inputs(body, limits)))
+
+
+def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
+    if isinstance(body, CompletionRequest):
+        yield from body_inputs("prompt", body.prompt, limits, body.n)
+    elif isinstance(body, EmbeddingRequest):
+        _check_one("input", body.input, body.messages)
+        if body.input is not None:
+            yield from body_inputs("input", body.input, limits)
+    elif isinstance(body, CohereEmbedRequest):
+        yield from body_inputs("texts", list[str | int | list[int]](body.texts), limits)
+    elif isinstance(body, GenerativeScoringRequest):
+        yield from body_inputs("query", body.query if isinstance(body.query, str) else [*body.query], limits)
+        yield from body_inputs("items", list[str | int | list[int]](body.items), limits)
+    elif isinstance(body, TokenizeRequest):
+        _check_one("prompt", body.prompt, body.messages)
+        if body.prompt is not None:
+            yield BodyInput(text=check_text(body.prompt))
+    elif isinstance(body, DetokenizeRequest) and body.tokens:
+        yield BodyInput(token_ids=check_token_ids(body.tokens))
+
+
+def _check_one(field: str, given: object, messages: object) -> None:
+    if (given is None) == (messages is None):
+        raise RequestError(f"{field} must be given, or messages in its place: give exactly one")

@@ -1,0 +1,60 @@
+"""LocalCores: a frontend's sockets to the cores of its own engine, whose comings and goings the supervisor reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import zmq
+
+from ....ipc.messages.core import CoreToFrontend, FrontendToCore
+from ....ipc.messages.supervisor import Progress
+from ....ipc.sockets.channel import Channel
+from ....ipc.sockets.zmq_sockets import new_socket
+from ....ipc.spec.config.engine_spec import EngineSpec
+
+NEVER = float("inf")  # as a time
+
+
+class LocalCores:
+    """One socket for each core, by replica."""
+
+    next_at = NEVER
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, identity: bytes, counts: Counter[str]
+    ) -> None:
+        self._channels: list[Channel[CoreToFrontend, FrontendToCore]] = []
+        for replica in range(spec.config.data_parallel_size):
+            socket = new_socket(context, zmq.DEALER, identity=identity)
+            socket.connect(spec.endpoints.of_replica(replica).core)
+            self._channels.append(Channel(socket, CoreToFrontend, "core", counts))
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        return [channel.socket for channel in self._channels]
+
+    def receive(self, now: float) -> Iterator[tuple[int, CoreToFrontend]]:
+        """Yield all messages of cores with their replicas."""
+        for replica, channel in enumerate(self._channels):
+            for message in channel.receive():
+                yield replica, message
+
+    def send(self, unsent: Sequence[list[FrontendToCore]]) -> None:
+        """Send the messages to each core, and clear them."""
+        for channel, messages in zip(self._channels, unsent, strict=True):
+            for message in messages:
+                channel.send(message)
+            messages.clear()
+
+    def complete(self, progress: Progress) -> Progress:
+        """Return a report of the supervisor, which knows all."""
+        return progress
+
+    def may_begin(self, now: float) -> bool:
+        """Whether the frontend may serve without any core."""
+        return False
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.socket.close(linger=0)  # the core is stopped too

@@ -1,0 +1,136 @@
+"""RemoteCores: a gateway's connections to cores of engines elsewhere, which come and go while it runs.
+
+All must serve the same model. What a supervisor tells the frontends of an engine, these connections find out: which
+cores are up, the sizes of their pools, and their progress.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import zmq
+
+from ....ipc.messages.base import PING_INTERVAL_S, PROTOCOL_VERSION, Welcome
+from ....ipc.messages.blobs import GetBlob
+from ....ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest, WeightsChanged
+from ....ipc.messages.progress_sum import add_up
+from ....ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown
+from ....ipc.sockets.keys import Keys
+from ....ipc.spec.config.engine_spec import EngineSpec
+from .blob_sender import BlobSender
+from .remote_core import NO_PROGRESS, RemoteCore, logger
+
+PATIENCE_S = 3.0  # at the start, with which a gateway waits for its first core
+
+
+class RemoteCores:
+    """The cores of --cores, by their places there."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        spec: EngineSpec,
+        identity: bytes,
+        counts: Counter[str],
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called from a thread and must cause a call of `send`."""
+        assert spec.config.hosts_key_file is not None and spec.digest is not None, "EngineConfig checks it"
+        keys, identity = Keys.load(spec.config.hosts_key_file), f"{spec.run_id[:8]}/".encode() + identity
+        self._cores = [
+            RemoteCore(context, address, number, identity, keys, counts)
+            for number, address in enumerate(spec.remote_cores)
+        ]
+        self._blobs = BlobSender(spec, wake)
+        self._folder = ""  # of the weights that were reloaded last, on the engines' machines
+        self._run_id, self._model = spec.run_id, spec.digest
+        self._own_progress = NO_PROGRESS  # of the gateway's supervisor
+        self._begun_at = time.monotonic()
+        self.next_at = self._begun_at + PING_INTERVAL_S
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        return [socket for core in self._cores for socket in core.sockets]
+
+    def receive(self, now: float) -> Iterator[tuple[int, CoreToFrontend | CoreUp | Initialize]]:
+        """Yield all messages and news of the cores with their numbers."""
+        for number, core in enumerate(self._cores):
+            for message in core.receive(now):
+                if isinstance(message, GatewayWelcome):
+                    if self._accepts(core, message.model):
+                        core.on_used()
+                        yield number, self._sizes()
+                        yield number, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._run_id)
+                        yield number, self._progress()
+                elif isinstance(message, Progress):
+                    yield number, self._progress()
+                elif isinstance(message, WeightsChanged):
+                    self._on_weights(core, message)
+                elif isinstance(message, GetBlob):
+                    self._blobs.ask(number, message)
+                else:
+                    yield number, message
+                if isinstance(message, ReplicaDown) and not message.has_core:
+                    yield number, self._progress()
+        if now >= self.next_at:
+            self.next_at = now + PING_INTERVAL_S
+            for core in self._cores:
+                core.ping(now)
+
+    def _accepts(self, core: RemoteCore, model: ModelDigest) -> bool:
+        """Whether a core has the weights of the others. The first core decides, if the gateway has no weights. One with
+        others than those that were reloaded last reads these first."""
+        if difference := self._model.difference(model):
+            is_behind = not self._model.difference(model.with_weights(""))
+            if is_behind and self._folder and not core.has_caught_up:
+                core.catch_up(self._folder)
+                return False
+            core.refuse(f"the engine serves another model than the gateway: {difference}")
+            return False
+        self._model = model if not self._model.weights else self._model
+        return True
+
+    def _on_weights(self, core: RemoteCore, message: WeightsChanged) -> None:
+        """Note that a core in use has reloaded: from now on the others need its weights to be used anew."""
+        if core.sizes is not None:
+            self._model, self._folder = self._model.with_weights(message.weights), message.model_folder
+            logger.info("the core at %s serves the weights in %s now", core.address, message.model_folder)
+
+    def _sizes(self) -> Initialize:
+        pools = [core.sizes.num_blocks for core in self._cores if core.sizes is not None]
+        return Initialize(num_blocks=min(pools), num_all_blocks=sum(pools) - len(pools))
+
+    def _progress(self) -> Progress:
+        own = self._own_progress
+        return msgspec.structs.replace(
+            add_up([core.progress for core in self._cores]),
+            num_restarts=own.num_restarts,
+            num_http_requests_cut=own.num_http_requests_cut,
+            frontends=own.frontends,
+            last_failure=own.last_failure,
+            is_core_up=any(core.sizes is not None for core in self._cores),
+        )
+
+    def complete(self, progress: Progress) -> Progress:
+        """Add what the cores have reported to a report of the gateway's supervisor."""
+        self._own_progress = progress
+        return self._progress()
+
+    def send(self, unsent: Sequence[list[FrontendToCore]]) -> None:
+        """Send the messages to each core, and clear them; then the parts of blobs that have been read."""
+        for core, messages in zip(self._cores, unsent, strict=True):
+            core.send(messages)
+            messages.clear()
+        for number, reply in self._blobs.take():
+            self._cores[number].send([reply])
+
+    def may_begin(self, now: float) -> bool:
+        """Whether the frontend may serve without any core: one may be far from ready."""
+        return now >= self._begun_at + PATIENCE_S
+
+    def close(self) -> None:
+        for core in self._cores:
+            core.close()

@@ -1,0 +1,113 @@
+"""Acceptor: accepts connections from a listening socket while file descriptors are left.
+
+Without descriptors libuv accepts new connections and resets them at once. This class leaves them in the socket's
+backlog until other connections have closed, and reserves some descriptors for the engine's own files and sockets.
+It has the methods of asyncio.Server that uvicorn calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from ssl import SSLContext
+
+from ....ipc.process.descriptors import descriptor_limit
+from ....ipc.process.log import is_worth_a_line
+
+logger = logging.getLogger("tokenloom.http")
+
+PAUSE_S = 0.25  # until the next attempt to accept
+MAX_ACCEPTS = 64  # per iteration of the event loop
+MAX_RESERVE = 64  # descriptors that HTTP connections may not use, but for
+NUM_PROBES = 16  # of them, whoever has all others: those that ask for /health and /metrics are answered
+LEAST_RESERVE = 8  # descriptors that no HTTP connection may use
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Acceptor of one listening socket. Owns the tasks that set up its new connections, with their TLS handshakes."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        new_protocol: Callable[[], asyncio.Protocol],
+        on_exhausted: Callable[[], None],
+        num_open: Callable[[], int],
+        tls: SSLContext | None = None,
+        tls_handshake_s: float | None = None,
+    ) -> None:
+        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting pauses. `num_open`: the
+        HTTP connections that are open."""
+        self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
+        self._tls, self._tls_handshake_s, self._num_open = tls, tls_handshake_s, num_open
+        self._loop = asyncio.get_running_loop()
+        self._setups: set[asyncio.Task[None]] = set()
+        self._num_pauses = 0
+        self._timer: asyncio.TimerHandle | None = None
+        limit = descriptor_limit()
+        self._highest_fd = limit - min(MAX_RESERVE, limit // 4)
+        self._highest_probe = limit - LEAST_RESERVE
+        self._loop.add_reader(listener, self._accept_all)
+
+    def close(self) -> None:
+        """Stop accepting. Open connections stay open."""
+        self._loop.remove_reader(self._listener)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._setups, return_exceptions=True)
+
+    def _accept_all(self) -> None:
+        for _ in range(MAX_ACCEPTS):
+            try:
+                self._check_room()
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in OUT_OF_RESOURCES:
+                    raise
+                self._pause(error)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._set_up(connection))
+            self._setups.add(task)
+            task.add_done_callback(self._setups.discard)
+
+    def _check_room(self) -> None:
+        """Raise EMFILE if few descriptors are left: the kernel hands out the lowest free one, and it is high."""
+        fd = os.dup(self._listener.fileno())
+        os.close(fd)
+        has_share = self._num_open() + len(self._setups) >= NUM_PROBES
+        if fd >= (self._highest_fd if has_share else self._highest_probe):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def _pause(self, error: OSError) -> None:
+        self._num_pauses += 1
+        self._on_exhausted()
+        if is_worth_a_line(self._num_pauses):
+            logger.warning(
+                "no HTTP connection can be accepted (%s; %d descriptors may be open): new ones wait until others end; "
+                "raise the limit of open files (ulimit -n, LimitNOFILE)",
+                error.strerror,
+                descriptor_limit(),
+            )
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept_all)
+
+    async def _set_up(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._new_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
+            )
+        except (TimeoutError, OSError):  # the client has closed, or does not speak TLS
+            connection.close()

@@ -1,0 +1,242 @@
+"""new_app: the ASGI app of the HTTP server. GeneratingEndpoints decode bodies and start the work for them.
+
+Does not know the fields of bodies (`openai/forms/schema.py`) or the engine's messages (`openai/local_engine.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TypeAlias
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from ....ipc.codec import num_ids
+from ....ipc.errors import TokenloomError
+from ....ipc.spec.config.comma_list import comma_list
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.anthropic.request_body import CountTokensRequest, MessagesRequest, tokenize_request
+from ...forms.anthropic.request_body import chat_request as chat_of_messages
+from ...forms.anthropic.request_body import schema_field as schema_of_message
+from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.errors import HttpError, json_response, refusal_kind
+from ...forms.openai.params import errors_about, prompt_errors_about, schema_errors_about, with_defaults
+from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
+from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest
+from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
+from ...forms.parsers.names import find_reasoning_parser, find_tool_parser
+from ...forms.speech.families import prompts_of
+from ...listening.open_requests import OpenRequests
+from ...listening.web_pages import WebPages
+from ..api.anthropic import MessageCreation
+from ..api.openai.background_response import BackgroundResponse
+from ..api.openai.chat import ChatCompletion
+from ..api.openai.chat_batch import ChatBatch
+from ..api.openai.choices import ChoicesResponse
+from ..api.openai.cohere import CohereEmbeddings
+from ..api.openai.completions import Completion
+from ..api.openai.embeddings import Embeddings
+from ..api.openai.events import EventStream, until_disconnect
+from ..api.openai.generative_scoring import GenerativeScoring
+from ..api.openai.local_engine import LocalEngine
+from ..api.openai.response_store import ResponseStore
+from ..api.openai.responses import ResponseCreation
+from ..api.openai.stored_responses import StoredResponses
+from ..api.speech.transcription import Hearing, Transcription
+from ..bodies.body_parser import BodyT, ParsedBody
+from ..metrics.access_record import CLIENT_CLOSED_REQUEST
+from ..metrics.tracing import TraceContext
+from ..requests.engine_metrics import EngineMetrics
+from ..requests.frontend import Frontend
+from ..requests.queries import speech_of
+from .admin import AdminEndpoints
+from .control import ControlEndpoints
+from .endpoint import Endpoint, routes
+from .invocations import Invocations
+from .load_report import FORMAT_HEADER, load_headers
+from .middleware import HttpMiddleware
+from .openapi import document
+from .pages import PageEndpoints
+from .peers import Peers
+from .responses import ResponseEndpoints
+from .server_info import InfoEndpoints
+
+Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
+Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription
+Work: TypeAlias = Streamed | Whole  # a checked request
+
+
+class GeneratingEndpoints:
+    """Endpoints that generate or embed, from completions to Anthropic's messages."""
+
+    def __init__(
+        self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore, peers: Peers
+    ) -> None:
+        self._engine, self._metrics, self._peers = engine, metrics, peers
+        self._spec = spec
+        self.responses = StoredResponses(engine, store, self._chat_of)
+        template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
+        parser = spec.config.tool_call_parser
+        self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
+        reasoning = spec.config.reasoning_parser
+        self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Count a request as refused if this context raises an expected error. The engine gets the request later."""
+        try:
+            yield
+        except (HttpError, TokenloomError) as error:
+            self._metrics.on_refused(refusal_kind(error))
+            raise
+
+    def endpoints(self) -> list[Endpoint]:
+        engine = self._engine
+        stored = ResponseEndpoints(engine, self.responses, self._peers)
+        chats = partial(ChatBatch.start_all, engine, reasoning_parser=self._reasoning_parser)
+        embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)
+        return [
+            self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
+            self._endpoint("/v1/chat/completions", "A chat completion", ChatRequest, self._chat, "messages"),
+            self._endpoint(
+                "/v1/chat/completions/batch", "Completions of several chats", BatchChatRequest, chats, "messages"
+            ),
+            self._endpoint(
+                "/v1/responses", "A response (OpenAI Responses)", ResponsesRequest, self.responses.start, "input"
+            ),
+            self._endpoint("/v1/messages", "A message (Anthropic Messages)", MessagesRequest, self._reply, "messages"),
+            Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
+            *self._audio_endpoints(),
+            self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, embed, "input"),
+            self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
+            self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
+            self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, score, "items"),
+            *stored.endpoints(),
+        ]
+
+    def _endpoint(
+        self,
+        path: str,
+        summary: str,
+        body_type: type[BodyT],
+        start: Callable[[ParsedBody[BodyT], str], Awaitable[Work]],
+        prompt_field: str,
+    ) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            with self._refusals(), prompt_errors_about(prompt_field):
+                parsed = await self._engine.bodies.read(request, body_type)
+                model = await self._engine.model_of(parsed.body)
+                work = await start(parsed._replace(body=with_defaults(parsed.body, self._spec)), model)
+            if not isinstance(work, Whole) and getattr(parsed.body, "stream", None):
+                return EventStream(work.events(), work.stream_end)
+            whole = await until_disconnect(request.receive, work.whole())
+            if whole is None:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            if isinstance(whole, Response):
+                return whole
+            headers = load_headers(request.headers.get(FORMAT_HEADER, ""), self._metrics)
+            return Response(whole, headers=headers, media_type="application/json")
+
+        return Endpoint(path, answer, summary, body_type)
+
+    def _audio_endpoints(self) -> list[Endpoint]:
+        speech, spec = speech_of(self._spec.model), self._spec
+
+        async def refuse(request: Request) -> Response:
+            async for _ in request.stream():  # a client that is still sending may not read the answer
+                pass
+            with self._refusals():
+                name = f"{spec.served_model_name!r:.200}"
+                raise HttpError(400, f"the model {name} does not hear audio: choose one that does", param="model")
+
+        forms = (
+            ("/v1/audio/transcriptions", "Text of a clip of speech", TranscriptionRequest),
+            ("/v1/audio/translations", "Translation of a clip of speech", TranslationRequest),
+        )
+        if speech is None:
+            return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
+        hearing = Hearing(speech.piece_s, prompts_of(speech), spec.default_sampling_params, self._metrics.on_heard)
+        start = partial(Transcription.start, self._engine, hearing)
+        return [self._endpoint(path, summary, form, start, "file") for path, summary, form in forms]
+
+    async def _complete(self, parsed: ParsedBody[CompletionRequest], model: str) -> Completion:
+        return Completion(self._engine, parsed, model)
+
+    async def _chat(self, parsed: ParsedBody[ChatRequest], model: str) -> ChatCompletion:
+        return await ChatCompletion.start(self._engine, parsed, model, self._tool_parser, self._reasoning_parser)
+
+    async def _chat_of(
+        self, parsed: ParsedBody[ResponsesRequest], model: str
+    ) -> tuple[ResponsesRequest, ChatCompletion]:
+        body = with_defaults(parsed.body, self._spec)
+        with schema_errors_about(schema_field(body)), errors_about("input", r"messages\b"):
+            return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs), model)
+
+    async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest], model: str) -> CohereEmbeddings:
+        return CohereEmbeddings(self._engine, parsed, model, self._spec, version)
+
+    async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
+        body = with_defaults(chat_of_messages(parsed.body), self._spec)
+        schema = schema_errors_about(schema_of_message(parsed.body))
+        budget = errors_about("thinking.budget_tokens", r"thinking_token_budget\b")
+        with schema, budget, errors_about("stop_sequences", r"stop\b"):
+            chat = await self._chat(ParsedBody(body, parsed.inputs), model)
+        return MessageCreation(parsed.body, chat)
+
+    async def _count(self, request: Request) -> Response:
+        with self._refusals():
+            parsed = await self._engine.bodies.read(request, CountTokensRequest)
+            await self._engine.model_of(parsed.body)
+            token_ids = await self._engine.chat_tokens(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
+        return json_response({"input_tokens": num_ids(token_ids)})
+
+
+def new_app(
+    engine: LocalEngine,
+    frontend: Frontend,
+    spec: EngineSpec,
+    generating: list[Endpoint],
+    peers: Peers,
+    open_requests: OpenRequests | None = None,
+) -> ASGIApp:
+    """Build the ASGI app: routes, HttpMiddleware around them, CORS, if set, outermost, so that errors have it too."""
+    template = engine.inputs.chat_template
+    others = (
+        AdminEndpoints(engine, frontend, spec, peers),
+        ControlEndpoints(engine, frontend, spec),
+        InfoEndpoints(frontend, spec, None if template is None else template.source),
+        PageEndpoints(engine, frontend, spec, peers),
+        Invocations(generating),
+    )
+    endpoints = [*generating, *(each for group in others for each in group.endpoints())]
+
+    async def openapi(request: Request) -> Response:
+        return json_response(document(endpoints, spec))
+
+    endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
+    router = Router(routes(endpoints))
+    config = spec.config
+    middleware = HttpMiddleware(
+        router,
+        config.api_key,
+        config.max_body_bytes,
+        frontend.metrics.on_refused,
+        config.root_path,
+        open_requests,
+        WebPages.of(config),
+        frontend.note,
+    )
+    if config.cors_origins is None:
+        return middleware
+    return CORSMiddleware(
+        middleware,
+        allow_origins=comma_list(config.cors_origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "warning", "endpoint-load-metrics", "metadata", *TraceContext._fields],
+    )

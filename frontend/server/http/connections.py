@@ -1,0 +1,353 @@
+"""Connections: limits the time in which an HTTP client must send a request, its head, and the number of connections.
+
+If a client sends a head or body too slowly, it gets 408 and its connection is closed. One timer checks all connections
+that wait for their client, a few times within the limit; without such connections no timer runs. An answer may take
+any time.
+
+A head may have MAX_HEAD_BYTES and MAX_HEADERS, trailers included, or the client gets 431. Bytes are counted as they
+come, before a key is checked; a refused client may go on sending for a while, since it may read its answer only then.
+
+At the limit of connections a new one replaces the connection that has been idle for longest. If none is idle, requests
+on the new connection get 503, except probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ....ipc.process.descriptors import descriptor_limit
+from ....ipc.process.log import is_worth_a_line
+from ...forms.openai.errors import HttpError, encode_json
+from .middleware import LOCAL, OVER_LIMIT
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+
+logger = logging.getLogger("tokenloom.http")
+
+CHECKS_PER_LIMIT = 4  # runs of the timer within the time limit
+MIN_BYTES_PER_S = 1024  # average rate at which a body must arrive
+MAX_HEAD_BYTES = 64 << 10  # of URL and headers of a request, and of the trailers behind its body
+MAX_HEADERS = 256  # of a request, trailers included
+MAX_PIPELINED = 128  # requests of a connection that wait for the answer before them
+NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files, and for ZeroMQ clients
+
+
+def connection_limit() -> int:
+    """Return the number of HTTP connections that the limit of open files allows."""
+    limit = descriptor_limit()
+    return max(limit - NUM_KEPT_FDS, limit // 2)
+
+
+class Stage(enum.Enum):
+    """Progress of the newest request of a connection."""
+
+    NEW = enum.auto()  # connected, nothing received
+    HEAD = enum.auto()  # part of the head received
+    BODY = enum.auto()  # head received, body not complete
+    ANSWER = enum.auto()  # request received, not answered
+    IDLE = enum.auto()  # answered completely
+    REFUSED = enum.auto()  # answered with an error; further bytes are dropped
+
+
+_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY, Stage.REFUSED))  # the client must act
+_WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE, Stage.REFUSED))
+
+
+class Connections:
+    """All open connections and the timer. Keeps those that wait for their client, and those without a request in the
+    order in which they became so."""
+
+    def __init__(
+        self, timeout_s: float, max_connections: int, on_refused: Callable[[HttpConnection, HttpError, str], None]
+    ) -> None:
+        """`on_refused` is called for each error sent without the app: connection, error, reason (a metric label)."""
+        self.timeout_s, self.max_connections, self.on_refused = timeout_s, max_connections, on_refused
+        self._open: set[HttpConnection] = set()
+        self.loop = asyncio.get_running_loop()
+        self._awaited: set[HttpConnection] = set()
+        self._without_request: dict[HttpConnection, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._checked_at = 0.0
+        self._num_over_limit = 0
+
+    @property
+    def has_timer(self) -> bool:
+        return self._timer is not None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def open(self, connection: HttpConnection) -> bool:
+        """Add a connection. Over the limit close those longest without a request; False if that is not enough."""
+        self._open.add(connection)
+        while self.num_open > self.max_connections and self._without_request:
+            longest = next(iter(self._without_request))
+            self.close(longest)
+            longest.transport.close()
+        if self.num_open <= self.max_connections:
+            return True
+        self._num_over_limit += 1
+        if is_worth_a_line(self._num_over_limit):
+            logger.warning(
+                "%d HTTP connections have requests and at most %d may be open: new ones are refused, %d so far; raise "
+                "the limit of open files (ulimit -n)",
+                self.num_open - 1,
+                self.max_connections,
+                self._num_over_limit,
+            )
+        return False
+
+    def on_stage(self, connection: HttpConnection, stage: Stage) -> None:
+        self._without_request.pop(connection, None)
+        if stage in _WITHOUT_REQUEST:
+            self._without_request[connection] = None
+        if stage not in _AWAITED:
+            self._awaited.discard(connection)
+            return
+        self._awaited.add(connection)
+        if self._timer is None:
+            self._checked_at = self.loop.time()
+            self._set_timer()
+
+    def close(self, connection: HttpConnection) -> None:
+        self._open.discard(connection)
+        self._without_request.pop(connection, None)
+        self._awaited.discard(connection)
+
+    def _set_timer(self) -> None:
+        self._timer = self.loop.call_later(self.timeout_s / CHECKS_PER_LIMIT, self._check_all)
+
+    def _check_all(self) -> None:
+        now, self._timer = self.loop.time(), None
+        late_s = max(now - self._checked_at - self.timeout_s / CHECKS_PER_LIMIT, 0.0)
+        self._checked_at = now
+        for each in list(self._awaited):
+            each.check(now, late_s)
+        if self._awaited:
+            self._set_timer()
+
+
+class WithoutChunks:
+    """App for clients older than HTTP/1.1, which do not know chunks: the end of the connection, which uvicorn closes
+    behind the answer, ends a body whose length is not known before."""
+
+    def __init__(self, app: ASGI3Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
+        has_length = True
+
+        async def send_whole(message: ASGISendEvent) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if has_length else False
+            elif message["type"] == "http.response.body" and not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_whole)
+
+
+class HttpConnection(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with limits of time and size for the client."""
+
+    def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
+        """`is_local`: only a process of this machine can have connected."""
+        super().__init__(config, server_state, {}, connections.loop)
+        self._connections = connections
+        self._stage = Stage.NEW
+        self._marks = {LOCAL: True} if is_local else {}  # added to the ASGI scope of each request
+        self._answered: RequestResponseCycle | None = None  # the oldest request without a whole answer; `cycle`: newest
+        self._num_body_bytes = 0
+        self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
+        self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
+        self._body_parts: list[bytes] = []  # of the data that is being parsed
+        self._new_app, self._old_app = self.app, WithoutChunks(self.app)  # for HTTP/1.1, and before it
+        self._since = self._last_at = 0.0  # loop times: start of the stage, last data
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage = stage
+        self._since = self._last_at = self.loop.time()
+        self._connections.on_stage(self, stage)
+
+    # ── events of the socket ──
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._connections.open(self):
+            self._marks[OVER_LIMIT] = True
+        self._enter(Stage.NEW)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.close(self)
+        self._end_answers()  # uvicorn ends that of `cycle` alone
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._stage in (Stage.NEW, Stage.IDLE):
+            self._enter(Stage.HEAD)
+        else:
+            self._last_at = self.loop.time()
+        self._num_unread_bytes += len(data)
+        super().data_received(data)
+        self._pass_body_on()
+        if self._num_unread_bytes > MAX_HEAD_BYTES and not (self._is_refused or self.transport.is_closing()):
+            self._refuse_head()
+
+    # ── events of the parser and of the answer ──
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = self._num_headers = self._num_unread_bytes = 0
+        self.scope.update(self._marks)  # type: ignore[typeddict-item]
+        if self._stage is not Stage.HEAD:  # the next request of a pipeline
+            self._enter(Stage.HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count_head(len(name) + len(value))
+        if self._stage is Stage.HEAD:  # trailers are dropped
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("the connection has too many requests")  # which makes the parser stop
+        is_old = self.parser.get_http_version() < "1.1"
+        self.app = self._old_app if is_old else self._new_app
+        self.expect_100_continue &= not is_old  # RFC 9110, 10.1.1
+        super().on_headers_complete()  # raises for a bad URL
+        if not self.pipeline:
+            self._answered = self.cycle
+        self._num_body_bytes = self._num_unread_bytes = 0
+        self._enter(Stage.BODY)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        self._num_unread_bytes = 0
+        self._body_parts.append(body)
+
+    def _pass_body_on(self) -> None:
+        """Pass on the parts of a body that have come, as one: uvicorn copies all that waits for each, and chunks may
+        have one byte."""
+        if self._body_parts:
+            super().on_body(b"".join(self._body_parts))
+            self._body_parts.clear()
+
+    def on_message_complete(self) -> None:
+        self._pass_body_on()
+        super().on_message_complete()
+        self._num_unread_bytes = 0
+        # If the answer came before the end of the body, the rest has stopped uvicorn's keep-alive timer: use ours.
+        self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
+
+    def on_response_complete(self) -> None:
+        following = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        self._answered = following
+        if self._stage is Stage.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
+            self._enter(Stage.IDLE)
+
+    # ── limits ──
+
+    def check(self, now: float, late_s: float) -> None:
+        """Close the connection, with a 408 if a request has begun, if its client is too slow. Excluded are `late_s`,
+        the seconds by which the loop was late, and the time in which an earlier answer is open or reading pauses."""
+        if self._is_answering_earlier or self.flow.read_paused:
+            self._since = self._last_at = now
+            return
+        self._since += late_s
+        self._last_at += late_s
+        limit_s, taken_s = self._connections.timeout_s, now - self._since
+        if self._stage is Stage.BODY:
+            if now - self._last_at > limit_s or taken_s > limit_s + self._num_body_bytes / MIN_BYTES_PER_S:
+                self._refuse(
+                    408, f"{self._num_body_bytes} bytes of the body came within {taken_s:.0f} s: send it again", "slow"
+                )
+        elif taken_s > limit_s:
+            if self._stage is Stage.HEAD:
+                text = f"the head of the request did not come whole within {limit_s:g} s: send it again"
+                self._refuse(408, text, "slow")
+            else:
+                self.transport.close()
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._is_head_too_large:
+            raise ValueError("the head is too large")  # which makes the parser stop
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._stage is Stage.REFUSED
+
+    @property
+    def _is_head_too_large(self) -> bool:
+        return self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS
+
+    @property
+    def _is_answering_earlier(self) -> bool:
+        """Whether the answer to a request before the newest is open."""
+        if self._stage is Stage.HEAD:  # `cycle` is still of the request before
+            return self.cycle is not None and not self.cycle.response_complete
+        return len(self.pipeline) > 0
+
+    @property
+    def _may_send_error(self) -> bool:
+        """Whether no answer is half sent and no complete request waits for one."""
+        has_begun = self._stage is Stage.BODY and self.cycle.response_started
+        return self._stage is not Stage.ANSWER and not has_begun and not self._is_answering_earlier
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse the request at which the parser has stopped."""
+        if self._is_head_too_large:
+            self._refuse_head()
+        else:
+            self._refuse(400, "this is not an HTTP/1.1 request: send it again", "http")
+
+    def _refuse_head(self) -> None:
+        text = f"URL and headers of a request may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers: send less"
+        self._refuse(431, text, "head")
+
+    def _refuse(self, status: int, message: str, why: str) -> None:
+        """Send an error without the app and close, at once if the error can be taken for an answer to another request,
+        or if the client is slow; else when the client closes: a socket that is closed with unread bytes resets the
+        connection, and the client may lose the error."""
+        may_send = self._may_send_error
+        if may_send:
+            error = HttpError(status, message)
+            self._connections.on_refused(self, error, why)
+            body = encode_json(error.body)
+            length = b"content-length: %d\r\n" % len(body)
+            head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
+            self.transport.write(head + body)
+        self._end_answers()  # the app sends nothing behind the error, or to a closed connection
+        if not may_send or status == 408:
+            self.transport.close()
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._enter(Stage.REFUSED)
+
+    def _end_answers(self) -> None:
+        """End the open answers: the app sends nothing more, and gets the event of a client that has left."""
+        for cycle in (self._answered, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected, cycle.waiting_for_100_continue = True, False
+                cycle.message_event.set()

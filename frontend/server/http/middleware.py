@@ -1,0 +1,237 @@
+"""HttpMiddleware: checks the caller and the body size of every HTTP request, and turns exceptions into error answers.
+
+With keys a caller must send one; without, it must not be a web page of another site (`listening/web_pages.py`).
+
+Errors have OpenAI's form, on Anthropic's paths Anthropic's. Each answer gets `x-request-id` (the caller's or a new
+one), the caller's W3C trace context, and a `warning` if fields of the body had no effect. Plain ASGI, because every
+streamed token passes through it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ....ipc.errors import TokenloomError
+from ....ipc.notes.deadly import REFUSAL, NotedCoroutine, ReadingNote
+from ....ipc.process.faults import maybe_fail
+from ...forms.anthropic.errors import has_message_errors, message_error
+from ...forms.openai.errors import HttpError, json_response, to_http_error
+from ...listening.open_requests import OpenRequests
+from ...listening.web_pages import WebPages
+from ..api.openai.body_reader import WARNING
+from ..api.openai.events import SERVER_SEND
+from ..metrics.access_record import access_record
+from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
+
+logger = logging.getLogger("tokenloom.http")
+
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served above the connection limit too
+OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # static: they hold no data
+OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
+OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
+LOCAL = "tokenloom.local"  # scope key: the client is on this machine
+_STORED = re.compile(r"/v1/responses/(?!input_tokens(?![^/]))[^/]+")
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
+
+
+class HttpMiddleware:
+    """ASGI middleware around `app`. All paths except OPEN_PATHS require one of the keys, if there are any, and else a
+    caller that `pages` lets in."""
+
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]],
+        api_keys: Sequence[str] | None,
+        max_body_bytes: int,
+        on_refused: Callable[[str], None],
+        root_path: str = "",
+        open_requests: OpenRequests | None = None,
+        pages: WebPages | None = None,
+        note: ReadingNote | None = None,
+    ) -> None:
+        """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it.
+        `note` gets each request but probes while it is worked on; default: in memory."""
+        self._app = app
+        self._on_refused, self._note = on_refused, note or ReadingNote()
+        self._api_keys = [key.encode() for key in api_keys or ()]
+        self._max_body_bytes = max_body_bytes
+        self._root_path = root_path
+        self._open_requests = open_requests or OpenRequests()
+        self._pages = pages or WebPages()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        trace = read_trace_context(scope["headers"])
+        incoming_trace.set(trace)
+        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
+        is_anthropic = has_message_errors(scope["path"], headers)
+        extra = _headers_to_add(headers, trace, is_anthropic)
+        has_started, is_open = False, True
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_started, is_open
+            if message["type"] == "http.response.body" and not message.get("more_body") and is_open:
+                is_open = False  # before the client can have the whole response: a loss no longer cuts it
+                self._open_requests.add(-1)
+            if message["type"] == "http.response.start":
+                has_started = True
+                message["headers"] = [*message.get("headers", ()), *extra]
+                if (warning := scope.get(WARNING)) is not None:  # RFC 7234, 5.5
+                    text = str(warning).replace("\\", r"\\").replace('"', r"\"")
+                    message["headers"].append((b"warning", f'299 - "{text}"'.encode()))
+            await send(message)
+
+        scope.setdefault(SERVER_SEND, send)
+        scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
+        self._open_requests.add(1)
+        try:
+            self._check(scope, headers)
+            await self._run(scope, receive, send_with_headers)
+        except ClientDisconnect:  # the client disconnected before its body was complete
+            return
+        except Exception as error:
+            response = _error_response(error, scope)
+            if not has_started:
+                await response(scope, receive, send_with_headers)
+        finally:
+            if is_open:
+                self._open_requests.add(-1)
+            del scope[SERVER_SEND]  # which holds the scope: a cycle
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:
+            self._on_refused("connections")
+            message = "the server has as many connections as it can hold: try again later"
+            again = {"retry-after": "1", "connection": "close"}
+            raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
+        if scope["path"] not in OPEN_PATHS:
+            self._check_caller(scope, headers)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            self._on_refused("size")
+            raise self._too_large()
+
+    def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._api_keys:
+            if fault := _credential_error(headers, self._api_keys):
+                self._on_refused("key")
+                message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+                raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            if (record := access_record.get()) is not None:
+                given = headers.get(b"authorization", b"") + headers.get(b"x-api-key", b"")
+                record.peer += f" {hashlib.sha256(given).hexdigest()[:16]}"
+            return
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        address, port = scope.get("server") or (None, None)
+        fault = self._pages.host_fault(hosts, None if port is None else address) or self._pages.origin_fault(headers)
+        if fault:
+            self._on_refused("origin")
+            raise HttpError(403, fault, "permission_error")
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app, and note each slice of its work on this request under a key of the method, path, query and body
+        so far. Raises HttpError 413 once the body exceeds the limit, since content-length may be absent, and 400 for a
+        request that has ended frontends."""
+        if scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
+            return
+        num_bytes, found = 0, self._note.new_hash()
+        found.update(f"{scope['method']} {scope['path']}?".encode(errors="replace"))
+        found.update(scope.get("query_string", b"") + b"\n")
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                body = message.get("body", b"")
+                num_bytes += len(body)
+                if num_bytes > self._max_body_bytes:
+                    raise self._too_large()
+                found.update(body)
+                work.key = found.digest()
+                self._note.begin(work.key)  # for the rest of this slice, too
+                self._refuse_deadly(work.key)
+                maybe_fail("frontend.read", num_bytes)
+            return message
+
+        work = NotedCoroutine(self._note, self._app(scope, limited, send), found.digest())
+        try:
+            self._refuse_deadly(work.key)
+            await work
+        finally:
+            work.close()  # if it was refused before it began
+
+    def _refuse_deadly(self, key: bytes) -> None:
+        if self._note.is_deadly(key):
+            self._on_refused("deadly")
+            raise HttpError(400, REFUSAL, code="deadly_request")
+
+    def _too_large(self) -> HttpError:
+        limit = self._max_body_bytes
+        return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
+
+
+def _error_response(error: Exception, scope: Scope) -> Response:
+    """Return the answer to a failed request, and log a bug. No frame in the error's traceback may hold the error, or
+    the request stays in memory until a full garbage collection: hence this function."""
+    answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
+    if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
+        logger.error("%s %s failed", scope["method"], shown_path(scope["path"]), exc_info=error)
+    has_form = has_message_errors(scope["path"], dict(scope["headers"]))
+    body, status = message_error(answer) if has_form else (answer.body, answer.status)
+    return json_response(body, status, answer.headers)
+
+
+def shown_path(path: str) -> str:
+    """Return a path for the log: without the id of a stored response, which alone protects it."""
+    return _STORED.sub("/v1/responses/ID", path)
+
+
+def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:
+    """Return the fault of the credentials, empty if they are valid. Anthropic's clients send the key in x-api-key,
+    others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    if (alone := headers.get(b"x-api-key", b"").strip()) and _is_any_of(alone, keys):
+        return ""
+    if not scheme:
+        return "the API key is wrong" if alone else "no API key was given"
+    if scheme.lower() != b"bearer":
+        return "the header authorization does not begin with `Bearer`"
+    if not _is_any_of(token.strip(), keys):
+        return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
+    return ""
+
+
+def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
+    """Compare with all keys, in a time that does not depend on which one it is."""
+    return True in [hmac.compare_digest(token, key) for key in keys]
+
+
+def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
+    """Convert the router's error about an unknown path or method."""
+    message = f"{scope['method']} {scope['path']:.200}: {error.detail.lower()}; /openapi.json lists all paths"
+    return HttpError(error.status_code, message, headers=dict(error.headers or {}))
+
+
+def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthropic: bool) -> list[tuple[bytes, bytes]]:
+    request_id = headers.get(b"x-request-id", b"")
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = secrets.token_hex(16).encode()
+    carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
+    named = [(b"request-id", request_id)] if is_anthropic else []  # Anthropic's name
+    return [(b"x-request-id", request_id), *named, *carried]

@@ -1,0 +1,145 @@
+"""Build the OpenAPI document /openapi.json: all endpoints with a summary, from the structs that decode their bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from ....ipc.codec import JsonObject
+from ....ipc.params.sampling_params import RANGES
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ....ipc.version import tokenloom_version
+from ...forms.openai.embedding_body import EmbeddingRequest
+from ...forms.openai.errors import ErrorBody
+from ...forms.openai.schema import TOKEN_ID, Body
+from ...forms.openai.transcription_body import FORM_TYPE, AudioForm, Form
+from .endpoint import Endpoint
+from .middleware import OPEN_PATHS
+
+_ERRORS = {
+    "400": "The request cannot be served as asked",
+    "401": "The API key is missing or wrong",
+    "403": "A request that the server was not started to allow, or that needs a key while it has none",
+    "404": "No such model or request",
+    "413": "The body is too large",
+    "500": "An error of the engine",
+    "503": "Too busy, shutting down or restarting: try again after Retry-After seconds",
+    "529": "Too busy, in Anthropic's form",
+}
+_PARAMETERS = {"top_logprobs": "logprobs"}
+_OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # exactly one of the two fields is given
+
+
+def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
+    """Build the OpenAPI 3.1 document of the endpoints that have a summary."""
+    listed = [each for each in endpoints if each.summary]
+    bodies = [each.body_type for each in listed if each.body_type is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*bodies, *{each.error_type: None for each in listed}],
+        schema_hook=_anything,
+        ref_template="#/components/schemas/{name}",
+    )
+    for title, field in _OR_MESSAGES.items():
+        components[title]["oneOf"] = [
+            {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
+            for this, other in ((field, "messages"), ("messages", field))
+        ]
+    strict = {each.__name__ for each in bodies if not issubclass(each, Body)}
+    not_served = {each.__name__: each.NOT_SERVED for each in bodies if issubclass(each, Body)}
+    for title, component in components.items():
+        if not spec.config.strict_fields and title not in strict:
+            component.pop("additionalProperties", None)
+        for name, field in component.get("properties", {}).items():
+            if (harmless := not_served.get(title, {}).get(name)) is not None:
+                field["enum"] = [None, *harmless]
+            else:
+                _limit(name, field, spec)
+    _limit_ids(components, spec.model.vocab_size - 1)
+    schema_by_body = dict(zip(bodies, schemas, strict=False))
+    paths: dict[str, JsonObject] = {}
+    for each in listed:
+        operation = paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
+        if each.body_type is not None:
+            body, schema = components[each.body_type.__name__], schema_by_body[each.body_type]
+            needs_body = bool(body["required"]) or "oneOf" in body
+            media_type = FORM_TYPE if issubclass(each.body_type, Form) else "application/json"
+            content = {media_type: {"schema": schema}}
+            operation["requestBody"] = {"required": needs_body, "content": content}
+    made: JsonObject = {
+        "openapi": "3.1.0",
+        "info": {"title": "tokenloom", "version": tokenloom_version()},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if spec.config.root_path:
+        made["servers"] = [{"url": spec.config.root_path}]
+    if spec.config.api_key is not None:
+        made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        made["security"] = [{"key": []}]
+    return made
+
+
+def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
+    """Add minimum and maximum to a field that is a sampling parameter, unless its type has limits."""
+    limits = RANGES.get(_PARAMETERS.get(name, name))
+    if limits is None:
+        return
+    if name.endswith("logprobs"):  # -1 means all tokens
+        limits = limits._replace(low=0 if spec.max_logprobs < spec.model.vocab_size else -1, high=spec.max_logprobs)
+    forms = field.get("anyOf", [field])
+    assert isinstance(forms, list)
+    for form in forms:
+        if form.get("type") in ("integer", "number") and "minimum" not in form:
+            form |= {"exclusiveMinimum" if limits.excludes_low else "minimum": limits.low, "maximum": limits.high}
+
+
+def _limit_ids(schema: object, highest: int) -> None:
+    """Set the maximum of every token id in a schema, in place; TOKEN_ID is their title."""
+    if isinstance(schema, dict):
+        if schema.get("title") == TOKEN_ID:
+            schema["maximum"] = highest
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for inner in schema:
+            _limit_ids(inner, highest)
+
+
+def _anything(kind: type) -> JsonObject:
+    """Give fields of type `object` a schema that allows any JSON value (msgspec's schema_hook)."""
+    if kind is not object:
+        raise NotImplementedError(f"{kind} has no JSON schema")
+    return {"description": "any JSON value"}
+
+
+def _operation(endpoint: Endpoint) -> JsonObject:
+    names = re.findall(r"{(\w+)}", endpoint.path)
+    content: JsonObject = {endpoint.media_type: {}}
+    if "stream" in getattr(endpoint.body_type, "__struct_fields__", ()):
+        content["text/event-stream"] = {}
+    if endpoint.body_type is EmbeddingRequest:
+        content["application/octet-stream"] = {}
+    if endpoint.body_type is not None and issubclass(endpoint.body_type, AudioForm):
+        content |= {"text/plain": {}, "text/vtt": {}}
+    failures = {"401", "503", *(("400", "404") if names else ())} if endpoint.body_type is None else set(_ERRORS)
+    operation: JsonObject = {"summary": endpoint.summary, "responses": _responses(endpoint, content, failures)}
+    if names:
+        path = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **path} for name in names]
+    if endpoint.path in OPEN_PATHS:
+        operation["security"] = []
+    return operation
+
+
+def _responses(endpoint: Endpoint, content: JsonObject, failures: set[str]) -> JsonObject:
+    name = endpoint.error_type.__name__
+    failed: JsonObject = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    if endpoint.path in OPEN_PATHS:
+        failures -= {"401"}
+    if endpoint.error_type is ErrorBody:
+        failures -= {"529"}
+    answers: JsonObject = {"200": {"description": "As asked", "content": content}}
+    for status in sorted(failures):
+        answers[status] = {"description": _ERRORS[status], "content": failed if status != "503" else {}}
+    return answers

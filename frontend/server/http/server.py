@@ -1,0 +1,242 @@
+"""The HTTP server: uvicorn on the frontend's own event loop. Imported only if HTTP is served (--http, --uds).
+
+One thread runs the frontend's turns (iterations of its loop) and the HTTP handlers, so that a token goes from the
+core's message to the client's socket without a lock, a queue or a second process.
+
+ZeroMQ's descriptors are edge-triggered: they signal an event, not pending data. So each turn ends with a check of the
+sockets, and if any is still readable another turn follows. At most one turn is pending, however many handlers ask for
+one: their messages go out together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import uvicorn
+import uvloop
+import zmq
+from starlette.types import ASGIApp
+
+from ....ipc.notes.deadly import NONE, ReadingNote
+from ....ipc.spec.config.engine_config import EngineConfig
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.openai.errors import HttpError
+from ...listening.http_listeners import is_loopback
+from ...listening.open_requests import OpenRequests
+from ...listening.tls import new_ssl_context
+from ..api.openai.local_engine import LocalEngine
+from ..api.openai.response_store import ResponseStore
+from ..requests.frontend import Frontend
+from .acceptor import Acceptor
+from .access_log import AccessLog
+from .app import GeneratingEndpoints, new_app
+from .connections import Connections, HttpConnection, connection_limit
+from .peers import Peers
+
+T = TypeVar("T")
+
+IDLE_S = 75  # keep-alive time of a connection without a request
+FAREWELL_S = 2  # for unfinished answers when the engine stops
+
+
+class TurnTaker(Protocol):
+    """Protocol of the frontend process: its turns run on the event loop of the HTTP server."""
+
+    is_stopping: bool
+    wakeup_fd: int
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        """Return the ZeroMQ sockets that a turn reads."""
+        ...
+
+    def turn(self) -> None:
+        """Read all sockets, process the messages and send the results."""
+        ...
+
+    def seconds_to_tick(self, now: float) -> float | None:
+        """Return the seconds until a turn is due even without new messages; None: never. `now` in monotonic seconds."""
+        ...
+
+    def stop(self) -> None:
+        """End all requests and tell their clients that the engine stops."""
+        ...
+
+
+def run_with_http(
+    process: TurnTaker,
+    frontend: Frontend,
+    spec: EngineSpec,
+    fds: Sequence[int],
+    open_requests: OpenRequests,
+    index: int = 0,
+) -> None:
+    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process is stopping. `index`: of
+    this frontend."""
+    listeners = [socket.socket(fileno=fd) for fd in fds]
+    for each in listeners:
+        each.set_inheritable(False)  # child processes must not inherit them
+        each.setblocking(False)
+    peers = Peers(spec, index)
+    uvloop.run(_serve(process, frontend, spec, [*listeners, *peers.listen()], open_requests, peers))
+
+
+async def _serve(
+    process: TurnTaker,
+    frontend: Frontend,
+    spec: EngineSpec,
+    listeners: Sequence[socket.socket],
+    open_requests: OpenRequests,
+    peers: Peers,
+) -> None:
+    asyncio.get_running_loop().set_task_factory(partial(_new_task, frontend.note))
+    turns = TurnLoop(process)
+    engine = LocalEngine(
+        frontend,
+        turns.wake,
+        has_strict_fields=spec.config.strict_fields,
+        has_timings=spec.config.enable_per_request_metrics,
+        block_size=spec.config.block_size if spec.shares_prefixes else 0,
+    )
+    store = ResponseStore(spec, peers.index)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers, open_requests)
+    log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
+
+    def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
+        frontend.metrics.on_refused(why)
+        if log is not None:
+            log.on_refused(connection.client, error)
+
+    server = new_server(log or app)
+    connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
+    on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
+
+    await generating.responses.resume()
+    server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
+    await turns.run()  # in place of uvicorn's main loop, which wakes ten times a second
+    process.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        await server.shutdown(sockets=list(listeners))
+    store.close()
+
+
+def _new_task(
+    note: ReadingNote, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any
+) -> asyncio.Task[T]:
+    """Make a task; one that is made while a request is read is noted as work on this request."""
+    return asyncio.Task(work if note.current == NONE else note.slices(work), loop=loop, **options)
+
+
+def new_server(app: ASGIApp) -> uvicorn.Server:
+    """Make a uvicorn server to run without its main loop and without sockets of its own."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=FAREWELL_S,
+    )
+    config.load()
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else each malformed request logs a line
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    return server
+
+
+def accept(
+    listener: socket.socket,
+    server: uvicorn.Server,
+    connections: Connections,
+    config: EngineConfig,
+    on_exhausted: Callable[[], None],
+) -> Acceptor:
+    """Start to accept connections from `listener`. `on_exhausted` is called when descriptors run out. Closing the
+    returned Acceptor leaves the listener open."""
+    is_unix = listener.family == socket.AF_UNIX
+    is_local = is_unix or is_loopback(listener.getsockname()[0])
+
+    def new_connection() -> HttpConnection:
+        return HttpConnection(server.config, server.server_state, connections, is_local)
+
+    tls = None if is_unix else new_ssl_context(config)
+    handshake_s = None if tls is None else config.http_timeout_s
+    return Acceptor(listener, new_connection, on_exhausted, lambda: connections.num_open, tls, handshake_s)
+
+
+class TurnLoop:
+    """Scheduler of a process's turns on the event loop: by its sockets, by time, and on request."""
+
+    def __init__(self, process: TurnTaker) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._is_pending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._sockets: Sequence[zmq.Socket[bytes]] = ()  # whose descriptors are watched
+        self._fds: list[int] = []
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    def wake(self) -> None:
+        """Schedule a turn, unless one is pending. Call only from the loop's thread."""
+        if not self._is_pending and not self._end.done():
+            self._is_pending = True
+            self._loop.call_soon(self._turn)
+
+    async def run(self) -> None:
+        """Run turns until the process is stopping. Raises the exception of a turn."""
+        self._loop.add_reader(self._process.wakeup_fd, self.wake)
+        self.wake()
+        try:
+            await self._end
+        finally:
+            for fd in (*self._fds, self._process.wakeup_fd):
+                self._loop.remove_reader(fd)
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _turn(self) -> None:
+        self._is_pending = False
+        if self._end.done():
+            return
+        try:
+            self._process.turn()
+            self._watch(self._process.sockets)
+        except Exception as error:
+            self._end.set_exception(error)
+            return
+        if self._process.is_stopping:
+            self._end.set_result(None)
+        elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._sockets):
+            self.wake()
+        else:
+            self._set_timer()
+
+    def _watch(self, sockets: Sequence[zmq.Socket[bytes]]) -> None:
+        """Let the descriptors of these sockets cause turns, instead of those before; some may have been replaced."""
+        if sockets == self._sockets:
+            return
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._sockets, self._fds = sockets, [int(each.getsockopt(zmq.FD)) for each in sockets]
+        for fd in self._fds:
+            self._loop.add_reader(fd, self.wake)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = self._process.seconds_to_tick(time.monotonic())
+        if wait_s is not None:
+            self._timer = self._loop.call_later(wait_s + 0.001, self.wake)

@@ -1,0 +1,196 @@
+"""MediaHost: has media decoded by media processes, in the order of their coming, fair to their owners.
+
+The processes start with the first media. One that crashes, or takes longer for a medium than it may, is killed and the
+medium tried once more; then its caller alone gets an error. On a busy machine a process that computes has that time as
+processor time. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import OrderedDict, deque
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ....ipc.errors import InternalError, RequestError, TokenloomError
+from ....ipc.messages.media import MEDIUM, MediaKind
+from ....ipc.messages.media_process import MediaNotRead, MediaOrder, MediaPart, MediaRead, ReadAudio, ReadImage
+from ....ipc.shortages.failure import failure_of
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ....ipc.spec.processors.image_processor_config import Detail, ImageProcessorConfig
+from ....ipc.spec.processors.processor import Processor
+from .link import MediaLink
+
+logger = logging.getLogger("tokenloom.frontend")
+
+ITEM_S = 10.0  # for one medium
+AUDIO_SPEED = 100  # seconds of audio that a process decodes in a second, at least; beside ITEM_S
+MAX_PROCESSES = 4
+NUM_TRIES = 2
+
+
+class ReadMedium(NamedTuple):
+    """A medium that is ready for the workers."""
+
+    digest: bytes  # of its media file, which is in the blob store; to be pinned at once
+    num_bytes: int
+    grid: tuple[int, int, int]
+
+
+class ReadPiece(NamedTuple):
+    """A piece of an audio clip that is ready for the workers."""
+
+    digest: bytes  # as in ReadMedium
+    num_bytes: int
+    grid: tuple[int, int, int]
+    start_s: float  # in the clip
+    end_s: float
+
+
+class _Job(NamedTuple):
+    order: MediaOrder
+    result: asyncio.Future[list[MediaPart]]
+
+    @property
+    def kind(self) -> MediaKind:
+        return "image" if isinstance(self.order, ReadImage) else "audio"
+
+
+class MediaHost:
+    """Owner of the media processes and of the media that wait for them, which are of the kind of `processor`."""
+
+    def __init__(self, spec: EngineSpec, processor: Processor, item_s: float = ITEM_S) -> None:
+        self._spec, self._processor, self._item_s = spec, processor, item_s
+        self._num_processes = spec.config.media_processes or default_processes()
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # by owner, the next one first
+        self._idle: list[MediaLink] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
+        """Make a media file of the blob `source`, which the caller pins meanwhile. Owners take turns.
+
+        RequestError if it is no medium of this kind that the model can take, Overloaded if the blob store is full. If
+        the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again."""
+        assert kind == self._processor.kind, "limits are checked before"
+        if isinstance(self._processor, ImageProcessorConfig):
+            settings = msgspec.json.encode(self._processor.with_detail(_detail(detail)))
+            order: MediaOrder = ReadImage(
+                source=source, settings=settings, max_pixels=self._spec.config.max_image_pixels
+            )
+        else:
+            order = self._audio_order(source)
+        (part,) = await self._ask(order, owner)
+        return ReadMedium(part.digest, part.num_bytes, part.grid)
+
+    async def read_pieces(self, source: bytes, piece_s: float, owner: str = "") -> list[ReadPiece]:
+        """Make media files of an audio clip, cut at quiet places into pieces of at most `piece_s`; as `read` does."""
+        parts = await self._ask(self._audio_order(source, piece_s), owner)
+        return [ReadPiece(each.digest, each.num_bytes, each.grid, each.start_s, each.end_s) for each in parts]
+
+    def _audio_order(self, source: bytes, piece_s: float = 0.0) -> ReadAudio:
+        settings = msgspec.json.encode(self._processor)
+        return ReadAudio(source=source, settings=settings, max_seconds=self._spec.config.max_audio_s, piece_s=piece_s)
+
+    async def _ask(self, order: MediaOrder, owner: str) -> list[MediaPart]:
+        job = _Job(order, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(owner, deque()).append(job)
+        if len(self._tasks) < self._num_processes:
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._tasks.add(task)
+        return await job.result
+
+    def close(self) -> None:
+        """Kill the processes, and end the media that wait with an error."""
+        for task in list(self._tasks):
+            task.cancel()  # it stops its process
+        for link in self._idle:
+            link.stop()
+        while (job := self._next()) is not None:
+            job.result.set_exception(_ended(job))
+
+    def _next(self) -> _Job | None:
+        """Remove and return the next job with a caller that still waits."""
+        while self._waiting:
+            owner, jobs = self._waiting.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._waiting[owner] = jobs  # behind the others
+            if not job.result.done():
+                return job
+        return None
+
+    async def _work(self) -> None:
+        """Read media in one process until none waits."""
+        link, task = self._idle.pop() if self._idle else MediaLink(self._spec), asyncio.current_task()
+        assert task is not None
+        try:
+            while (job := self._next()) is not None:
+                try:
+                    parts = await self._read(link, job)
+                except TokenloomError as error:
+                    _end(job, error)
+                except asyncio.CancelledError:
+                    link.stop()
+                    _end(job, _ended(job))
+                    raise
+                except Exception as error:  # it costs one medium
+                    failure = failure_of(error, "reading a medium failed")
+                    if isinstance(failure, InternalError):
+                        logger.exception("reading a medium failed")
+                    _end(job, failure)
+                else:
+                    if not job.result.done():
+                        job.result.set_result(parts)
+        finally:
+            self._idle.append(link)
+            self._tasks.discard(task)  # at once: the next medium needs a task of its own
+
+    async def _read(self, link: MediaLink, job: _Job) -> list[MediaPart]:
+        end, item_s = "", self._item_s
+        if isinstance(job.order, ReadAudio):
+            item_s += job.order.max_seconds / AUDIO_SPEED
+        for _ in range(NUM_TRIES):
+            try:
+                answer = await link.ask(job.order, item_s)
+            except TimeoutError:
+                end = f"took longer than {item_s:g} s"
+            except OSError:
+                end = link.end()
+            else:
+                if isinstance(answer, MediaNotRead):
+                    raise answer.error.to_exception()
+                assert isinstance(answer, MediaRead)
+                return answer.parts
+            link.lose(end)
+            if job.result.done():  # the caller is gone
+                break
+        raise RequestError(
+            f"the {MEDIUM[job.kind]} could not be read in {NUM_TRIES} tries: the process that decodes it {end}: send a "
+            "smaller one, or save it again"
+        )
+
+
+def default_processes() -> int:
+    """Return how many processes decode media if the option says nothing: a quarter of the cores, 1 to 4."""
+    return max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // 4))
+
+
+def _detail(detail: str) -> Detail:
+    match detail:
+        case "" | "auto":
+            return "auto"
+        case "low" | "high":
+            return detail
+    raise RequestError(f"detail is {detail!r:.40}: give low, high or auto")
+
+
+def _ended(job: _Job) -> InternalError:
+    return InternalError(f"the engine ended before the {MEDIUM[job.kind]} was read")
+
+
+def _end(job: _Job, error: TokenloomError) -> None:
+    if not job.result.done():
+        job.result.set_exception(error)

@@ -1,0 +1,324 @@
+"""`python -m tokenloom.frontend.server.process`: the frontend's sockets and its loop.
+
+Each turn receives from clients, core, supervisor and threads, and sends the results. All decisions are made in
+requests/frontend.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from ...ipc.child import SupervisorChannel, run_child
+from ...ipc.errors import ConfigError
+from ...ipc.messages.supervisor import (
+    CoreUp,
+    Drain,
+    Drained,
+    Initialize,
+    Phase,
+    Progress,
+    Ready,
+    ReplicaDown,
+    Stop,
+    WorkersUp,
+)
+from ...ipc.notes.deadly import ReadingNote
+from ...ipc.process.faults import maybe_fail
+from ...ipc.process.malloc import return_large_blocks
+from ...ipc.sockets.addresses import remove_abandoned, unlink_ipc_address
+from ...ipc.sockets.client_auth import DOMAIN, ZapHandler
+from ...ipc.sockets.door import Door
+from ...ipc.sockets.keys import Keys
+from ...ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES, bind, new_socket, receive_uncopied
+from ...ipc.spec.config.engine_spec import EngineSpec, frontend_name, identity_of
+from ..listening.client_sender import ClientSender
+from ..listening.open_requests import OpenRequests, path_of
+from .cores.local_cores import NEVER, LocalCores
+from .cores.remote_cores import RemoteCores
+from .requests.frontend import Frontend
+from .requests.media.media_input import MediaInput
+from .text.chat_template import NO_MEDIA, ChatTemplate
+from .text.tokenizer import Tokenizer
+
+logger = logging.getLogger("tokenloom.frontend")
+
+INTAKE_S = 0.002  # longest time to receive from clients in one turn
+# Queue from one client; when it is full, ZeroMQ stops reading from that client. Of a client that has left, ZeroMQ keeps
+# the replies to these until all are taken: few, since a reply to a query may be large.
+MAX_UNTAKEN_MESSAGES = 128
+HANDSHAKE_MS = 10_000  # for a connection's handshake; one that says nothing takes a descriptor for so long
+FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
+
+
+class FrontendProcess:
+    """The frontend's sockets and loop; `run` serves until the supervisor sends Stop."""
+
+    _cores: LocalCores | RemoteCores  # both from `run` on
+    _frontend: Frontend
+
+    def __init__(
+        self, spec: EngineSpec, address: str, http_fds: Sequence[int] = (), *, index: int = 0, number: int = 0
+    ) -> None:
+        """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; without
+        any there is no HTTP server. `index`, `number`: of this frontend, and of those before it with the same index."""
+        self._spec, self._address, self._http_fds = spec, address, http_fds
+        self._index, self._number = index, number
+        self._identity = identity = identity_of(frontend_name(index), number)  # towards supervisor and core
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.supervisor = SupervisorChannel(self._context, spec, identity)
+        self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
+        self._sender = ClientSender(self._clients)
+        self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
+        self._clients.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._zap = self._secure()
+        self._door: Door | None = None
+        self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_stopping = False
+        self._stop_reason = ""
+        self._has_sent_ready = self._has_sent_drained = False
+
+    def _secure(self) -> ZapHandler | None:
+        """With --key-file, encrypt the clients' socket and admit only the client key of the file; else do nothing."""
+        if self._spec.config.key_file is None:
+            return None
+        keys = Keys.load(self._spec.config.key_file)
+        keys.secure_server(self._clients, DOMAIN)
+        return ZapHandler(self._context, keys.client_public)
+
+    # ── lifetime ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        spec = self._spec
+        self._frontend = self._load()
+        self.supervisor.counts = self._frontend.counts
+        _tune_garbage_collector()
+        self._listen()
+        given = (self._context, spec, self._identity, self._frontend.counts)
+        self._cores = RemoteCores(*given, self._wake) if spec.remote_cores else LocalCores(*given)
+        if not spec.remote_cores:  # each gets a Hello when it is there
+            self._frontend.connect()
+        self._send()
+        if self._http_fds:
+            self._serve_http()
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        poller, polled = zmq.Poller(), tuple[zmq.Socket[bytes], ...]()
+        while not self.is_stopping:
+            if (sources := self.sockets) != polled:
+                poller, polled = zmq.Poller(), sources
+                for source in (*sources, self.wakeup_fd):
+                    poller.register(source, zmq.POLLIN)
+            timeout_s = self.seconds_to_tick(time.monotonic())
+            poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
+            self.turn()
+        self.stop()
+
+    def _serve_http(self) -> None:
+        """Run the turns in the event loop of the HTTP server, which is imported only here."""
+        begun = time.monotonic()
+        from .http.server import run_with_http
+
+        try:
+            open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
+        except OSError as error:  # a full disk
+            logger.warning("requests that the loss of this frontend would cut are not counted: %s", error)
+            open_requests = OpenRequests()
+        self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
+        run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests, self._index)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        zap = () if self._zap is None else (self._zap.socket,)
+        return (self.supervisor.socket, self._clients, *self._cores.sockets, *zap)
+
+    def seconds_to_tick(self, now: float) -> float | None:
+        """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
+        wait_s, next_at = self._frontend.seconds_to_tick(now), min(self._cores.next_at, self._sender.next_at)
+        return wait_s if next_at == NEVER else min(max(next_at - now, 0.0), NEVER if wait_s is None else wait_s)
+
+    def stop(self) -> None:
+        """End all open requests with an error and send their last messages."""
+        reason = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
+        self._frontend.stop(f"{reason}; start it again and repeat the request")
+        self._send()
+
+    def _load(self) -> Frontend:
+        spec, begun = self._spec, time.monotonic()
+        tokenizer = Tokenizer.load(Path(spec.tokenizer_folder), spec.config.trust_remote_code)
+        media = MediaInput.load(spec, tokenizer)
+        marker = NO_MEDIA if media is None else media.placeholders.marker
+        chat_template = ChatTemplate.of(spec, tokenizer, marker)
+        note = ReadingNote(spec.run_directory, self._identity.decode())
+        frontend = Frontend(
+            spec, tokenizer, chat_template, self._wake, media, note, identity=self._identity, index=self._index
+        )
+        detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
+        self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        begun = time.monotonic()
+        frontend.adapters.load_modules()
+        if infos := frontend.adapters.infos:
+            detail = f"{len(infos)} adapters"
+            self.supervisor.send(Phase(name="adapters loaded", duration_s=time.monotonic() - begun, detail=detail))
+        return frontend
+
+    def _listen(self) -> None:
+        address, begun = self._address, time.monotonic()
+        if address.startswith("tcp://") and address.endswith(":0"):
+            address = address.removesuffix("0") + "*"
+        try:
+            self._door = bind(self._clients, address, int(self._spec.config.listen_mode, 8))
+        except (zmq.ZMQError, OSError) as error:
+            raise ConfigError(
+                f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
+            ) from None
+        endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.supervisor.send(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+
+    def turn(self) -> None:
+        """Run one turn of the loop: receive from all sockets, complete the threads' jobs, handle deadlines, send."""
+        maybe_fail("frontend.receive")
+        if self._zap is not None:
+            self._zap.answer()
+        self._receive_from_core()  # first: the supervisor may report the loss of a core that has sent more
+        self._receive_from_supervisor()
+        has_read_all = self._receive_from_clients()
+        self._finish_jobs()
+        self._frontend.tick(time.monotonic(), check_leases=has_read_all)
+        maybe_fail("frontend.send")
+        self._send()
+        if not self._has_sent_ready and self._may_serve():
+            self._has_sent_ready = True
+            self.supervisor.send(Ready())
+        if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
+            self._has_sent_drained = True
+            self.supervisor.send(Drained())
+
+    def _may_serve(self) -> bool:
+        """Whether the cores that Ready needs are there. The first frontend of an engine waits for all, so that its
+        first requests go to all; after a loss, and at a gateway, some may be away for long."""
+        needs_all = self._number == 0 and not self._spec.remote_cores
+        return self._frontend.is_welcome(to_all=needs_all) or self._cores.may_begin(time.monotonic())
+
+    # ── receive ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _receive_from_supervisor(self) -> None:
+        for message in self.supervisor.receive():
+            if isinstance(message, Stop):
+                self.is_stopping, self._stop_reason = True, message.reason
+            else:
+                if isinstance(message, Drain):
+                    self._has_sent_drained = False
+                elif isinstance(message, Progress):
+                    message = self._cores.complete(message)
+                self._frontend.on_control_message(message)
+
+    def _receive_from_core(self) -> None:
+        for core, message in self._cores.receive(time.monotonic()):
+            if isinstance(message, (Progress, ReplicaDown, WorkersUp, CoreUp, Initialize)):  # of a remote core
+                self._frontend.on_control_message(message)
+            else:
+                self._frontend.on_core_message(message, core)
+
+    def _receive_from_clients(self) -> bool:
+        """Receive from clients for at most INTAKE_S; return whether no message is left."""
+        deadline = time.monotonic() + INTAKE_S
+        for identity, frame in receive_uncopied(self._clients):
+            self._frontend.on_client_frame(identity, frame)
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _finish_jobs(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wakeup_fd)
+            self._frontend.on_wakeup()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self.wakeup_fd, 1)
+
+    # ── send ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self) -> None:
+        """Send the outbox: clients first, since a lost client adds aborts for the core."""
+        outbox = self._frontend.outbox
+        for identity, frame in outbox.to_clients:
+            if (lost := self._sender.send(identity, frame)) is not None:
+                self._frontend.on_client_lost(identity, *lost)
+        outbox.to_clients.clear()
+        self._sender.tick(time.monotonic())
+        self._cores.send(outbox.to_cores)
+        for order in outbox.to_supervisor:
+            self.supervisor.send(order)
+        outbox.to_supervisor.clear()
+
+    def close(self) -> None:
+        if hasattr(self, "_cores"):  # else the start has failed
+            self._cores.close()
+        if self._door is not None:
+            self._door.close()
+        self._context.destroy(linger=FAREWELL_MS)
+
+
+def _as_given(address: str, endpoint: str) -> str:
+    """Return `address` with the port that ZeroMQ bound; its `endpoint` may show the host as [::ffff:127.0.0.1]."""
+    if not address.startswith("tcp://"):
+        return endpoint
+    host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
+    return f"{'tcp://0.0.0.0' if host == 'tcp://*' else host}:{port}"
+
+
+def _tune_garbage_collector() -> None:
+    """Freeze the loaded objects and make full collections rare.
+
+    Requests leave no reference cycles, refused ones either: an error that is kept has no traceback, and no frame in a
+    traceback holds its error. With 16,384 open sequences a full collection blocks the loop for 0.1 to 0.2 s; by
+    default there is one each time their number has grown by a quarter.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(1000, 20, 50)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tokenloom.frontend.server.process")
+    parser.add_argument("--index", type=int, default=0, help="of the frontend among those of the engine")
+    parser.add_argument("--number", type=int, default=0, help="of frontends with this index before it")
+    parser.add_argument("--address", help="where to listen, if not the spec's client address")
+    parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
+    arguments = parser.parse_args()
+    return_large_blocks()
+
+    def new_child(spec: EngineSpec) -> FrontendProcess:
+        index, number = arguments.index, arguments.number
+        address = arguments.address or spec.endpoints.clients_of(index)
+        return FrontendProcess(spec, address, arguments.http_fd, index=index, number=number)
+
+    return run_child(frontend_name(arguments.index), new_child, before_exit=_remove_files)
+
+
+def _remove_files(spec: EngineSpec) -> None:
+    """Remove the files that a killed supervisor left: its run directory and the sockets outside of it."""
+    remove_abandoned(Path(spec.run_directory))
+    addresses = [address for address in spec.client_addresses if address.startswith("ipc://")]
+    addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            unlink_ipc_address(address)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a plain exit would wait for a thread that tokenizes

@@ -1,0 +1,435 @@
+"""InputProcessor: converts a client's Submit to a validated request for the core.
+
+Checks everything that needs the model (vocabulary, length, end tokens); decoding has already checked the ranges of the
+parameters. Every refusal is a RequestError with the numbers and the mend. Keeps no state of requests. `tokenize` and
+`detokenize` may run in any thread, all else in the frontend's loop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import msgspec
+
+from ....ipc.codec import decode_ids, encode_ids, num_ids
+from ....ipc.errors import ProtocolError, RequestError
+from ....ipc.messages.client import ChatForm, Child, Submit
+from ....ipc.messages.core import EngineCoreRequest
+from ....ipc.messages.intake import ReadPrompt
+from ....ipc.params.pooling_params import PoolingParams
+from ....ipc.params.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
+from ....ipc.spec.config.comma_list import comma_list
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.media_limits import MediaLimits
+from ...forms.parsers.names import find_reasoning_parser
+from ...forms.parsers.thoughts import BEGIN_INSIDE, MARKERS
+from ...forms.prompt_limits import PromptLimits
+from ...forms.prompts import check_text
+from ..text.chat_template import MODEL_FORM, ChatTemplate
+from ..text.detokenizer import DetokenizerFactory
+from ..text.tokenizer import Tokenizer, head_of
+from .clip_prompts import check_clip
+from .prompt import ProcessedRequest, Prompt
+
+MAX_DETOKENIZED = 1 << 20  # tokens at once
+MAX_NAMED_IDS = 32  # bad token ids listed in one error
+MAX_STRING_CHARACTERS = 4096  # of all stop strings of a request together, and of all bad words
+MAX_SHOWN = 64  # special tokens that are text where others are skipped
+MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: at 8 bytes each they fit a message of 64 MiB
+MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
+MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
+
+
+class InputProcessor:
+    """Validator and tokenizer of requests for one model. Owns the generator of seeds for requests without one."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        prepare: Callable[[str], str] = str,
+    ) -> None:
+        """`prepare` makes of a prompt the text that is tokenized."""
+        self._prepare = prepare
+        self._vocab_size = spec.model.vocab_size
+        self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
+        self._hidden_size, self._num_clip_tokens = spec.model.hidden_size, spec.model.num_clip_tokens
+        self._tokenizer = tokenizer
+        self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
+        self.media_limits = MediaLimits.of(spec)
+        self.chat_template = chat_template
+        parser: str = spec.config.reasoning_parser
+        if parser == "auto":
+            parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
+        self._has_thoughts, self._markers = parser in MARKERS, MARKERS.get(parser, MARKERS["think"])
+        self._begins_inside = parser in BEGIN_INSIDE
+        self.eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
+        fallback = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
+        self._max_logprobs, self._max_step_tokens = spec.max_logprobs, spec.max_num_batched_tokens
+        self._processor_paths = comma_list(spec.config.allowed_logits_processors)
+        self._trusts_templates = spec.config.trust_request_chat_template
+        self._seeds = random.Random(spec.config.seed)
+        self._special_ids_by_markers: dict[tuple[str, ...], bytes] = {}
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the largest length of a request, prompt and answer together, that model and KV pool allow."""
+        return self.limits.max_model_len
+
+    def shorten(self, max_model_len: int) -> None:
+        """Lower max_model_len to the capacity of the KV pool, once its size is known."""
+        self.limits = msgspec.structs.replace(self.limits, max_model_len=max_model_len)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
+        """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side of a later
+        truncation; tokens that it drops may be missing. If None, RequestError for a text certain not to fit. A text
+        behind a clip is the begin of the answer as it is."""
+        tokenizer, needed = self._text_tokenizer(), text
+        add_special_tokens = add_special_tokens and not self._num_clip_tokens
+        if cut_side is not None:
+            needed = tokenizer.kept(text, self.max_model_len, cut_side)
+        else:
+            self.limits.check_text(text)
+        token_ids = encode_ids(tokenizer.encode(self._prepare(needed), add_special_tokens=add_special_tokens))
+        return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
+
+    def tokenize(self, question: ReadPrompt) -> Prompt:
+        """Tokenize a text or a chat, which is rendered first; return token ids as they are. RequestError unless exactly
+        one of prompt, token_ids and chat is given."""
+        num_given = sum(each is not None for each in (question.prompt, question.token_ids, question.chat))
+        if num_given != 1:
+            raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
+        if question.token_ids is not None:
+            return Prompt(question.token_ids, None)
+        if question.chat is not None:
+            form = question.chat_form or MODEL_FORM
+            text = self._template(form).render(question.chat, form)
+            return self.encode(text, form.add_special_tokens, cut_side=question.cut_side)
+        return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
+
+    def check_template(self, form: ChatForm) -> None:
+        """Raise RequestError for a chat template in an HTTP request, unless --trust-request-chat-template is set."""
+        if form.template is not None and not self._trusts_templates:
+            raise RequestError(
+                "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
+            )
+
+    @cached_property
+    def detokenizers(self) -> DetokenizerFactory | None:
+        """Return the factory of detokenizers; None without a tokenizer."""
+        return None if self._tokenizer is None else DetokenizerFactory(self._tokenizer)
+
+    def special_ids_of(self, markers: tuple[str, ...]) -> bytes:
+        """Return the encoded ids of the special tokens among the tokens of texts; each set of texts is read once."""
+        tokenizer = self._tokenizer
+        if markers not in self._special_ids_by_markers and tokenizer is not None:
+            found = {
+                token_id
+                for marker in markers
+                for token_id in tokenizer.encode(marker, add_special_tokens=False)
+                if token_id in tokenizer.special_ids and tokenizer.token_string(token_id) in marker  # not unknown
+            }
+            self._special_ids_by_markers[markers] = encode_ids(sorted(found))
+        return self._special_ids_by_markers.get(markers, b"")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of text that a token stands for, which may be a part of a character."""
+        assert self.detokenizers is not None, "without a tokenizer no token has a text"
+        return self.detokenizers.texts.bytes_of(token_id)
+
+    def token_string(self, token_id: int) -> str:
+        """Return a token's spelling in the vocabulary."""
+        return self._text_tokenizer().token_string(token_id)
+
+    def cut_side(self, params: SamplingParams) -> CutSide | None:
+        """Return the side at which truncate_prompt_tokens cuts a prompt of any length; None if prompts must fit."""
+        return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
+
+    def detokenize(self, token_ids: bytes) -> str:
+        """Decode `token_ids`, special tokens included; RequestError for more than MAX_DETOKENIZED or invalid ones."""
+        if num_ids(token_ids) > MAX_DETOKENIZED:
+            raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
+        ids = _decode_ids(token_ids, "token_ids")
+        if ids and min(ids) < 0:
+            raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
+        return self._text_tokenizer().decode(ids, skip_special_tokens=False)
+
+    def _template(self, form: ChatForm) -> ChatTemplate:
+        if self.chat_template is None and form.template is not None and self._tokenizer is not None:
+            return ChatTemplate("", self._tokenizer.special_tokens)
+        if self.chat_template is None:
+            raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
+        return self.chat_template
+
+    def _text_tokenizer(self, mend: str = ": send prompt_token_ids, or start with --tokenizer") -> Tokenizer:
+        """Return the tokenizer; if the model has none, raise RequestError with `mend` at the end of its message."""
+        if self._tokenizer is None:
+            raise RequestError(f"this model has no tokenizer{mend}")
+        return self._tokenizer
+
+    def _check_ids(self, frame: bytes, name: str) -> None:
+        """Raise RequestError if an id in `frame` is not in the model's vocabulary; the tokenizer's may be larger."""
+        token_ids = _decode_ids(frame, name)
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            position, bad = next(
+                (i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id < self._vocab_size
+            )
+            raise RequestError(
+                f"{name}[{position}] is {bad}, which is out of vocabulary: the model's ids are 0 to "
+                f"{self._vocab_size - 1}"
+            )
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
+        """Check `submit` and add the defaults, seeds and tokens that the core needs. `prompt`: its tokenized prompt;
+        `now`: unix seconds."""
+        params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
+        prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
+        num_prompt_tokens = num_ids(prompt.token_ids)
+        if not prompt.token_ids:
+            why = "" if prompt.text is None else ", since it is empty and the tokenizer adds none"
+            raise RequestError(f"the prompt has no tokens{why}: give at least one")
+        if self._num_clip_tokens:
+            check_clip(submit, prompt, self._num_clip_tokens)
+        self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before the ids are decoded
+        if not submit.children:
+            self.limits.check_share(1, params.n, num_prompt_tokens)
+        self._check_ids(prompt.token_ids, "prompt_token_ids")
+        room = self.max_model_len - num_prompt_tokens
+        if params.min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} tokens max_model_len "
+                f"{self.max_model_len} leaves room for {room}: lower it or shorten the prompt"
+            )
+        params = self._with_timeout(params)
+        self._check_strings(params)
+        self._check_tokens(params)
+        self._check_shown(submit.shown_token_ids)
+        params = params.traced(room)
+        if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
+            raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
+        eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        thought_end = self._thought_end(params, prompt.token_ids)
+        core = EngineCoreRequest(
+            children=[],
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            max_tokens=max(max_tokens, 1),
+            stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())) if max_tokens else [],
+            arrival_time=submit.arrival_time or now,
+            pooling=submit.pooling,
+            attempt=submit.attempt,
+            bad_words=self._bad_words(params),
+            logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
+            thought_markers=self._thought_markers(params, thought_end),
+            thought_end=thought_end,
+            media=prompt.spans,
+        )
+        return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
+
+    def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
+        """Check n and dimensions, and keep the `params` for embeddings: truncation, priority, timeouts, cache_salt."""
+        if params.n != 1:
+            raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
+        if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
+            raise RequestError(f"dimensions is {pooling.dimensions}, this model's vectors have {self._hidden_size}")
+        return SamplingParams(
+            max_tokens=1,
+            truncate_prompt_tokens=params.truncate_prompt_tokens,
+            truncation_side=params.truncation_side,
+            priority=params.priority,
+            timeout_s=params.timeout_s,
+            queue_timeout_s=params.queue_timeout_s,
+            cache_salt=params.cache_salt,
+        )
+
+    def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
+        """Apply truncate_prompt_tokens to the prompt; -1 leaves room for `num_reserved` tokens."""
+        if params.truncate_prompt_tokens is None:
+            return prompt
+        num_kept = params.truncate_prompt_tokens
+        if num_kept == -1:
+            num_kept = max(self.max_model_len - num_reserved, 1)
+        token_ids, is_begin = prompt.token_ids, params.truncation_side == "right"
+        kept = head_of(self._tokenizer, token_ids, num_kept) if is_begin else token_ids[-4 * num_kept :]
+        return Prompt(kept, prompt.text)
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """Raise RequestError for ids outside the vocabulary, and if only end tokens are allowed despite min_tokens."""
+        named = (
+            ("logit_bias has {},", params.logit_bias),
+            ("allowed_token_ids has {},", params.allowed_token_ids),
+            ("stop_token_ids has {}, which never comes:", params.stop_token_ids),
+            ("logprob_token_ids has {},", params.logprob_token_ids),
+            ("trace_decode_token_ids has {}, which are out-of-vocab:", params.trace_decode_token_ids),
+        )
+        for message, token_ids in named:
+            bad = [str(token_id) for token_id in token_ids or () if token_id >= self._vocab_size]
+            if bad:
+                named_ids = ", ".join(bad[:MAX_NAMED_IDS]) + " …" * (len(bad) > MAX_NAMED_IDS)
+                raise RequestError(
+                    f"{message.format(named_ids)} the model's ids are 0 to {self._vocab_size - 1}, its vocabulary size "
+                    f"is {self._vocab_size}"
+                )
+        allowed = frozenset(params.allowed_token_ids or ())
+        if allowed and params.min_tokens and allowed <= self.eos_token_ids.union(params.stop_token_ids or ()):
+            raise RequestError(
+                f"allowed_token_ids has only tokens that end the answer and min_tokens is {params.min_tokens}: "
+                "allow others too, or lower min_tokens to 0"
+            )
+
+    def _check_shown(self, token_ids: bytes) -> None:
+        """Raise RequestError for too many ids of special tokens that are shown, or for bytes that are no ids."""
+        num_shown = len(_decode_ids(token_ids, "shown_token_ids"))
+        if num_shown > MAX_SHOWN:
+            raise RequestError(f"shown_token_ids has {num_shown} ids, at most {MAX_SHOWN} are taken: send fewer")
+
+    def _with_logprobs(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> SamplingParams:
+        """Replace -1 by the vocabulary's size in logprobs and prompt_logprobs; RequestError above --max-logprobs or the
+        limits of messages."""
+        step_tokens = min(num_prompt_tokens, self._max_step_tokens)
+        for name, num_tokens, num_at_once, mend in (
+            ("logprobs", max_tokens, 1, "lower max_tokens"),
+            ("prompt_logprobs", num_prompt_tokens, step_tokens, "shorten the prompt"),
+        ):
+            asked = getattr(params, name)
+            if asked is None:
+                continue
+            count = self._vocab_size if asked == -1 else asked
+            if count > self._max_logprobs:
+                every = f", which is all {count} tokens" * (asked == -1)
+                raise RequestError(
+                    f"{name} is {asked}{every}, this engine gives [0, {self._max_logprobs}]: lower it or raise "
+                    "--max-logprobs (-1 allows all)"
+                )
+            if (count + 1) * num_tokens > MAX_LOGPROBS or (count + 1) * num_at_once > MAX_STEP_LOGPROBS:
+                raise RequestError(
+                    f"{name} is {asked}, which makes {(count + 1) * num_tokens} numbers for {num_tokens} tokens; at "
+                    f"most {MAX_LOGPROBS} fit, {MAX_STEP_LOGPROBS} of them in one step: lower it or {mend}"
+                )
+            if asked == -1:
+                params = params.replace(**{name: count})
+        return params
+
+    def _bad_words(self, params: SamplingParams) -> list[bytes]:
+        """Tokenize each bad word twice: as at the begin of a text, and after a space."""
+        if not params.bad_words:
+            return []
+        tokenizer, words = self._text_tokenizer(), list[bytes]()
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                token_ids = encode_ids(tokenizer.encode(text, add_special_tokens=False))
+                self._check_ids(token_ids, "bad_words")
+                if token_ids and token_ids not in words:
+                    words.append(token_ids)
+        return words
+
+    def _processor_place(self, path: str) -> int:
+        if path not in self._processor_paths:
+            raise RequestError(
+                f"logits_processors has {path!r:.200}, which this engine does not run: the operator may allow it with "
+                "--allowed-logits-processors"
+            )
+        return self._processor_paths.index(path)
+
+    def opens_thought(self, prompt_token_ids: bytes) -> bool:
+        """Return whether the answer begins inside a reasoning block; False without a reasoning parser.
+
+        That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
+        answers always begin inside a block and the prompt does not end with the closing marker."""
+        if self._tokenizer is None or not self._has_thoughts:
+            return False
+        opening, closing = self._markers
+        tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
+        text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
+        return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
+
+    def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
+        """Return the tokens after which structured_outputs apply: the end marker of the thought that the prompt opens.
+        Empty if they apply from the first token."""
+        structured = params.structured_outputs
+        if structured is None or structured.includes_thought or self._tokenizer is None:
+            return b""
+        return self._marker(self._tokenizer, self._markers[1]) if self.opens_thought(prompt_token_ids) else b""
+
+    def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
+        """Return the markers that begin and end a thought, if thinking_token_budget needs them. Empty if
+        structured_outputs apply from the first token, since there is no thought then."""
+        if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
+            return []
+        tokenizer = self._text_tokenizer(", so that no thought is found: leave thinking_token_budget out")
+        return [self._marker(tokenizer, text) for text in self._markers]
+
+    def _marker(self, tokenizer: Tokenizer, text: str) -> bytes:
+        marker = encode_ids(tokenizer.encode(text, add_special_tokens=False))
+        self._check_ids(marker, "the marker of a thought")
+        return marker
+
+    def wait_s(self, params: SamplingParams) -> float:
+        """Return the most seconds that a request may wait for tokenization, by its timeouts; inf without any."""
+        default_s = self._max_timeout_s if self._default_timeout_s is None else self._default_timeout_s
+        timeout_s = default_s if params.timeout_s is None else params.timeout_s
+        return min((each for each in (timeout_s, params.queue_timeout_s) if each is not None), default=math.inf)
+
+    def _with_timeout(self, params: SamplingParams) -> SamplingParams:
+        """Set timeout_s, if absent, to the engine's default or else its maximum; RequestError above the maximum."""
+        default_s, max_s = self._default_timeout_s, self._max_timeout_s
+        if params.timeout_s is not None:
+            if max_s is not None and params.timeout_s > max_s:
+                raise RequestError(f"timeout_s is {params.timeout_s:g}, this engine allows at most {max_s:g}: lower it")
+            return params
+        timeout_s = max_s if default_s is None else default_s
+        return params if timeout_s is None else params.replace(timeout_s=timeout_s)
+
+    def _check_strings(self, params: SamplingParams) -> None:
+        """Raise RequestError for stop strings or bad words that cannot be found, or are too long for this loop."""
+        for name, strings, mend in (
+            ("stop", params.stop_strings, ", so that stop strings cannot be found: use stop_token_ids"),
+            ("bad_words", params.bad_words or (), ", so that bad_words have no tokens: use logit_bias"),
+        ):
+            if strings:
+                self._text_tokenizer(mend)
+            num_characters = sum(map(len, strings))
+            if num_characters > MAX_STRING_CHARACTERS:
+                raise RequestError(
+                    f"{name} has {num_characters} characters in all, at most {MAX_STRING_CHARACTERS} are allowed: "
+                    "shorten them or send fewer"
+                )
+
+    def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
+        """Check the answers of a resumed request, or make the n answers of a new one with their seeds."""
+        if not submit.children:
+            seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
+            return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]
+        indices = [child.index for child in submit.children]
+        if len(indices) > MAX_CHILDREN or len(set(indices)) < len(indices) or min(indices) < 0:
+            raise RequestError(f"children have the indices {indices[:8]}…: give each of at most {MAX_CHILDREN} once")
+        for child in submit.children:
+            num_tokens = num_ids(child.output_token_ids)
+            if num_tokens > max_tokens:
+                raise RequestError(f"children[{child.index}] has {num_tokens} tokens, max_tokens is {max_tokens}")
+            self._check_ids(child.output_token_ids, f"children[{child.index}].output_token_ids")
+            if not -(2**63) <= child.seed < 2**64:
+                raise RequestError(f"children[{child.index}].seed is {child.seed}: it must fit in 64 bits")
+        return submit.children
+
+
+def _decode_ids(frame: bytes, name: str) -> Sequence[int]:
+    try:
+        return decode_ids(frame)
+    except ProtocolError as error:
+        raise RequestError(f"{name}: {error}") from None

@@ -1,0 +1,104 @@
+"""PromptReader: tokenizes prompts at once, in a thread, or in an intake process, by their length.
+
+Up to SHORT_CHARACTERS take a millisecond in the loop. Up to LONG_CHARACTERS a thread tokenizes, and holds the GIL for a
+few milliseconds only. Longer texts take seconds and hundreds of bytes of memory per byte: they go to a process that can
+be killed. So does a chat with a template from the request, which may never end.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ....ipc.codec import JsonObject, num_ids
+from ....ipc.errors import RequestError
+from ....ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ..helpers.thread_pool import WAIT_S, PoolJob, Then, ThreadPool
+from .input_processor import InputProcessor
+from .prompt import Prompt
+
+SHORT_CHARACTERS = 4096
+LONG_CHARACTERS = 256 << 10
+TURN_CHARACTERS = 16  # added to each turn by a template, about
+
+
+class PromptReader:
+    """Reader of prompts for the frontend's loop. Its methods call `then` once with the result or error, now or later in
+    the loop, unless the returned job is cancelled while it waits for a thread."""
+
+    def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
+        self.inputs = inputs
+        self._thread_pool = thread_pool
+
+    def read(
+        self, question: ReadPrompt, then: Then[Prompt], *, owner: str = "", wait_s: float = WAIT_S
+    ) -> PoolJob | None:
+        """Tokenize a prompt; with `cut_side`, tokens that a truncation at that side drops may be missing."""
+        prompt, chat, form = question.prompt, question.chat, question.chat_form
+        num_characters = characters_of(question)
+        is_foreign = chat is not None and form is not None and form.template is not None
+        is_whole = question.token_ids is None and (prompt is None or chat is None)
+        if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
+            if prompt is not None and question.cut_side is None:
+                try:
+                    self.inputs.limits.check_characters(len(prompt))
+                except RequestError as error:
+                    then(error)
+                    return None
+            most = self.inputs.limits.max_bytes_per_token
+            return self._thread_pool.ask(
+                msgspec.structs.replace(question, max_bytes_per_token=most),
+                (),
+                lambda answer: _prompt_of(answer, prompt),
+                then,
+                num_bytes=num_characters,
+                owner=owner,
+                wait_s=wait_s,
+            )
+        return self._thread_pool.run(
+            lambda: self.inputs.tokenize(question),
+            then,
+            is_long=num_characters > SHORT_CHARACTERS,
+            num_bytes=num_characters,
+            owner=owner,
+            wait_s=wait_s,
+        )
+
+    def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
+        """Decode tokens, in a thread if their number is above SHORT_CHARACTERS."""
+        return self._thread_pool.run(
+            lambda: self.inputs.detokenize(token_ids),
+            then,
+            is_long=num_ids(token_ids) > SHORT_CHARACTERS,
+            num_bytes=len(token_ids),
+            owner=owner,
+        )
+
+    def cancel(self, job: PoolJob | None) -> None:
+        """Drop or interrupt a job of `read`; ignores None and jobs that have ended."""
+        self._thread_pool.cancel(job)
+
+
+def characters_of(question: ReadPrompt) -> int:
+    """Estimate the number of characters to tokenize, a chat's variables included."""
+    chat, form = question.chat or (), question.chat_form
+    others = [message.more for message in chat if message.more]
+    if form is not None and form.variables:
+        others.append(form.variables)
+    in_chat = sum(len(message.text) + TURN_CHARACTERS for message in chat)
+    return len(question.prompt or "") + in_chat + sum(map(_num_bytes, others))
+
+
+def _num_bytes(variables: JsonObject) -> int:
+    """Return the size of a chat's variables, encoded."""
+    try:
+        return len(msgspec.msgpack.encode(variables))
+    except OverflowError:  # an integer above 64 bits, which JSON can hold; frames hold others that JSON cannot
+        return len(msgspec.json.encode(variables))
+
+
+def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
+    """Convert an intake process's answer to a prompt; raises its error."""
+    if isinstance(answer, PromptRead):
+        return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
+    assert isinstance(answer, NotRead), "a ReadPrompt is answered by PromptRead or NotRead"
+    raise RequestError(answer.message)

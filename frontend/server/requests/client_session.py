@@ -1,0 +1,174 @@
+"""ClientSession: the frontend's state of one client, keyed by its socket identity.
+
+It holds the client's open requests and the answers with unsent updates. It limits the messages in flight (credits) and
+says when the client counts as dead (lease). Its messages wait in the outbox of the table.
+LocalSession is the session of a client in the frontend's own process: the HTTP server.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from ....ipc.codec import encode
+from ....ipc.messages.base import LEASE_S
+from ....ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
+
+RequestT = TypeVar("RequestT")  # state of an open request
+ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is removed: a label of the metrics
+
+MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
+MAX_IN_FLIGHT_BYTES = 32 << 20  # of Deltas that are not credited; further updates wait for credits
+NEVER = float("inf")  # as a time
+
+
+class HasDelta(Protocol):
+    """An answer that packs its unsent updates into one delta."""
+
+    def take_delta(self) -> Delta: ...
+
+
+class ClientSession(Generic[RequestT]):
+    """Requests and unsent updates of one client.
+
+    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight,
+    and of MAX_IN_FLIGHT_BYTES no more than the last begins.
+    """
+
+    def __init__(self, identity: bytes, now: float, outbox: list[tuple[bytes, bytes]]) -> None:
+        """`outbox` gets (identity, frame) of each message."""
+        self.identity = identity
+        self._outbox = outbox
+        self.last_seen = now  # monotonic seconds
+        self.request_by_id: dict[str, RequestT] = {}
+        self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first update
+        self.refusals: list[Delta] = []  # final deltas of requests without answers
+        self._in_flight: deque[int] = deque()  # bytes of the Deltas messages that the client has not credited
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the client holds the bytes of its media, to send them again."""
+        return True
+
+    @property
+    def has_open_work(self) -> bool:
+        """Whether requests are open or updates are unsent."""
+        return bool(self.request_by_id or self.has_updates)
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the client must send a message within LEASE_S: only while it has open work."""
+        return self.has_open_work
+
+    @property
+    def has_updates(self) -> bool:
+        return bool(self.unsent or self.refusals)
+
+    @property
+    def lease_end(self) -> float:
+        return self.last_seen + LEASE_S
+
+    def caller_of(self, request_id: str) -> str:
+        """Return the key under which jobs of this request queue fairly with those of others: the client's identity."""
+        return self.identity.hex()
+
+    def peer_of(self, request_id: str) -> str:
+        """Return the caller with which this request shares the compilers of grammars: the client's identity."""
+        return self.identity.hex()
+
+    def send(self, message: FrontendMessage) -> None:
+        self._outbox.append((self.identity, encode(message)))
+
+    def credit(self, count: int) -> None:
+        for _ in range(min(count, self.num_in_flight)):
+            self._in_flight.popleft()
+
+    def reset_credits(self) -> None:
+        """Clear the count of messages in flight: after a second Hello they are lost or received, without a Credit."""
+        self._in_flight.clear()
+
+    def take_frames(self) -> list[bytes]:
+        """Remove and encode unsent updates as Deltas, as many as credits allow. The rest stays, merged per answer."""
+        frames = []
+        while self.has_updates and self.num_in_flight < CREDIT_WINDOW and sum(self._in_flight) < MAX_IN_FLIGHT_BYTES:
+            frames.append(encode(Deltas(deltas=self._take_deltas())))
+            self._in_flight.append(len(frames[-1]))
+        return frames
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self.refusals = self.refusals, []
+        num_refusals = len(deltas)
+        num_bytes = sum([len(delta.request_id) + 256 for delta in deltas])
+        unsent, self.unsent = self.unsent, {}
+        for answer in unsent.values():
+            delta = answer.take_delta()
+            deltas.append(delta)
+            num_bytes += len(delta.token_ids) + len(delta.text)
+            if delta.embedding is not None:
+                num_bytes += len(delta.embedding.data)
+            if delta.logprobs is not None or delta.prompt_logprobs is not None:
+                num_bytes += _logprob_bytes(delta)
+            if num_bytes > MAX_DELTAS_BYTES:
+                num_taken = len(deltas) - num_refusals
+                self.unsent = dict(itertools.islice(unsent.items(), num_taken, None))
+                break
+        return deltas
+
+
+def _logprob_bytes(delta: Delta) -> int:
+    return sum(4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs)
+
+
+class LocalSession(ClientSession[RequestT]):
+    """Session of an in-process client, which gets message structs instead of frames, in the same turn.
+
+    Delivery cannot fail, so the lease never ends, the session is never evicted, and no credits are counted.
+    `num_readers` is set by the client: HTTP requests that have not yet written all delivered messages.
+    """
+
+    def __init__(
+        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str]
+    ) -> None:
+        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_peer`: for a request
+        id, the address and key that it came from."""
+        super().__init__(identity, NEVER, [])
+        self._deliver, self._find_peer = deliver, find_peer
+        self.num_readers = 0
+
+    def send(self, message: FrontendMessage) -> None:
+        self._deliver(message)
+
+    def caller_of(self, request_id: str) -> str:
+        """Return the id of the HTTP request: its prompts have the request ids `id/0`, `id/1` …"""
+        return request_id.partition("/")[0]
+
+    def peer_of(self, request_id: str) -> str:
+        """Return the address and key that an HTTP request came from."""
+        return self._find_peer(request_id)
+
+    @property
+    def can_repeat(self) -> bool:
+        return False
+
+    @property
+    def has_open_work(self) -> bool:
+        return bool(self.num_readers) or super().has_open_work
+
+    @property
+    def has_lease(self) -> bool:
+        return True
+
+    @property
+    def lease_end(self) -> float:
+        return NEVER
+
+    def take_frames(self) -> list[bytes]:
+        while self.unsent or self.refusals:
+            self._deliver(Deltas(deltas=self._take_deltas()))
+        return []

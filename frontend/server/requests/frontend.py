@@ -1,0 +1,428 @@
+"""Frontend: turns clients' requests into tokens for the core, and the core's tokens into text. It owns no sockets.
+
+The owner of the sockets (frontend process or in-process engine) calls a handler for each event and `tick` at the end
+of each turn (loop iteration), then sends the messages of the outbox. All calls come from one thread. Never imports
+torch; knows no blocks and no workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from ....ipc.codec import Decoder
+from ....ipc.errors import ErrorInfo, ProtocolError
+from ....ipc.messages.base import (
+    LEASE_S,
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
+from ....ipc.messages.client import (
+    Abort,
+    AdapterQuery,
+    ClientMessage,
+    Control,
+    Credit,
+    FrontendMessage,
+    Health,
+    PutMedium,
+    QueryFailed,
+    Submit,
+)
+from ....ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs, Load
+from ....ipc.messages.supervisor import (
+    CoreUp,
+    Drain,
+    DrainReplica,
+    Initialize,
+    Progress,
+    ReplicaDown,
+    ReplicaDrained,
+    ReplicasRestarted,
+    SetLogLevel,
+    StartPhase,
+    StartPhases,
+    SupervisorToChild,
+    WorkersUp,
+)
+from ....ipc.notes.deadly import NONE, REFUSAL, ReadingNote
+from ....ipc.process.awake_clock import AwakeClock, steady_time
+from ....ipc.process.faults import maybe_fail
+from ....ipc.sockets.channel import count_malformed
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.prompts import MAX_REQUEST_ID_CHARACTERS
+from ..adapters.desk import AdapterDesk
+from ..helpers.host import IntakeHost
+from ..helpers.thread_pool import ThreadPool
+from ..metrics.tracing import new_tracing
+from ..prompts.input_processor import InputProcessor
+from ..prompts.prompt_reader import PromptReader
+from ..text.chat_template import ChatTemplate
+from ..text.tokenizer import Tokenizer
+from .client_session import NEVER, ClientLoss, LocalSession
+from .control import ControlProxy
+from .core_client import FrontendOutbox
+from .cores import Cores
+from .engine_metrics import EngineMetrics
+from .large_frame import LARGE_BYTES, check_large_frame, message_id
+from .media.expansion import MediaExpansion
+from .media.media_desk import MediaDesk
+from .media.media_input import MediaInput
+from .output_processor import OutputProcessor
+from .queries import QueryProcessor
+from .request_manager import RequestManager
+from .request_state import RequestState, Session
+from .session_table import SessionTable
+
+logger = logging.getLogger("tokenloom.frontend")
+
+
+class Frontend:
+    """Owner of the client sessions; dispatches every event to its component."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        wake: Callable[[], None],
+        media: MediaInput | None = None,
+        note: ReadingNote | None = None,
+        *,
+        identity: bytes = b"",
+        index: int = 0,
+        monotonic: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = steady_time,
+    ) -> None:
+        """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read, if
+        the model takes any. `note`: where to note what is read; default: in memory."""
+        self.note = note = note or ReadingNote()
+        self._sessions = SessionTable()
+        self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
+        self.counts: Counter[str] = Counter()
+        self.start_phases: list[StartPhase] = []
+        self.log_level = spec.config.log_level  # of all processes; set by the supervisor
+        self._spec, self._monotonic = spec, monotonic
+        prepare = str if media is None else media.placeholders.before_tokenization
+        self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
+        self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note)
+        self.prompts = PromptReader(self.inputs, self.thread_pool)
+        self.media = MediaDesk(spec, wake, media)
+        keys = index, spec.config.api_server_count
+        self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_id, note, *keys)
+        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
+        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
+        self._cores = Cores(spec, self.outbox, monotonic, unix_time)
+        self._tracing = new_tracing(spec)
+        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
+        self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)
+        self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
+        self._queries = QueryProcessor(spec, self.prompts, self._cores, self.metrics, self._awake_clock.look)
+        self._requests = RequestManager(
+            self._sessions,
+            self.adapters,
+            self.media,
+            None if media is None else media.placeholders,
+            self.prompts,
+            self._outputs,
+            self._cores,
+            self.metrics,
+            self.counts,
+            note,
+            unix_time,
+        )
+        self.expand = MediaExpansion(self.media, self.inputs.media_limits, self._requests.placed).expand
+        self._controls = ControlProxy(
+            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
+        )
+        self._ticked_at = 0.0  # monotonic seconds
+        self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
+
+    def is_welcome(self, *, to_all: bool) -> bool:
+        """Whether a core has welcomed this frontend, or all cores have."""
+        return self._cores.are_all_up if to_all else self._cores.is_up
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the served model, that for answers first."""
+        return self._spec.model_names
+
+    def health(self) -> Health:
+        return self._queries.health()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether draining is complete: the clients' time to return is over, and none has open work. The outbox may
+        still hold messages."""
+        return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are open or adapters are being loaded."""
+        return bool(self.num_open_requests or self.adapters.is_loading)
+
+    @property
+    def num_open_requests(self) -> int:
+        return sum(len(session.request_by_id) for session in self._sessions)
+
+    def _queue_depths(self) -> dict[str, float]:
+        requests = [request for session in self._sessions for request in session.request_by_id.values()]
+        return {
+            "clients": sum(session.num_in_flight for session in self._sessions),
+            "core": sum(request.processed is not None and not request.is_accepted for request in requests),
+        }
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_client_frame(self, identity: bytes, frame: bytes | memoryview) -> None:
+        """Handle one frame of a client. No content of it can raise. The bytes of a medium are not copied out of it."""
+        session = self._sessions.get(identity)
+        if session is not None:
+            session.last_seen = self._monotonic()
+        found_id = None if session is None else message_id(frame)
+        key = NONE if found_id is None else self.note.key_of(identity, repr(found_id).encode())
+        if self.note.is_deadly(key):
+            self.counts["deadly_requests"] += 1
+            self._on_unreadable(identity, session, found_id, REFUSAL)
+            return
+        before = self.note.begin(key)
+        maybe_fail("frontend.read", len(frame))
+        try:
+            if len(frame) > LARGE_BYTES:
+                check_large_frame(frame)
+            message = self._decoder.decode(frame)
+        except ProtocolError as error:
+            self.counts["malformed_client_frames"] += 1
+            self._on_unreadable(identity, session, found_id, str(error))
+        else:
+            if isinstance(message, Hello):
+                self._on_hello(identity, session, message)
+            elif session is None:
+                self._sessions.send(identity, Unknown())
+            else:
+                self._try(session, message, found_id)
+        self.note.end(before)
+
+    def _try(self, session: Session, message: ClientMessage, found_id: str | int | None) -> None:
+        """Handle a message. A bug that it meets ends its request or query, not this process with the streams of all."""
+        try:
+            self.on_message(session, message)
+        except Exception as error:
+            logger.exception("a message of a client met a bug")
+            text = f"{type(error).__name__}: {error}"
+            request = session.request_by_id.get(found_id) if isinstance(found_id, str) else None
+            if request is None:
+                self._on_unreadable(session.identity, session, found_id, text)
+            else:
+                self._requests.end(request, "error", ErrorInfo("internal", text))
+
+    def on_message(self, session: Session, message: ClientMessage) -> None:
+        """Handle a message of a client that has a session; a Hello is ignored."""
+        if isinstance(message, Submit):
+            self._requests.submit(session, message)
+        elif isinstance(message, Credit):
+            self._credit(session, message.count)
+        elif isinstance(message, PutMedium):
+            self.media.put(message)
+        elif isinstance(message, Abort):
+            self._requests.abort(session, message.request_id, "client")
+        elif isinstance(message, Ping):
+            session.send(Pong())
+        elif isinstance(message, Control):
+            self._controls.submit(message, lambda reply: session.send(reply))
+        elif isinstance(message, AdapterQuery):
+            self.adapters.answer(message, lambda reply: session.send(reply))
+        elif not isinstance(message, Hello):
+            self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
+
+    def _credit(self, session: Session, count: int) -> None:
+        if count < 0:
+            self.counts["malformed_client_frames"] += 1
+            session.send(Refused(error=ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")))
+            return
+        session.credit(count)
+        self._sessions.mark(session)
+
+    def open_local(
+        self, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str] = lambda _: ""
+    ) -> LocalSession[RequestState]:
+        """Add an in-process client. It gets messages by `deliver` and sends them to `on_message`. `find_peer`: as in
+        LocalSession."""
+        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver, find_peer)
+        self._sessions.add_local(session)
+        return session
+
+    def on_local_disconnect(self, session: LocalSession[RequestState], request_id: str) -> None:
+        """Abort a request because its HTTP caller has disconnected."""
+        self._requests.abort(session, request_id, "disconnect")
+
+    def abort_answer(self, shown_key: str) -> bool:
+        """Abort the request of an open answer, of any client, by its key on the dashboard. Returns False if there is no
+        such answer."""
+        key = self.metrics.find_answer(shown_key)
+        answer = None if key is None else self._outputs.answer_by_key.get(key)
+        if answer is not None:
+            self._requests.end(answer.request, "abort", cause="operator")
+        return answer is not None
+
+    def on_client_lost(self, identity: bytes, cause: ClientLoss, detail: str) -> None:
+        """Remove a client, and end its requests, because a send to it failed. `detail`: the numbers, for the log."""
+        session = self._sessions.get(identity)
+        if session is not None:
+            self._requests.drop(session, cause, detail)
+
+    def _on_hello(self, identity: bytes, session: Session | None, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            message = (
+                f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
+                f"{PROTOCOL_VERSION}: use the client of the engine's release"
+            )
+            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", message)))
+            return
+        if session is None:
+            self._sessions.add(identity, self._monotonic())
+        else:
+            session.reset_credits()
+            self._sessions.mark(session)
+        self._sessions.send(identity, self._spec.welcome)
+
+    def _on_unreadable(self, identity: bytes, session: Session | None, found_id: str | int | None, reason: str) -> None:
+        """Answer a frame that is not read under the id of its Submit or query, if it has one, else with Refused."""
+        if session is not None and isinstance(found_id, int):
+            self._sessions.send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
+        elif session is not None and isinstance(found_id, str) and self._may_refuse(session, found_id):
+            self._requests.refuse(session, found_id, ErrorInfo("request", reason))
+        else:
+            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))
+
+    def _may_refuse(self, session: Session, request_id: str) -> bool:
+        """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
+        return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
+
+    # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connect(self) -> None:
+        """Put Hello to the cores into the outbox; called at the start."""
+        self._cores.connect()
+
+    def on_core_message(self, message: CoreToFrontend, core: int = 0) -> None:
+        """Handle a message of the core of a replica. Raises the core's error if it refuses this frontend."""
+        if isinstance(message, EngineCoreOutputs):
+            try:
+                self._requests.on_outputs(core, message)
+            except ProtocolError as error:
+                count_malformed(self.counts, "core", error)
+        elif isinstance(message, Welcome):
+            self._cores.on_welcome(core)
+            self._requests.resubmit_all(core)
+            self._controls.on_core_up(core)
+        elif isinstance(message, Unknown):
+            if self._cores.all[core].is_up:
+                self.counts["core_lost"] += 1
+                self._cores.all[core].connect()
+                self._controls.on_core_lost(core)
+        elif isinstance(message, Load):
+            self._cores.on_load(core, message)
+        elif isinstance(message, ControlDone):
+            self._sessions.send_updates()  # outputs before this reply are sent before it
+            self._controls.on_done(core, message)
+        elif isinstance(message, Refused):
+            raise message.error.to_exception()
+
+    # ── supervisor, threads, time ────────────────────────────────────────────────────────────────────────────────
+
+    def on_control_message(self, message: SupervisorToChild) -> None:
+        """Handle a message of the supervisor, except Stop, which is for the process."""
+        if isinstance(message, Initialize):
+            self.metrics.on_sizes(message)
+            self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
+        elif isinstance(message, Progress):
+            self._queries.on_progress(message)
+        elif isinstance(message, StartPhases):
+            self.start_phases, self.metrics.kernels = message.phases, message.kernels
+        elif isinstance(message, SetLogLevel):
+            self.log_level = message.level
+            self._controls.on_log_level(message.level)
+        elif isinstance(message, CoreUp):
+            self._cores.on_core_up(message.replica)
+            self._controls.on_core_lost(message.replica)
+        elif isinstance(message, ReplicaDown):
+            goes_on_elsewhere = self._cores.on_down(message)
+            if goes_on_elsewhere or not message.has_core:  # else the core counts the losses of its workers
+                self._requests.count_losses(message)
+            if goes_on_elsewhere:
+                self._requests.move_all(message)
+                self._controls.on_down(message)
+        elif isinstance(message, WorkersUp):
+            self._cores.resume(message.replica)
+            self._requests.resume_waiting()
+        elif isinstance(message, DrainReplica):
+            self._cores.drain(message.replica, message.limit_s)
+        elif isinstance(message, ReplicasRestarted):
+            self._controls.on_restarted(message)
+        elif isinstance(message, Drain):
+            self._queries.is_draining = self._requests.is_draining = True
+            self._drains_at = self._monotonic() + message.clients_return_s
+
+    def on_wakeup(self) -> None:
+        """Call the callbacks of the jobs that threads have finished since the last call."""
+        for complete in self.thread_pool.take():
+            complete()
+        self.adapters.on_wakeup()
+        self.media.on_wakeup()
+
+    def stop(self, reason: str) -> None:
+        """Fail every open request with `reason`, because the engine stops; end the threads and send the last spans."""
+        for session in list(self._sessions):
+            for request in list(session.request_by_id.values()):
+                error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
+                self._requests.end(request, "error", error)
+        self._sessions.send_updates()
+        self.thread_pool.close()
+        self.adapters.close()
+        self.media.close()
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def tick(self, now: float, *, check_leases: bool = True) -> None:
+        """End a turn: check leases, ping the core, refuse expired jobs, make the Deltas. `now` in monotonic seconds.
+
+        `check_leases`: all messages of clients have been read, so that silent clients really are silent. If this loop
+        itself was stopped (debugger, suspended machine), all leases restart.
+        """
+        self._awake_clock.look()
+        if now - self._ticked_at > LEASE_S / 2:
+            self._sessions.renew_leases(now)
+        self._ticked_at = now
+        if check_leases and now >= self._sessions.next_lease_end:
+            for session in self._sessions.take_expired(now):
+                self._requests.drop(session, "silent", f"no message within {LEASE_S:g} s")
+        if self._outputs.answer_by_key and now >= self._cores.next_ping_at:
+            self._cores.keep_alive(now)
+        if now >= self._requests.next_resume_at:
+            self._requests.resume_waiting()
+        for replica in self._requests.take_drained(now):
+            self.outbox.to_supervisor.append(ReplicaDrained(replica=replica))
+        self.thread_pool.expire(now)
+        self.adapters.expire(now)
+        self.shared.tick(now)
+        self._sessions.send_updates()
+
+    def seconds_to_tick(self, now: float) -> float | None:
+        """Return the seconds for which the loop may sleep without new messages; None: no limit."""
+        next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
+        next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end, self.shared.next_at)
+        if now < self._drains_at:
+            next_at = min(next_at, self._drains_at)
+        if self._outputs.answer_by_key and self._cores.is_up:
+            next_at = min(next_at, self._cores.next_ping_at)
+        return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)

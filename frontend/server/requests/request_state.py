@@ -1,0 +1,304 @@
+"""RequestState and AnswerState: one open request of a client, and each of its n answers.
+
+The detokenizer makes the text of an answer; the core or a stop string ends it, whichever comes first in the order of
+tokens. Updates wait in the answer until `take_delta`. Knows no socket.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TypeAlias
+
+import msgspec
+
+from ....ipc.errors import ErrorInfo, ProtocolError
+from ....ipc.messages.adapter import AdapterRef
+from ....ipc.messages.base import BulkArray, FinishReason
+from ....ipc.messages.client import Child, Delta, RequestMetrics, Submit
+from ....ipc.messages.core import CoreChild, EngineCoreRequest
+from ....ipc.messages.tier import PlaceName
+from ....ipc.notes.deadly import NONE
+from ...forms.parsers.markers import MarkerFinder
+from ..helpers.thread_pool import PoolJob
+from ..prompts.prompt import ProcessedRequest
+from ..text.detokenizer import Detokenizer
+from ..text.token_texts import TokenTexts
+from .client_session import ClientSession
+from .logprob_buffer import LogprobBuffer, LogprobRun
+from .repetition import repeats
+
+LOSSES_TO_ISOLATE = 2  # as in a core's crash isolation
+
+
+class RequestState:
+    """One open request, from its Submit until all its answers have finished."""
+
+    __slots__ = (
+        *(
+            "adapter",
+            "answers",
+            "core",
+            "expires_at",
+            "is_accepted",
+            "key",
+            "processed",
+            "prompt_logprobs",
+            "session",
+            "submit",
+        ),
+        *("sent_losses", "tokenizing"),
+        "_releases",
+    )
+
+    def __init__(
+        self, session: ClientSession[RequestState], submit: Submit, expires_at: float = math.inf, key: bytes = NONE
+    ) -> None:
+        """`key`: of the request in a frontend's ReadingNote."""
+        self.session, self.key = session, key
+        self.expires_at = expires_at  # unix seconds: its media and prompt must have been read by then
+        self.submit = submit
+        self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
+        self.answers: list[AnswerState] = []
+        self.is_accepted = False
+        self.core = 0  # the replica that computes it, as in Cores
+        self.sent_losses = 0  # num_losses of the last message to a core
+        self.tokenizing: PoolJob | None = None  # the job that tokenizes its prompt
+        self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
+        self.adapter: AdapterRef | None = None
+        self._releases: list[Callable[[], None]] = []
+
+    @property
+    def num_losses(self) -> int:
+        """The losses of cores and workers while they computed it, without a new token in between."""
+        return max((answer.num_losses for answer in self.answers if answer.finish_reason is None), default=0)
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether its core computed no other new request beside it, because of earlier losses."""
+        return self.sent_losses >= LOSSES_TO_ISOLATE
+
+    def at_close(self, release: Callable[[], None]) -> None:
+        """Call `release` in `close`: the request uses an adapter, or media."""
+        self._releases.append(release)
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
+
+    def close(self) -> None:
+        """Release adapter and media. Drop the references to the answers, which refer to this request: without a cycle
+        both are freed with the last delta, not by the garbage collector."""
+        self.answers = []
+        self.tokenizing = None
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()
+
+    def is_same(self, submit: Submit) -> bool:
+        """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
+        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter", "media")
+        key = attrgetter("params", "pooling", "shown_token_ids", *prompt)
+        return bool(key(self.submit) == key(submit))
+
+    def to_core(self, now: float) -> EngineCoreRequest:
+        """Make the core's request, sent at `now` in unix seconds: the unfinished answers, each with all tokens known so
+        far."""
+        assert self.processed is not None
+        children = [
+            CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
+            for answer in self.answers
+            if answer.finish_reason is None
+        ]
+        self.sent_losses = self.num_losses
+        return msgspec.structs.replace(
+            self.processed.core,
+            children=children,
+            num_prompt_logprobs=self.prompt_logprobs.end,
+            adapter=self.adapter,
+            num_losses=self.sent_losses,
+            waited_s=max(now - self.processed.core.arrival_time, 0.0),
+            caller=self.session.peer_of(self.request_id),
+        )
+
+
+Session: TypeAlias = ClientSession[RequestState]
+
+
+class AnswerState:
+    """One of the n answers of a request: tokens, detokenizer, finder of stop strings, and the updates not yet taken.
+
+    Each Delta has tokens and exactly the text that they complete: a client's text is a function of its tokens.
+    """
+
+    __slots__ = (
+        *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
+        *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_loaded_tokens"),
+        *("num_preemptions", "num_drafts", "num_accepted_drafts", "num_losses", "_num_tokens_at_loss"),
+        *("_params", "_has_logprobs", "_named_token_ids", "_silent_token_ids", "_detokenizer"),
+        *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
+    )
+
+    def __init__(
+        self,
+        request: RequestState,
+        processed: ProcessedRequest,
+        child: Child,
+        key: int,
+        detokenizer: Detokenizer | None,
+        texts: TokenTexts | None,
+        eos_token_id: int | None,
+    ) -> None:
+        self._params = params = processed.core.params
+        self.request, self.key, self.index, self.seed = request, key, child.index, child.seed
+        self.token_ids = array("i")
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: ErrorInfo | None = None
+        self.embedding: BulkArray | None = None
+        self.finished_time = self.first_scheduled_time = self._first_token_time = 0.0
+        self.num_cached_tokens = self.num_preemptions = self._num_taken = 0
+        self.num_drafts = self.num_accepted_drafts = 0
+        self.num_losses, self._num_tokens_at_loss = 0, -1
+        self.num_loaded_tokens: dict[PlaceName, int] = {}
+        self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
+        own_end = () if params.ignore_eos or eos_token_id is None else (eos_token_id,)  # goes before stop_token_ids
+        self._named_token_ids = frozenset(params.stop_token_ids or ()).difference(own_end)
+        stops, is_included = params.stop_strings, params.include_stop_str_in_output
+        self._silent_token_ids = frozenset(() if is_included else processed.core.stop_token_ids)  # these add no text
+        self._detokenizer, self._texts = detokenizer, texts
+        self._stops = MarkerFinder(*stops, is_included=is_included) if stops else None
+        self._logprobs = LogprobBuffer(0, are_named=bool(params.logprob_token_ids))
+        self._text = ""
+        self._has_sent_start = False
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the client already has: they rebuild the state, may end the answer, and stay unsent."""
+        self.append(0, token_ids, 0.0)
+        self._text = ""
+        self._num_taken = len(self.token_ids)
+        self._logprobs.restart(self._num_taken)
+
+    def count_loss(self) -> None:
+        """Count that a core or its workers were lost while they computed this answer; a new token since the last loss
+        proves that this answer was not its cause."""
+        if len(self.token_ids) > self._num_tokens_at_loss:
+            self.num_losses, self._num_tokens_at_loss = 0, len(self.token_ids)
+        self.num_losses += 1
+
+    def append_logprobs(self, run: LogprobRun) -> None:
+        """Append the logprobs of tokens that have just been appended; drop those of tokens after the answer's end."""
+        self._logprobs.append(run)
+        self._logprobs.trim(len(self.token_ids))  # tokens after the end are not part of the answer
+
+    def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
+        """Append tokens until a stop string or repetition ends the answer; return whether any is new. `start`: position
+        of the first; known tokens are skipped, and a gap is a ProtocolError. `now`: unix seconds."""
+        known = len(self.token_ids)
+        if start != known:
+            if start > known:
+                raise ProtocolError(f"the core sent output tokens from {start} on, {known} are known")
+            token_ids = token_ids[known - start :]
+        if not token_ids or self._params.max_tokens == 0:  # such a request only scores its prompt
+            return False
+        if not self._first_token_time:
+            self._first_token_time = now
+        detokenizer, repetition = self._detokenizer, self._params.repetition_detection
+        if repetition is not None and len(token_ids) > 1:
+            for token_id in token_ids:
+                if self.finish_reason is None:
+                    self.append(len(self.token_ids), [token_id], now)
+            return True
+        for token_id in token_ids:  # hot path: once per token
+            self.token_ids.append(token_id)
+            if detokenizer is None:
+                continue
+            if token_id in self._silent_token_ids and self._has_min_tokens:
+                continue
+            text = detokenizer.append(token_id)
+            if self._stops is None:
+                self._text += text
+            elif text:
+                self._append_text(text)
+                if self.finish_reason is not None:
+                    self.finished_time = now
+                    break
+        if repetition is not None and self._has_min_tokens and repeats(self.token_ids, repetition):
+            self.finish("repetition", now)
+            self.stop_reason = self.stop_reason or "repetition_detected"
+        return True
+
+    @property
+    def _has_min_tokens(self) -> bool:
+        return len(self.token_ids) >= self._params.min_tokens
+
+    def _append_text(self, text: str) -> None:
+        if self._stops is None:
+            self._text += text
+            return
+        shown, stop, _ = self._stops.feed(text, self._has_min_tokens)
+        self._text += shown
+        if stop:
+            self.finish_reason, self.stop_reason = "stop", stop
+
+    def finish(
+        self, reason: FinishReason, now: float, error: ErrorInfo | None = None, num_preemptions: int = 0
+    ) -> None:
+        """End the answer. Held-back text is released; if it completes a stop string, that is the reason instead."""
+        self.finished_time = now
+        self.num_preemptions = num_preemptions
+        if self._detokenizer is not None:
+            self._append_text(self._detokenizer.finish())
+        if self.finish_reason is not None:
+            return
+        if self._stops is not None:
+            self._text += self._stops.finish()
+        self.finish_reason = reason
+        self.error = error
+        last = self.token_ids[-1] if self.token_ids else -1
+        if reason == "stop" and last in self._named_token_ids:
+            self.stop_reason = last
+
+    def take_delta(self) -> Delta:
+        """Remove and return all updates as one delta, with the unsent logprobs of the request's prompt."""
+        start, text = self._num_taken, self._text
+        self._num_taken, self._text = len(self.token_ids), ""
+        token_ids = self.token_ids[start:].tobytes()
+        if self._has_sent_start and self.finish_reason is None and not self._has_logprobs:
+            request_id = self.request.submit.request_id
+            return Delta(request_id=request_id, index=self.index, start=start, token_ids=token_ids, text=text)
+        logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
+        prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
+        self._has_sent_start = bool(self.token_ids)
+        processed = self.request.processed
+        return Delta(
+            request_id=self.request.submit.request_id,
+            index=self.index,
+            start=start,
+            token_ids=token_ids,
+            text=text,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=RequestMetrics(
+                arrival_time=0.0 if processed is None else processed.core.arrival_time,
+                first_scheduled_time=self.first_scheduled_time,
+                first_token_time=self._first_token_time,
+                finished_time=self.finished_time,
+                num_preemptions=self.num_preemptions,
+                num_drafts=self.num_drafts,
+                num_accepted_drafts=self.num_accepted_drafts,
+                num_loaded_tokens=self.num_loaded_tokens,
+            ),
+            error=self.error,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            prompt_start=0 if prompt_logprobs is None else prompt_start,
+            embedding=self.embedding,
+        )

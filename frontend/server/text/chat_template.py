@@ -1,0 +1,304 @@
+"""ChatTemplate: a list of chat turns → the prompt text that the checkpoint was trained on.
+
+The template is Jinja in Hugging Face's dialect and comes with the checkpoint or a request. It is untrusted and runs in
+a sandbox; any exception in it is a RequestError. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NoReturn
+from weakref import WeakKeyDictionary
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ....ipc.codec import JsonObject
+from ....ipc.errors import ConfigError, RequestError
+from ....ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPart, TextPart
+from ....ipc.messages.media import MediaKind
+from ....ipc.spec.config.engine_config import EngineConfig
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ....ipc.spec.models.config_file import read_json
+from .default_templates import DEFAULT_TEMPLATES
+from .media_marker import MediaMarker
+from .tokenizer import Tokenizer, read_tokenizer_config
+from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
+
+MODEL_FORM = ChatForm()
+NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
+MAX_CHARACTERS = 4 << 20  # of a file with a template
+_PROBE = "\ue000one text\ue000"  # occurs in no real text
+DEFAULTS = EngineConfig()
+_PARTS: dict[MediaKind, JsonObject] = {  # of media; Qwen2-Audio's templates look for the URL
+    "image": {"type": "image"},
+    "audio": {"type": "audio", "audio_url": ""},
+}
+_END_MARK = (
+    "\ue000end of the last turn\ue000 "  # occurs in no real text; the space shows whether the template strips texts
+)
+
+
+class ChatTemplate:
+    """Compiled template with the special tokens by name (bos_token …) and the default variables."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        origin: str = "the chat template",
+        defaults: JsonObject | None = None,
+        marker: MediaMarker = NO_MEDIA,
+    ) -> None:
+        """Compile `source`; ConfigError names `origin` if it is no template. `defaults`: variables that a chat may
+        override; `marker`: the text at the place of a medium."""
+        self.source, self.marker = source, marker
+        self._given_names = special_tokens | (defaults or {})
+        self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
+        self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
+        self._turn_shapes = WeakKeyDictionary[jinja2.Template, TurnShape]()
+        try:
+            self._template = _compiled(source)
+        except ValueError as error:
+            mend = "mend it, or start with --chat-template FILE"
+            raise ConfigError(f"{origin} is not a Jinja template: {error}: {mend}") from None
+
+    @classmethod
+    def of(cls, spec: EngineSpec, tokenizer: Tokenizer | None, marker: MediaMarker = NO_MEDIA) -> ChatTemplate | None:
+        """Load the template of an engine's model; None if neither its files nor its architecture have one."""
+        found = cls.load(Path(spec.tokenizer_folder), tokenizer, spec.config, marker)
+        default = DEFAULT_TEMPLATES.get(spec.model.architecture)
+        if found is not None or default is None:
+            return found
+        return cls(default, {}, defaults=spec.config.default_chat_template_kwargs, marker=marker)
+
+    @classmethod
+    def load(
+        cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, marker: MediaMarker = NO_MEDIA
+    ) -> ChatTemplate | None:
+        """Load the template of `config`, else chat_template.jinja in `folder`, else that in its chat_template.json or
+        tokenizer_config.json; None if there is none."""
+        given, defaults = config.chat_template, config.default_chat_template_kwargs
+        special_tokens = {} if tokenizer is None else tokenizer.special_tokens
+        file = folder / "chat_template.jinja"
+        if given is not None or file.is_file():
+            source, origin = read_template(str(file) if given is None else given)
+            return cls(source, special_tokens, origin, defaults, marker)
+        found = _processor_template(folder) or _default_template(read_tokenizer_config(folder).get("chat_template"))
+        return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, marker)
+
+    def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
+        """Render the prompt up to the answer, and `form.answer`; if `form.is_continued`, up to the end of the last
+        message's text.
+
+        RequestError if the template fails."""
+        if not messages:
+            raise RequestError("the chat has no messages: give at least one")
+        template = self._template if form.template is None else _compile(form.template)
+        names = self._names(form)
+        if form.is_continued:
+            if names["add_generation_prompt"]:
+                raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
+            messages = [*messages[:-1], _with_end_mark(messages[-1])]
+        as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
+        shape = self._turn_shape(template, as_parts) if any(map(calls_of, messages)) else AS_GIVEN
+        text, failure = "", None
+        for turns in self._forms(template, messages) if num_media else [messages]:
+            try:
+                text = self._rendered(template, names, turns, as_parts=as_parts, shape=shape)
+                failure = None
+            except RecursionError:
+                raise RequestError("the chat template recurses without end") from None
+            except Exception as error:  # a template may fail in any way that Python can
+                failure = error
+            if failure is None and text.count(self.marker.text) >= num_media:
+                break
+        if failure is not None:
+            raise RequestError(f"the chat template refuses these messages: {failure}")
+        return (_until_mark(text) if form.is_continued else text) + form.answer
+
+    def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
+        """Yield the messages with their media as parts where the template may show them, else as markers in the text:
+        some templates show the media of users alone."""
+        if self._shows_media(template):
+            yield messages
+            yield [each if each.role == "user" else self._with_markers(each) for each in messages]
+        yield [self._with_markers(each) for each in messages]
+
+    def _with_markers(self, message: ChatMessage) -> ChatMessage:
+        """Put a marker for each medium before the text of a message, as vLLM does."""
+        lines = [self.marker.framed] * _num_media(message)
+        return ChatMessage(message.role, "\n".join([*lines, message.text]), message.more) if lines else message
+
+    def _names(self, form: ChatForm) -> JsonObject:
+        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
+        return names | self._given_names | form.variables
+
+    def _shows_parts_alone(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows lists of parts, {"type": "text", "text": …}, but no plain texts."""
+        if template not in self._takes_parts:
+            shows_text = self._shows_probe(template, as_parts=False)
+            self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
+        return self._takes_parts[template]
+
+    def _shows_media(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows the parts of users that are media."""
+        if template not in self._takes_media:
+            names, shown = self._names(MODEL_FORM), list[str]()
+            forms: list[list[ContentPart]] = [[TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]]
+            for parts in forms:
+                with contextlib.suppress(Exception):
+                    shown.append(self._rendered(template, names, [ChatMessage("user", parts)], as_parts=True))
+            is_shown = len(shown) == 2 and all(_PROBE in each for each in shown) and len(shown[0]) < len(shown[1])
+            self._takes_media[template] = is_shown
+        return self._takes_media[template]
+
+    def _turn_shape(self, template: jinja2.Template, as_parts: bool) -> TurnShape:
+        """Return the form in which a template takes earlier answers with calls."""
+        if template not in self._turn_shapes:
+            names = self._names(MODEL_FORM)
+
+            def render(messages: list[ChatMessage], variables: JsonObject, shape: TurnShape) -> str:
+                return self._rendered(template, names | variables, messages, as_parts=as_parts, shape=shape)
+
+            self._turn_shapes[template] = find_turn_shape(render)
+        return self._turn_shapes[template]
+
+    def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
+        probe = [ChatMessage("user", _PROBE)]
+        with contextlib.suppress(Exception):
+            return _PROBE in self._rendered(template, self._names(MODEL_FORM), probe, as_parts=as_parts)
+        return False
+
+    def _rendered(
+        self,
+        template: jinja2.Template,
+        names: JsonObject,
+        messages: Sequence[ChatMessage],
+        *,
+        as_parts: bool,
+        shape: TurnShape = AS_GIVEN,
+    ) -> str:
+        """Render messages with the content of each as one text, or as a list of parts; with media always as parts."""
+        turns: list[JsonObject] = []
+        for message in messages:
+            parts: list[JsonObject] = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else _PARTS[self.marker.kind]
+                for part in message.parts
+            ]
+            turns += shape.turns(message, parts if as_parts or _num_media(message) else message.text)
+        return template.render(names | {"messages": turns})
+
+
+def check_template(config: EngineConfig) -> None:
+    """Raise ConfigError if --chat-template is neither a template nor a file with one."""
+    if config.chat_template is not None:
+        source, origin = read_template(config.chat_template)
+        ChatTemplate(source, {}, origin)
+
+
+def read_template(given: str) -> tuple[str, str]:
+    """Return a template and its origin: the text of file `given`, or `given` itself if it has braces or newlines and is
+    no file. ConfigError for an unreadable file."""
+    if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
+        return given, "--chat-template"
+    try:
+        with open(given, encoding="utf-8-sig") as file:
+            source = file.read(MAX_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the chat template {given} cannot be read: {error}") from None
+    if len(source) > MAX_CHARACTERS:
+        raise ConfigError(f"the chat template {given} has more than {MAX_CHARACTERS} characters: it is no template")
+    return source, given
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _compiled(source)
+    except ValueError as error:
+        raise RequestError(f"chat_template is not a Jinja template: {error}") from None
+
+
+def _compiled(source: str) -> jinja2.Template:
+    """Compile a template; ValueError, which names the line if it is known, if it is none."""
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.message}") from None
+    except Exception as error:  # of Jinja, or of Python, which compiles its result
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _num_media(message: ChatMessage) -> int:
+    return sum(isinstance(part, MediaPart) for part in message.parts)
+
+
+def _with_end_mark(message: ChatMessage) -> ChatMessage:
+    *parts, last = message.parts or [TextPart("")]
+    ended = [TextPart(last.text + _END_MARK)] if isinstance(last, TextPart) else [last, TextPart(_END_MARK)]
+    return ChatMessage(message.role, [*parts, *ended], message.more)
+
+
+def _until_mark(text: str) -> str:
+    """Cut `text` after the last turn's text, and strip the end if the template strips texts."""
+    before, mark, after = text.rpartition(_END_MARK.rstrip())
+    if not mark:
+        raise RequestError(
+            "the chat template does not show the last message as it is, so that it cannot be continued: leave "
+            "continue_final_message out"
+        )
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _processor_template(folder: Path) -> str | None:
+    """Return the template in chat_template.json, where processors of media keep theirs."""
+    path = folder / "chat_template.json"
+    return _default_template(read_json(path).get("chat_template")) if path.is_file() else None
+
+
+def _default_template(value: object) -> str | None:
+    """Return a config's template: the string, or of a list of {name, template} the one named "default"."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        named = [each for each in value if isinstance(each, dict) and each.get("name") == "default"]
+        chosen = named[-1].get("template") if named else None
+        return chosen if isinstance(chosen, str) else None
+    return None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the text to train on; rendering keeps the body only."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _new_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    names = {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.globals.update(names)
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
+    return environment
+
+
+_ENVIRONMENT = _new_environment()

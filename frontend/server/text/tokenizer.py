@@ -1,0 +1,230 @@
+"""Tokenizer: text ⇄ token ids of one checkpoint.
+
+Reads `tokenizer.json` with the `tokenizers` library in 30 ms; transformers' AutoTokenizer, which takes seconds, is for
+checkpoints without that file. The post-processor of the file adds BOS and the like; `add_bos_token` in
+tokenizer_config.json is ignored, as in transformers 5. Unknown ids decode to nothing. Knows nothing of requests,
+streams (`detokenizer.py`) and chats (`chat_template.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import tokenizers
+
+from ....ipc.codec import JsonObject, encode_ids
+from ....ipc.errors import ConfigError, RequestError
+from ....ipc.params.sampling_params import CutSide
+from ....ipc.spec.models.config_file import read_json
+from .split_patterns import make_splits_linear
+from .text_cut import TextCut
+from .token_bytes import max_bytes_per_token
+
+LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
+PANIC = "PanicException"  # a BaseException of Rust's libraries, as for an expression that gives up on a text
+NUM_TIMESTAMPS = 1501  # of Whisper: each 20 ms of half a minute
+TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
+
+
+@dataclass(eq=False)
+class Tokenizer:
+    """One checkpoint's tokenizer. `backend` is None if it is Python code of transformers or of the checkpoint.
+
+    `size` counts the ids from 0 to the highest, added tokens included; the model's vocab_size may differ either way.
+    """
+
+    _encode: Callable[[str, bool], list[int]]  # text, add_special_tokens; thread-safe, as the next
+    _decode: Callable[[Sequence[int], bool], str]  # token ids, skip_special_tokens
+    size: int
+    special_ids: frozenset[int]
+    config: JsonObject
+    backend: tokenizers.Tokenizer | None
+
+    @classmethod
+    def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
+        """Load the tokenizer in `folder`; None if it has no tokenizer's file; ConfigError for an unreadable one."""
+        config = read_tokenizer_config(folder)
+        if (folder / "tokenizer.json").is_file():
+            return cls.from_backend(_read_backend(folder / "tokenizer.json"), config)
+        if any((folder / name).is_file() for name in TRANSFORMERS_FILES):
+            return _load_with_transformers(folder, config, trust_remote_code)
+        return None
+
+    @classmethod
+    def from_backend(cls, backend: tokenizers.Tokenizer, config: JsonObject) -> Tokenizer:
+        """Wrap `backend`, after switching truncation and padding off and adding the tokens of `config`."""
+        backend.no_truncation()
+        backend.no_padding()
+        make_splits_linear(backend)
+        _add_tokens(backend, config)
+        added = backend.get_added_tokens_decoder()
+
+        def encode(text: str, add_special_tokens: bool) -> list[int]:
+            if len(text) <= LONG_CHARACTERS:
+                return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+        def decode(token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+            if len(token_ids) <= LONG_TOKENS:
+                return backend.decode(token_ids, skip_special_tokens)
+            return backend.decode_batch([token_ids], skip_special_tokens)[0]
+
+        return cls(
+            encode,
+            decode,
+            size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
+            special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+            config=config,
+            backend=backend,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encode `text`; `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt.
+        RequestError if the library fails."""
+        try:
+            return self._encode(text, add_special_tokens)
+        except BaseException as error:  # the libraries raise bare Exception, and a remote tokenizer anything
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Decode `token_ids` as a whole; invalid UTF-8 becomes U+FFFD."""
+        return self._decode(token_ids, skip_special_tokens)
+
+    def token_string(self, token_id: int) -> str:
+        """Return a token's spelling in the vocabulary; if there is no backend or the id is unknown, its text."""
+        known = None if self.backend is None else self.backend.id_to_token(token_id)
+        return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
+
+    def has_token(self, token_id: int) -> bool:
+        """Return whether an id is one of the vocabulary, which may have holes."""
+        if self.backend is None:
+            return 0 <= token_id < self.size
+        return token_id >= 0 and self.backend.id_to_token(token_id) is not None
+
+    @cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """Return the largest number of text bytes that one token can represent; None if there is no certain limit."""
+        return None if self.backend is None else max_bytes_per_token(self.backend)
+
+    def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
+        """Return `text` without a part at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
+        same. Returns all of `text` if no cut is safe."""
+        return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
+
+    @cached_property
+    def _cut(self) -> TextCut | None:
+        most = self.max_bytes_per_token
+        return None if self.backend is None or most is None else TextCut(self.backend, most)
+
+    @cached_property
+    def text_end(self) -> bytes:
+        """Return the encoded ids that the checkpoint appends to a text, such as an embedding model's last token."""
+        bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
+        ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
+        return encode_ids(next(ends, ()))
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """Return the special tokens of tokenizer_config.json by name (bos_token, eos_token …), for chat templates."""
+        named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
+        return {name: token for name, token in named.items() if token is not None}
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        token = self.special_tokens.get("eos_token")
+        return None if token is None or self.backend is None else self.backend.token_to_id(token)
+
+
+def read_tokenizer_config(folder: Path) -> JsonObject:
+    """Read tokenizer_config.json, empty if there is none."""
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
+    """Truncate encoded ids to `num_kept` tokens: the first ones, and at the end the tokens that the checkpoint appends
+    to a text, if the prompt ends with them."""
+    end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
+    if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
+        return token_ids[: 4 * num_kept]
+    return token_ids[: 4 * num_kept - len(end)] + end
+
+
+@cache
+def read_prefixes(folder: Path) -> dict[str, str]:
+    """Read the prompts that an embedding checkpoint puts before a text, by name; empty if it has none."""
+    for name, field in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
+        found = read_json(folder / name).get(field) if (folder / name).is_file() else None
+        if isinstance(found, dict) and found:
+            return {key: text for key, text in found.items() if isinstance(text, str)}
+    return {}
+
+
+def special_token(config: JsonObject, name: str) -> str | None:
+    """Return the text of a named special token, given as a string or as an object with `content`."""
+    value = config.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} ({path.stat().st_size} bytes) cannot be read: {reason}") from None
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks, and Whisper's
+    timestamps, which older files of it lack. ConfigError if one is no token."""
+    listed = config.get("added_tokens_decoder")
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        for _, entry in sorted(listed.items() if isinstance(listed, dict) else (), key=lambda item: int(item[0])):
+            if backend.token_to_id(entry["content"]) is None:
+                options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+                backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+    except (TypeError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"added_tokens_decoder of tokenizer_config.json must hold tokens with a content by their ids ({error!r}): "
+            "fetch the file again"
+        ) from None
+    if backend.token_to_id("<|notimestamps|>") == backend.get_vocab_size() - 1:
+        backend.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(NUM_TIMESTAMPS)])
+
+
+def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
+    """Load the tokenizer with AutoTokenizer, imported only here; most have a `tokenizers` backend."""
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # the checkpoint's code may raise anything
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            reason = "it brings Python code of its own: read it, then allow it with --trust-remote-code"
+        raise ConfigError(
+            f"{folder} has no tokenizer.json and transformers cannot load its tokenizer: {reason[:300]}"
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if isinstance(backend, tokenizers.Tokenizer):
+        return Tokenizer.from_backend(backend, config)
+    size: int = len(loaded)
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        return list(loaded.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in token_ids if token_id < size]
+        text = loaded.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return "".join(text)  # some give a list of texts
+
+    special_ids = frozenset(int(token_id) for token_id in loaded.all_special_ids)
+    return Tokenizer(encode, decode, size=size, special_ids=special_ids, config=config, backend=None)

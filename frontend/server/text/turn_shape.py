@@ -1,0 +1,134 @@
+"""TurnShape: the form in which a chat template takes earlier answers, found by rendering a conversation with a call.
+
+Templates differ. Some join the arguments of a call as JSON text to other text, others read them as an object. Some show
+calls only if the content is null, others fail on null or print it. Knows nothing of Jinja.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from ....ipc.codec import JsonObject
+from ....ipc.messages.client import ChatMessage, MediaPart
+
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # of fields; templates read any one of them
+_NAME, _KEY, _VALUE, _SAID = "probe_name", "probe_key", "probe value", "probe text"
+_ARGUMENTS: JsonObject = {_KEY: _VALUE}
+_CALL: JsonObject = {"id": "probe0001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+_SCHEMA: JsonObject = {
+    "type": "object",
+    "properties": {"other_key": {"type": "string", "description": "other"}},
+    "required": ["other_key"],
+}
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {"name": "other_name", "description": "other", "parameters": _SCHEMA},
+}
+
+
+class TurnShape(NamedTuple):
+    """Form of an assistant's turns with calls."""
+
+    has_text_arguments: bool = False  # arguments are JSON text, else objects
+    keeps_null: bool = True  # null content stays null, else it becomes ""
+    keeps_empty: bool = True  # empty content stays as it is, else it becomes null
+    keeps_text: bool = True  # text stays beside the calls, else it is a turn of its own before them
+
+    def turns(self, message: ChatMessage, content: str | list[JsonObject]) -> list[JsonObject]:
+        """Return the turns of a message for a template. `content`: its text or parts, as the template takes them."""
+        more = _with_thought(message)
+        turn: JsonObject = {"role": message.role, "content": content, **more}
+        if not (calls := calls_of(message)):
+            return [turn]
+        turn["tool_calls"] = list(map(self._call, calls))
+        if message.text or any(isinstance(part, MediaPart) for part in message.parts):
+            if self.keeps_text:
+                return [turn]
+            del more["tool_calls"]
+            null = None if self.keeps_null else ""
+            called = {"role": message.role, "content": null, "tool_calls": turn["tool_calls"]}
+            return [{"role": message.role, "content": content, **more}, called]
+        is_null = message.content is None
+        stays = self.keeps_null if is_null else self.keeps_empty
+        return [turn | {"content": None if is_null == stays else content}]
+
+    def _call(self, call: object) -> object:
+        """Return a call with its arguments in this form. Text that is no JSON object counts as {} for a template that
+        takes objects: a call that was cut off does not end the conversation."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            return call
+        given = function.get("arguments")
+        if self.has_text_arguments:
+            text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+            arguments: object = text if text.strip() else "{}"
+        else:
+            arguments = _object(given) if isinstance(given, str | None) else given
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+AS_GIVEN = TurnShape()
+UNSHOWN = TurnShape(keeps_null=False)  # of templates that show no call
+Render: TypeAlias = Callable[[list[ChatMessage], JsonObject, TurnShape], str]
+
+
+def calls_of(message: ChatMessage) -> list[object]:
+    """Return the calls of tools in a message."""
+    calls = message.more.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def find_turn_shape(render: Render) -> TurnShape:
+    """Find the form in which a template shows calls. `render`: renders messages with variables and a form; it may raise
+    anything."""
+    trials: tuple[JsonObject, JsonObject] = {}, {"tools": [_TOOL]}
+    for variables in trials:
+        for has_text_arguments in (False, True):
+            shape = TurnShape(has_text_arguments)
+            null, empty, said = (_shown(render, variables, shape, content) for content in (None, "", _SAID))
+            prints_null = bool(null) and null.count("None") > (empty or said).count("None")
+            if (null and not prints_null) or empty:
+                shape = shape._replace(keeps_null=bool(null) and not prints_null, keeps_empty=bool(empty))
+                split = shape._replace(keeps_text=False)
+                return shape if said or not _shown(render, variables, split, _SAID) else split
+    return UNSHOWN
+
+
+def _shown(render: Render, variables: JsonObject, shape: TurnShape, content: str | None) -> str:
+    """Return the text of a conversation with a call, if it shows the call as JSON or in a form of its own; else ""."""
+    messages = [
+        ChatMessage("user", "probe"),
+        ChatMessage("assistant", content, {"tool_calls": [_CALL]}),
+        ChatMessage("tool", "probe", {"tool_call_id": _CALL["id"], "name": _NAME}),
+    ]
+    text = ""
+    with contextlib.suppress(Exception):  # a template may fail in any way that Python can
+        text = render(messages, variables, shape)
+    as_text, as_python = json.dumps(_ARGUMENTS), f"{{'{_KEY}'"
+    is_right = as_text in text if shape.has_text_arguments else as_python not in text
+    return text if is_right and _NAME in text and _VALUE in text else ""
+
+
+def _with_thought(message: ChatMessage) -> JsonObject:
+    """Return the fields of a message with its thought under each name. gpt-oss's template refuses `thinking` beside
+    text and calls."""
+    more = dict(message.more)
+    thought = next((more[name] for name in THOUGHT_NAMES if more.get(name) is not None), None)
+    if message.role == "assistant" and thought is not None:
+        more = dict.fromkeys(THOUGHT_NAMES, thought) | more
+        if message.text and calls_of(message):
+            del more["thinking"]
+    return more
+
+
+def _object(text: str | None) -> JsonObject:
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

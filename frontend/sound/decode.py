@@ -1,0 +1,62 @@
+"""Decode an audio file to mono samples at SAMPLE_RATE: headers are checked first, then blocks are decoded one by one.
+
+Channels become their mean. Silence is audio; samples that are no numbers are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...ipc.errors import RequestError
+from ...ipc.spec.models.audio_config import SAMPLE_RATE
+from .audio_format import format_of
+from .compressed_file import open_compressed
+from .resampler import Resampler
+from .sound import Samples, Sound
+from .wav_file import open_wav
+
+MAX_SAMPLE = 2.0**31  # integers of 32 bits, not scaled; the power of larger samples leaves float32
+
+
+def decode_audio(data: memoryview, max_seconds: float, max_samples: int = 0) -> Iterator[Samples]:
+    """Yield the samples of an audio file, block by block: float32, full scale is ±1.
+
+    max_samples: most that the model takes at once; 0: any. RequestError, also between blocks, if the file is damaged,
+    too long, empty or of another format."""
+    name = format_of(data)
+    sound = open_wav(data) if name == "WAV" else open_compressed(data, name)
+    sound.check(max_seconds)
+    _check_samples(sound.num_samples(sound.num_frames), max_samples)
+    num_frames = num_samples = 0
+    resampler = Resampler(sound.rate)
+    for block in sound.blocks:
+        num_frames += len(block)
+        sound.check_length(num_frames, max_seconds)  # a header may lie
+        samples = resampler.feed(_mono(block, sound))
+        num_samples += len(samples)
+        _check_samples(num_samples, max_samples)
+        yield samples
+    if not num_frames:
+        raise RequestError(f"the {sound.format} audio of {len(data)} bytes has no samples: send one that has some")
+    yield resampler.finish()
+
+
+def _mono(block: Samples, sound: Sound) -> Samples:
+    with np.errstate(invalid="ignore", over="ignore"):
+        mono: Samples = block[:, 0] if sound.num_channels == 1 else block.mean(axis=1, dtype=np.float32)
+        largest = float(np.abs(mono).max())
+    if not largest <= MAX_SAMPLE:  # also if it is NaN
+        raise RequestError(
+            f"the {sound.format} audio has a sample of {largest:g}: send finite samples, where full scale is 1"
+        )
+    return mono
+
+
+def _check_samples(num_samples: int, max_samples: int) -> None:
+    if max_samples and num_samples > max_samples:
+        raise RequestError(
+            f"the audio clip lasts {num_samples / SAMPLE_RATE:.2f} s or longer, the model takes at most "
+            f"{max_samples / SAMPLE_RATE:g} s: send a shorter one, or cut it"
+        )

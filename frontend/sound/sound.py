@@ -1,0 +1,52 @@
+"""Sound: an audio file that is open for decoding, and the limits on what its header says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...ipc.errors import RequestError
+from ...ipc.spec.models.audio_config import SAMPLE_RATE
+
+Samples: TypeAlias = NDArray[np.float32]
+
+MIN_RATE, MAX_RATE = 1000, 192_000  # Hz
+MAX_CHANNELS = 64
+BLOCK_SAMPLES = 1 << 18  # of all channels, that are decoded at once
+
+
+class Sound(NamedTuple):
+    """An audio file whose header has been read; no sample is decoded before `blocks` is iterated."""
+
+    format: str  # for errors: "WAV"
+    rate: int  # Hz
+    num_channels: int
+    num_frames: int  # samples of each channel, as the header says
+    blocks: Iterator[Samples]  # [frames, channels], full scale is ±1
+
+    def check(self, max_seconds: float) -> None:
+        """Raise RequestError for numbers in the header that cannot be true, or for too long a clip."""
+        if not 1 <= self.num_channels <= MAX_CHANNELS:
+            raise RequestError(
+                f"the {self.format} audio has {self.num_channels} channels: send one with 1 to {MAX_CHANNELS}"
+            )
+        if not MIN_RATE <= self.rate <= MAX_RATE:
+            raise RequestError(
+                f"the {self.format} audio has a rate of {self.rate} Hz: send one of {MIN_RATE} to {MAX_RATE} Hz"
+            )
+        self.check_length(self.num_frames, max_seconds)
+
+    def check_length(self, num_frames: int, max_seconds: float) -> None:
+        """Raise RequestError if so many frames last longer than `max_seconds`."""
+        if num_frames > max_seconds * self.rate:
+            raise RequestError(
+                f"the {self.format} audio lasts {num_frames / self.rate:.1f} s, at most {max_seconds:g} s are read: "
+                "send a shorter one, or raise --max-audio-s"
+            )
+
+    def num_samples(self, num_frames: int) -> int:
+        """Return the samples of so many frames at SAMPLE_RATE, rounded up."""
+        return -(-num_frames * SAMPLE_RATE // self.rate)

@@ -1,0 +1,248 @@
+"""The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
+
+Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,frontend-N.counts,group-G,kernels/,blobs/} and
+the sockets {core,control,client,http-N,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a
+per-user folder in the temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free,
+the engine is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import ConfigError
+
+MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
+LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
+FAREWELL_S = 3.0  # after a kill the frontend of the dead engine may listen for this long
+LAST_FILES_S = 1.0
+_LISTENS = "another program listens there"
+_NAME = re.compile(r"[0-9a-f]{8}")
+
+
+def base_directory() -> Path:
+    """Return the per-user folder of run directories; create it with mode 0700. ConfigError if it is open to others."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
+        base = Path(runtime) / "tokenloom"
+    else:
+        base = Path(tempfile.gettempdir()) / f"tokenloom-{os.getuid()}"
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = base.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"{base} must belong to this user with mode 0700: remove it or set XDG_RUNTIME_DIR")
+    return base
+
+
+class RunDirectory:
+    """One engine's directory, locked by the process that created it until that process ends."""
+
+    def __init__(self, path: Path, lock_fd: int | None = None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls) -> RunDirectory:
+        """Create and lock a directory; remove those of dead engines. ConfigError if no directory can be used."""
+        try:
+            base = base_directory()
+            with _locked(base):  # or another engine's sweep could remove the directory between mkdir and lock
+                sweep(base)
+                path = base / secrets.token_hex(4)
+                path.mkdir(mode=0o700)
+                lock_fd = _try_lock(path / "lock")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make a run directory: {error}: set XDG_RUNTIME_DIR to a folder that can be written"
+            ) from None
+        directory = cls(path, lock_fd)
+        most = MAX_IPC_PATH_BYTES - len(f"/{LONGEST_NAME}.sock")
+        if len(os.fsencode(path)) > most:
+            directory.remove()
+            raise ConfigError(f"{path} is too long for sockets (at most {most} bytes): set XDG_RUNTIME_DIR")
+        return directory
+
+    @property
+    def blobs(self) -> Path:
+        """Folder of this engine's BlobStores, created by the first put."""
+        return self.path / "blobs"
+
+    def remove(self) -> None:
+        """Delete the directory, if it still exists, and release its lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Open or create a file of a run directory, and map it. ConfigError if the disk has no room for it.
+
+    All its bytes are taken at once: a store to a hole of a file would end the process on a full disk."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"the run directory cannot hold the {num_bytes} bytes of {path}: {error.strerror}: make room, or set "
+            "XDG_RUNTIME_DIR to a folder elsewhere"
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Delete the directory of an engine that has lost its supervisor. Its other processes end at this moment, and may
+    still make a file there: repeat it for up to LAST_FILES_S."""
+    deadline = time.monotonic() + LAST_FILES_S
+    shutil.rmtree(path, ignore_errors=True)
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(base: Path) -> int:
+    """Remove the directories of dead engines; return their number."""
+    num_removed = 0
+    for path in base.iterdir():
+        if not _NAME.fullmatch(path.name):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # its own processes may remove it at the same time
+            lock_fd = _try_lock(path / "lock")
+            if lock_fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock_fd)
+                num_removed += 1
+    return num_removed
+
+
+def lock_ipc_address(address: str, option: str = "--listen", farewell_s: float = FAREWELL_S) -> int:
+    """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
+    Wait up to `farewell_s` while another socket listens there; then, or if an engine has the lock, raise ConfigError.
+
+    The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
+    """
+    path = Path(address.removeprefix("ipc://"))
+    lock = _lock_of(path)
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+        raise ConfigError(f"{path} has {len(os.fsencode(path))} bytes, a socket path holds {MAX_IPC_PATH_BYTES}")
+    if lock.is_symlink() or (lock.exists() and not _is_empty_file(lock)):
+        raise ConfigError(f"cannot listen on {address}: {lock} is not ours: choose another {option} address")
+    try:
+        lock_fd = _try_lock(lock)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
+    if lock_fd is None:
+        raise ConfigError(f"{address} is in use by another engine: stop it or choose another {option} address")
+    deadline = time.monotonic() + farewell_s
+    while (found := _foreign(path)) == _LISTENS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if found:
+        lock.unlink()
+        os.close(lock_fd)
+        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
+    return lock_fd
+
+
+def check_ipc_address(address: str, option: str) -> None:
+    """Raise ConfigError if a bind would replace a file, or take the address of a program that listens: ZeroMQ does both
+    without an error."""
+    if found := _foreign(Path(address.removeprefix("ipc://"))):
+        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _is_empty_file(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def _foreign(path: Path) -> str:
+    """Explain why `path` must not be replaced by our socket; "" if it is free or a dead engine's socket."""
+    if not path.is_symlink() and not path.exists():
+        return ""
+    if path.is_symlink() or not path.is_socket():
+        return "there is a file"
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        is_dead = probe.connect_ex(str(path)) == errno.ECONNREFUSED
+    return "" if is_dead else _LISTENS
+
+
+def unlink_ipc_address(address: str) -> None:
+    """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them, or
+    the disk takes no changes."""
+    path = Path(address.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        unlink_socket(path)
+        unlink_socket(closed_name(path))
+    with contextlib.suppress(OSError):
+        if _is_empty_file(_lock_of(path)):
+            _lock_of(path).unlink()
+
+
+def closed_name(path: Path) -> Path:
+    """Return the name that a socket has while it admits nobody."""
+    return path.with_name(path.name + ".closed")
+
+
+def admits_nobody(address: str) -> bool:
+    """Whether the listener at an ipc address has closed its door for want of descriptors (`shortages/door.py`)."""
+    return closed_name(Path(address.removeprefix("ipc://"))).is_socket()
+
+
+def unlink_socket(path: Path) -> None:
+    """Remove a socket file; anything else stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+
+
+def set_socket_mode(path: str | Path, mode: int) -> None:
+    """Set the permissions of a socket file; OSError if there is something else, also a link to a socket."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(path))
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Hold the lock of the base directory, which engines take only for microseconds."""
+    fd = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Take an exclusive flock on `path`, created if missing; return its fd, None if another process holds it."""
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        return None
+    return lock_fd

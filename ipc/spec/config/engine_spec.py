@@ -1,0 +1,284 @@
+"""EngineSpec: the resolved configuration that every process of an engine gets at its start; it never changes.
+
+The supervisor builds it (`frontend/checkpoint/resolve.py`) and passes it as JSON in the environment: unlike a command
+line, other users of the machine cannot read it, and it may contain an API key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import zmq
+
+from ...messages.base import PROTOCOL_VERSION, Hello, Rank, Welcome
+from ...messages.core import GatewayHello, ModelDigest
+from ...sockets.endpoints import Endpoints
+from ...sockets.keys import Keys
+from ..models.model_config import ModelConfig
+from .engine_config import EngineConfig
+from .gateway_places import core_addresses
+from .option_ranges import AUTO_LENGTH
+
+VARIABLE = "TOKENLOOM_SPEC"
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration with the values that checkpoint and machine decide, such as dtype and device. `config` is as
+    given: its automatic values remain. Workers measure the KV pool's size later; with max_model_len auto the length
+    follows from that size (`fitted_model_len`), and max_model_len is its upper limit."""
+
+    run_id: str  # 16 hex characters, new for each engine
+    run_directory: str
+    endpoints: Endpoints
+    config: EngineConfig
+    model: ModelConfig
+    model_folder: str
+    tokenizer_folder: str
+    served_model_name: str  # the name in responses
+    model_aliases: list[str] = []  # other names that requests may use
+    default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
+    dtype: Literal["float32", "bfloat16", "float16"]
+    device: Literal["cpu", "cuda"]
+    max_model_len: int
+    max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
+    encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
+    host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
+    replica: int = 0  # of this process; those of the frontend and of clients are the same for all
+    digest: ModelDigest | None = None  # of the model as it was at the start; `resolve` makes it
+    group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that is equal in all processes of one engine, on all hosts, and differs between engines."""
+        shared = msgspec.structs.replace(
+            self,
+            run_directory="",
+            model_folder="",
+            tokenizer_folder="",
+            host_address="",
+            replica=0,
+            endpoints=Endpoints.in_folder(""),
+        )
+        return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
+
+    def on_host(self, host_address: str, run_directory: str, model_folder: str) -> EngineSpec:
+        """Return the specification for the ranks of another host, whose files are in other places. `endpoints.control`
+        and `blobs` stay: the head has given addresses that they reach."""
+        endpoints = Endpoints.in_folder(run_directory)
+        return msgspec.structs.replace(
+            self,
+            host_address=host_address,
+            run_directory=run_directory,
+            model_folder=model_folder,
+            tokenizer_folder=model_folder,
+            endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control, blobs=self.endpoints.blobs),
+        )
+
+    def of_replica(self, replica: int) -> EngineSpec:
+        """Return the specification for the core and the workers of a replica, which have their own sockets and files
+        in the same run directory."""
+        return msgspec.structs.replace(self, replica=replica, endpoints=self.endpoints.of_replica(replica))
+
+    @property
+    def client_addresses(self) -> list[str]:
+        """The addresses for clients: one of each frontend."""
+        return [self.endpoints.clients_of(index) for index in range(self.config.api_server_count)]
+
+    @property
+    def remote_cores(self) -> list[str]:
+        """The addresses of a gateway's cores; none for an engine."""
+        return [] if self.config.cores is None else core_addresses(self.config.cores)
+
+    @property
+    def num_cores(self) -> int:
+        return len(self.remote_cores) or self.config.data_parallel_size
+
+    @property
+    def core_listen(self) -> str | None:
+        """The address of this replica's core for gateways; None without one."""
+        if self.config.core_listen is None:
+            return None
+        host, _, port = self.config.core_listen.rpartition(":")
+        return f"{host}:{int(port) + self.replica}"
+
+    def own_file(self, name: str) -> Path:
+        """Return the path of a file or folder that each replica has for itself."""
+        return Path(self.run_directory) / (f"replica-{self.replica}-{name}" if self.replica else name)
+
+    def identity(self, name: str, number: int) -> bytes:
+        """Return the identity of a process of this replica on the socket of the supervisor."""
+        return identity_of(process_name(name, self.replica), number)
+
+    def secure_to_head(self, socket: zmq.Socket[bytes]) -> None:
+        """Give a socket the keys with which ranks on other hosts connect to the head; on the head do nothing."""
+        if self.group_keys is not None and not self.is_on_head:
+            self.group_keys.secure_client(socket)
+
+    @property
+    def is_on_head(self) -> bool:
+        """Whether this process runs on the host of the supervisor, which it reaches without a network."""
+        return self.endpoints.control.startswith("ipc://")
+
+    @property
+    def hello_to_core(self) -> Hello | GatewayHello:
+        """The first message of a frontend to a core."""
+        if not self.remote_cores:
+            return self.hello
+        assert self.digest is not None
+        return GatewayHello(protocol_version=PROTOCOL_VERSION, model=self.digest)
+
+    @property
+    def welcome(self) -> Welcome:
+        """The reply to the Hello of a client."""
+        digest = "" if self.digest is None else self.digest.text
+        return Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, model_digest=digest)
+
+    @property
+    def hello(self) -> Hello:
+        """The first message on each connection between processes of this engine."""
+        return Hello(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, fingerprint=self.fingerprint)
+
+    @property
+    def model_names(self) -> list[str]:
+        """All names that requests may use; the first is the one in responses."""
+        return [self.served_model_name, *self.model_aliases]
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests share the KV blocks of equal prefixes: not if layers keep a state beside them."""
+        return self.config.enable_prefix_caching and not self.model.has_state
+
+    @property
+    def uses_tiers(self) -> bool:
+        """Whether KV blocks are kept outside the pool, too: if a place is given, and blocks are found again at all."""
+        return self.config.has_tiers and self.shares_prefixes
+
+    @property
+    def numbers(self) -> str:
+        """The numbers that layers compute with."""
+        return self.config.numbers(self.dtype)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
+        needs only a few hundred tokens for full throughput; more would only delay other requests. If the
+        tokens of an image attend to later ones, a step holds the largest image and a token of each other request."""
+        default = 512 if self.device == "cpu" else 2048
+        budget = self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
+        is_bidirectional = self.model.encoder is not None and self.model.encoder.is_bidirectional
+        return max(budget, self.max_item_embeds + self.config.max_num_seqs) if is_bidirectional else budget
+
+    @property
+    def max_text_len(self) -> int:
+        """Tokens of the longest request that pass the model's layers: all but those of a clip at its head."""
+        return self.max_model_len - self.model.num_clip_tokens
+
+    @property
+    def max_logprobs(self) -> int:
+        """The largest `logprobs` that a request may ask for."""
+        limit, vocab_size = self.config.max_logprobs, self.model.vocab_size
+        return vocab_size if limit == -1 else min(limit, vocab_size)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Maximum of prompt tokens × n: a quarter of the queue, or the longest prompt (cut to the queue) if longer."""
+        return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        """KV blocks of a request of max_model_len tokens."""
+        return -(-self.max_model_len // self.config.block_size)
+
+    def fitted_model_len(self, num_blocks: int) -> int:
+        """Return max_model_len; `auto` is cut to the tokens of a pool of `num_blocks`, one of them the null block."""
+        if self.config.max_model_len != AUTO_LENGTH:
+            return self.max_model_len
+        return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The workers of a group; all are in one pipeline stage."""
+        return [Rank(pp=0, tp=tp) for tp in range(self.config.tensor_parallel_size)]
+
+    def host_of(self, rank: Rank) -> int:
+        """Return the number of the host of a rank of this replica: 0 is the head."""
+        return self._host_of(self._place_of(rank))
+
+    def local_workers(self, rank: Rank) -> range:
+        """Return the places of the workers, of all replicas, that share CPUs, GPUs and memory with a rank of this
+        replica."""
+        host = self.host_of(rank)
+        places = range(self.config.data_parallel_size * self.config.tensor_parallel_size)
+        first = next(place for place in places if self._host_of(place) == host)
+        return range(first, first + sum(self._host_of(place) == host for place in places))
+
+    def local_number(self, rank: Rank) -> int:
+        """Return the number of a rank of this replica among the workers of its host: that of its GPU."""
+        return self._place_of(rank) - self.local_workers(rank).start
+
+    def num_workers_on(self, host: int) -> int:
+        """Return how many workers, of all replicas, run on a host."""
+        places = range(self.config.data_parallel_size * self.config.tensor_parallel_size)
+        return sum(self._host_of(place) == host for place in places)
+
+    def _place_of(self, rank: Rank) -> int:
+        """Return the number of a rank of this replica among all workers."""
+        return self.replica * self.config.tensor_parallel_size + rank.tp
+
+    def _host_of(self, place: int) -> int:
+        """Workers are spread evenly over the hosts, neighbours together."""
+        return place * self.config.hosts // (self.config.data_parallel_size * self.config.tensor_parallel_size)
+
+    @property
+    def hosts_key_file(self) -> Path:
+        """The keys of agents: as given, or those that this engine has made for agents that Ray places."""
+        return Path(self.config.hosts_key_file or Path(self.run_directory) / "hosts.key")
+
+    @property
+    def hosts(self) -> list[int]:
+        """The numbers of the hosts with ranks of this replica."""
+        return sorted({self.host_of(rank) for rank in self.ranks})
+
+    def ranks_on(self, host: int) -> list[Rank]:
+        """Return the ranks of this replica on a host."""
+        return [rank for rank in self.ranks if self.host_of(rank) == host]
+
+    @property
+    def profile_folder(self) -> Path:
+        """The folder for the traces of start_profile."""
+        return Path(self.config.profile_dir or Path(self.run_directory) / "profiles").absolute()
+
+    def environment(self) -> dict[str, str]:
+        """Return this process's environment with the spec, for a child that calls `from_environment`."""
+        # One tokenizer thread: more would compete for CPUs with the threads that compute.
+        parallelism = {"TOKENIZERS_PARALLELISM": "false"}
+        return {**parallelism, **os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def from_environment(cls) -> EngineSpec:
+        return msgspec.json.decode(os.environ[VARIABLE], type=cls)
+
+
+def process_name(name: str, replica: int) -> str:
+    """Return the name of a process in logs and errors: "core", "worker 0"; after the first replica "core of replica
+    1"."""
+    return f"{name} of replica {replica}" if replica else name
+
+
+def frontend_name(index: int) -> str:
+    """Return the name of a frontend in logs and errors: "frontend"; after the first "frontend 1"."""
+    return f"frontend {index}" if index else "frontend"
+
+
+def host_process_name(name: str, host: int) -> str:
+    """Return the name of a process of which each host has one: "tier"; on other hosts "tier of host 1"."""
+    return f"{name} of host {host}" if host else name
+
+
+def identity_of(process: str, number: int) -> bytes:
+    """Return the identity on the sockets to supervisor and core of the process with this name and number."""
+    return f"{process.replace(' ', '-')}-{number}".encode()

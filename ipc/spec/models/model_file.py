@@ -1,0 +1,148 @@
+"""Loading of ModelConfig from a checkpoint's config.json and generation_config.json, without transformers.
+
+Unsupported architectures, missing fields and unknown values raise ConfigError with the file, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...errors import ConfigError
+from .audio_families import AUDIO_FAMILIES
+from .borrowed_config import borrowed_config, text_of
+from .config_file import ConfigFile, NotNative, overridden, read_json, shown
+from .expert_families import EXPERT_FAMILIES
+from .families import FAMILIES
+from .gemma4_family import GEMMA4_FAMILIES
+from .model_config import ModelConfig, ModelImplementation, OutputRules
+from .multimodal import language_model
+from .quantization_config import parse_quantization
+from .vision_families import VISION_FAMILIES
+
+TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
+MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
+NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures
+CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
+
+
+def load_model_config(
+    folder: Path,
+    overrides: dict[str, Any] | None = None,
+    generation_folder: Path | None = None,
+    implementation: ModelImplementation = "auto",
+    *,
+    with_encoder: bool = True,
+) -> ModelConfig:
+    """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
+
+    `generation_folder`: another folder for generation_config.json. implementation: --model-impl. Without
+    `with_encoder` a model that takes media is its language model alone.
+    """
+    path = folder / "config.json"
+    raw = read_json(path)
+    if overrides:
+        raw = overridden(raw, overrides)
+    generation_file = (generation_folder or folder) / "generation_config.json"
+    generation = ConfigFile(generation_file, read_json(generation_file) if generation_file.exists() else {})
+    try:
+        config = _parse(ConfigFile(path, raw), generation, implementation)
+        rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
+        config = msgspec.structs.replace(config, output_rules=rules, language_ids=languages)
+        return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError) as error:
+        raise ConfigError(f"{path} has an invalid value: {error}") from error
+
+
+def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplementation) -> ModelConfig:
+    listed = file.get("architectures") or ["none"]
+    architecture = listed[0] if isinstance(listed, list) else listed
+    if not isinstance(architecture, str):
+        file.refuse(f"architectures must be a list with the name of a class, it is {shown(listed)}")
+    is_native = architecture in NATIVE
+    if not is_native and not CAUSAL.search(architecture):
+        file.refuse(f"architecture {architecture:.100} is not supported: it is no causal language model")
+    if not is_native and implementation == "native":
+        file.refuse(
+            f"architecture {architecture:.100} has no native model: leave out --model-impl; native are "
+            + ", ".join(NATIVE)
+        )
+    text = text_of(file)
+    if (two_way := text.get("use_bidirectional_attention")) in (True, "all"):
+        file.refuse(f"use_bidirectional_attention {two_way} is not supported: answers need a causal model")
+    if is_native and implementation != "transformers":
+        try:
+            return _parse_native(file, generation, architecture)
+        except NotNative:
+            if implementation == "native":
+                raise
+    if file.flag("is_encoder_decoder"):
+        file.refuse(f"architecture {architecture} is an encoder-decoder, which transformers' layers cannot run here")
+    return borrowed_config(text, architecture, _eos_token_ids(text, generation))
+
+
+def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -> ModelConfig:
+    if architecture in MULTIMODAL:
+        family, file = language_model(file, MULTIMODAL[architecture])
+    else:
+        family = TEXT[architecture]
+        file = family.prepare(file)
+    if "per_layer_config" in file and architecture not in GEMMA4_FAMILIES:
+        file.refuse_native("per_layer_config, fields of single layers, has no native layers")
+    fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
+    config = ModelConfig(
+        architecture=architecture,
+        dtype=file.text("dtype") or file.text("torch_dtype") or "float32",
+        quantization=parse_quantization(file),
+        eos_token_ids=_eos_token_ids(file, generation),
+        bos_token_id=file.whole("bos_token_id", least=-1) if "bos_token_id" in file else None,
+        **fields,
+    )
+    if config.num_heads % config.num_kv_heads:
+        names = (file.spelled(each) for each in ("num_attention_heads", "num_key_value_heads"))
+        file.refuse(
+            f"{config.num_heads} attention heads do not divide into {config.num_kv_heads} KV heads ({', '.join(names)})"
+        )
+    return config
+
+
+def _output_rules(generation: ConfigFile, vocab_size: int) -> OutputRules | None:
+    """Return the rules for all answers; None if there are none. Ids beyond the vocabulary never come anyway."""
+
+    def ids(name: str) -> list[int]:
+        return sorted({each for each in generation.wholes(name, least=-1) if 0 <= each < vocab_size})
+
+    def index(name: str) -> int | None:
+        return generation.whole(name) if name in generation else None
+
+    no_timestamps_id, end = index("no_timestamps_token_id"), generation.get("eos_token_id")
+    rules = OutputRules(
+        suppressed_ids=ids("suppress_tokens"),
+        first_suppressed_ids=ids("begin_suppress_tokens"),
+        no_timestamps_id=no_timestamps_id,
+        max_first_timestamp=index("max_initial_timestamp_index"),
+        end_id=end if no_timestamps_id is not None and isinstance(end, int) else 0,
+    )
+    return None if rules == OutputRules() else rules
+
+
+def _language_ids(generation: ConfigFile) -> dict[str, int] | None:
+    """Return the ids of the tokens <|CODE|> by their codes; {} for a model of one language."""
+    if not generation.flag("is_multilingual", True):
+        return {}
+    if "lang_to_id" not in generation:
+        return None
+    found = generation.part("lang_to_id")
+    return {name.strip("<|>"): found.whole(name) for name in found.fields()}
+
+
+def _eos_token_ids(file: ConfigFile, generation: ConfigFile) -> list[int]:
+    stated = generation if "eos_token_id" in generation else file
+    if isinstance(stated.get("eos_token_id"), list | tuple):
+        return sorted(set(stated.wholes("eos_token_id", least=-1)))
+    return [stated.whole("eos_token_id", least=-1)] if "eos_token_id" in stated else []

@@ -1,0 +1,158 @@
+"""Parsers find the same calls wherever the text is cut, stream them, and lose no text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
+from tokenloom.frontend.forms.parsers.hermes import HermesParser
+from tokenloom.frontend.forms.parsers.llama import LlamaParser
+from tokenloom.frontend.forms.parsers.mistral import MistralParser
+from tokenloom.frontend.forms.parsers.names import TOOL_PARSERS, find_reasoning_parser, find_tool_parser
+from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, Parser
+from tokenloom.frontend.forms.parsers.pythonic import PythonicParser
+from tokenloom.frontend.forms.parsers.qwen3_coder import Qwen3CoderParser
+from tokenloom.frontend.forms.parsers.thoughts import MARKERS
+from tokenloom.frontend.launcher.options.synonyms import REASONING_PARSERS as REASONING_SYNONYMS
+from tokenloom.frontend.launcher.options.synonyms import TOOL_PARSERS as TOOL_SYNONYMS
+from tokenloom.ipc.codec import JsonObject
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.tests.frontend.forms.parsers.cuts import parse
+
+SCHEMAS: dict[str, JsonObject] = {
+    "add": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {"type": "array"}}}
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    "<parameter=s>\n2\nx\n</parameter>\n</function>\n</tool_call>"
+)
+TWO = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
+TO_F = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+HARMONY = (
+    "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    '<|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+
+
+def new_parser(name: str) -> Parser:
+    return TOOL_PARSERS[name](SCHEMAS)
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
+@given(text=st.text(alphabet="<tol_cal>/{}[]TOLCAS|()= ab", max_size=40))
+def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
+    assert parse(new_parser(name), list(text))[1:] == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "calls"),
+    [
+        (HermesParser, f"Let me see.\n{CALL}\n{CALL.replace('1', '2')}", [("add", {"a": 1}), ("add", {"a": 2})]),
+        (
+            HermesParser,
+            '<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call>',
+            [("f", {"a": "</tool_call>"})],
+        ),
+        (
+            HermesParser,
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}',
+            [("f", {"a": '</tool_call>"'})],
+        ),
+        (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [("f", {"a": 1})]),
+        (
+            LlamaParser,
+            '{"name": "f", "parameters": {"x": "é"}}; {"name": "g", "parameters": {}}',
+            [("f", {"x": "é"}), ("g", {})],
+        ),
+        (LlamaParser, '\n<|python_tag|>{"name": "f", "parameters": {"x": [1, "]"]}}', [("f", {"x": [1, "]"]})]),
+        (MistralParser, TWO, [("f", {"a": 1}), ("g", {})]),
+        (
+            MistralParser,
+            'Well.[TOOL_CALLS]f[ARGS]{"a": {}}[TOOL_CALLS]g{"b": "{"}',
+            [("f", {"a": {}}), ("g", {"b": "{"})],
+        ),
+        (MistralParser, '[TOOL_CALLS]f[CALL_ID]abc123[ARGS]{"a": 1}', [("f", {"a": 1})]),
+        (
+            PythonicParser,
+            "[f(a=1, b='x', c=[true, None], d={'e': -2.5}), g.h()]",
+            [("f", {"a": 1, "b": "x", "c": [True, None], "d": {"e": -2.5}}), ("g.h", {})],
+        ),
+        (PythonicParser, "<|python_start|>[f(a='é')]<|python_end|>", [("f", {"a": "é"})]),
+        (lambda: Qwen3CoderParser(SCHEMAS), f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
+        (
+            lambda: Qwen3CoderParser(SCHEMAS),
+            "<function=add><parameter=l>[1]<parameter=a>True</function>",
+            [("add", {"l": [1], "a": True})],
+        ),
+        (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call><function=now></function></tool_call>", [("now", {})]),
+        (lambda: HarmonyParser(has_calls=True), HARMONY, [("add", {"a": 1})]),
+        (lambda: HarmonyParser(has_calls=True), TO_F, [("f", {})]),
+    ],
+)
+def test_each_form_is_read(parser: Callable[[], Parser], text: str, calls: list[tuple[str, object]]) -> None:
+    for pieces in ([text], list(text)):
+        _, content, found = parse(parser(), pieces)
+        assert found == calls
+        assert not any(sign in content for sign in "<[{")
+
+
+def test_arguments_stream() -> None:
+    texts = {
+        "hermes": '<tool_call>{"name": "f", "arguments": {"a": ["x',
+        "llama": '{"name": "f", "parameters": {"a": ["x',
+        "mistral": '[TOOL_CALLS]f{"a": ["x',
+        "openai": '<|channel|>commentary to=functions.f<|message|>{"a": ["x',
+    }
+    for name, text in texts.items():
+        parts = new_parser(name).append(text)
+        assert [type(part) for part in parts] == [CallBegin, Arguments], name
+        assert isinstance(last := parts[-1], Arguments) and last.text == '{"a": ["x'
+    coder = new_parser("qwen3_coder").append("<function=add><parameter=a>1</parameter><parameter=s>begun")
+    assert "".join(part.text for part in coder if isinstance(part, Arguments)) == '{"a": 1'
+
+
+def test_harmony_separates_thought_content_and_calls() -> None:
+    text = HARMONY.replace("<|call|>", "<|end|>") + "<|start|>assistant<|channel|>final<|message|>3<|return|>"
+    assert parse(HarmonyParser(has_calls=True), list(text)) == ("Let me see.", "3", [("add", {"a": 1})])
+    assert parse(HarmonyParser(has_calls=False), [text]) == ("Let me see.", '{"a": 1}3', [])
+    assert parse(HarmonyParser(has_calls=True), ['{"a": 1}']) == ("", '{"a": 1}', []), "an answer without channels"
+
+
+def test_a_deeply_nested_object_is_read_by_character() -> None:
+    value: object = 1
+    for _ in range(300):
+        value = {"a": [value]}
+    text = json.dumps({"name": "f", "arguments": value})
+    assert parse(LlamaParser(), list(text))[2] == [("f", value)]
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", "hermes", "none"),
+        ("{% if tools %}<tool_call><function=name>{% endif %}<think></think>", "qwen3_coder", "think"),
+        ('{% if tools %}{"name": …, "parameters": …}{% endif %}', "llama", "none"),
+        ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}[THINK][/THINK]", "mistral", "mistral"),
+        ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", "none"),
+        ("<|start|>assistant<|channel|>{{ tools }}", "openai", "gpt_oss"),
+        ("{{ messages }}", "none", "none"),
+    ],
+)
+def test_a_template_implies_its_parsers(template: str, tools: str, reasoning: str) -> None:
+    assert (find_tool_parser(template), find_reasoning_parser(template)) == (tools, reasoning)
+
+
+def test_options_and_parsers_have_the_same_names() -> None:
+    hints = get_type_hints(EngineConfig)
+    reasoning = {*MARKERS, "gpt_oss"}
+    assert set(get_args(hints["tool_call_parser"])) - {"auto", "none"} == TOOL_PARSERS.keys()
+    assert set(get_args(hints["reasoning_parser"])) - {"auto", "none"} == reasoning
+    assert TOOL_SYNONYMS.keys().isdisjoint(TOOL_PARSERS) and set(TOOL_SYNONYMS.values()) <= TOOL_PARSERS.keys()
+    assert REASONING_SYNONYMS.keys().isdisjoint(reasoning) and set(REASONING_SYNONYMS.values()) <= reasoning

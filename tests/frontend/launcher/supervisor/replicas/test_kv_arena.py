@@ -1,0 +1,94 @@
+"""The arena is as large as the operator says, or enough for staging."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.launcher.supervisor.replicas.kv_arena import KVArena, arena_shape
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.messages.supervisor import Measured
+from tokenloom.ipc.process.arena import Arena, ArenaShape
+from tokenloom.ipc.process.machine_memory import available_bytes
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.tests.support.engine_specs import new_spec
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "host_bytes", "num_slots"),
+    [
+        (MIB, None, 64),
+        (4096, None, 16384),  # 64 MiB
+        (5000, None, 8192),  # two pages each
+        (3 * MIB, None, 64),  # 192 MiB
+        (MIB, 100 * MIB, 100),
+        (MIB - 1, 100 * MIB, 100),
+        (MIB + 1, 100 * MIB, 99),
+        (MIB, MIB, 1),
+    ],
+)
+def test_slots_fill_the_memory(slot_bytes: int, host_bytes: int | None, num_slots: int) -> None:
+    assert arena_shape(slot_bytes, host_bytes, 100 * MIB) == ArenaShape(num_slots=num_slots, slot_bytes=slot_bytes)
+
+
+def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
+    few = r"--kv-host-bytes 1000 holds no KV block, which takes 8192 bytes on all ranks"
+    many = r"asks for 0.20 GiB, 100.0 MiB of memory is free beside the KV pool: lower"
+    for host_bytes, message in ((1000, few), (200 * MIB, many)):
+        with pytest.raises(ConfigError, match=message):
+            arena_shape(5000, host_bytes, 100 * MIB)
+
+
+def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
+    free_bytes = available_bytes()
+    for device in ("cpu", "cuda"):
+        spec = new_spec(config=EngineConfig(kv_host_bytes=free_bytes // 2), device=device)
+        measured = Measured(max_blocks=9, block_bytes=free_bytes // 9, device=device)
+        with closing(KVArena(spec)) as arena:
+            if device == "cuda":
+                assert arena.fit(measured, 9) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
+            else:
+                with pytest.raises(ConfigError, match="beside the KV pool"):
+                    arena.fit(measured, 9)
+
+
+def test_the_memory_is_made_once_and_any_process_with_the_descriptor_maps_it() -> None:
+    arena = KVArena(new_spec(config=EngineConfig(kv_disk="/nowhere")))
+    shape = arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cpu"), 9)
+    assert shape is not None
+    one, other = Arena(arena.fds[0], shape), Arena(arena.fds[0], shape)
+    one.slot(64)[:3] = b"end"
+    assert bytes(other.slot(64)[:3]) == b"end"
+    arena.close()
+    arena.close()
+
+
+HOSTS = {"hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
+
+
+def hosts_spec(**options: Any) -> EngineSpec:
+    return new_spec(config=EngineConfig(**HOSTS, **options), device="cuda")
+
+
+def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -> None:
+    spec = hosts_spec(kv_host_bytes=64 * MIB, tensor_parallel_size=3)
+    with closing(KVArena(spec)) as arena:
+        measured = Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=64 * MIB)
+        shape = arena.fit(measured, 9)
+        assert shape == ArenaShape(num_slots=32, slot_bytes=3 * MIB)
+        assert [shape.share(len(spec.ranks_on(host)), 3).slot_bytes for host in (0, 1)] == [2 * MIB, MIB]
+        assert os.fstat(arena.fds[0]).st_size == 64 * MIB
+        assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
+        with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
+            arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=63 * MIB), 9)
+    spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
+    assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
+    with closing(KVArena(spec)) as arena:
+        assert arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda"), 9) == ArenaShape(4, MIB)
+        assert os.fstat(arena.fds[0]).st_size == 0

@@ -1,0 +1,230 @@
+"""HttpMiddleware: key, root path, number of open requests, disconnects and the limit of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from tokenloom.frontend.forms.openai.errors import json_response
+from tokenloom.frontend.forms.prompt_limits import PromptLimits
+from tokenloom.frontend.listening.open_requests import OpenRequests
+from tokenloom.frontend.server.api.openai.body_reader import BodyReader
+from tokenloom.frontend.server.helpers.host import IntakeHost
+from tokenloom.frontend.server.helpers.thread_pool import ThreadPool
+from tokenloom.frontend.server.http.middleware import OPEN_PATHS, OVER_LIMIT, HttpMiddleware
+from tokenloom.frontend.server.http.server import _new_task
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.notes.deadly import LOSSES_TO_REFUSE, NONE, DeadlyRequests, ReadingNote
+from tokenloom.tests.support.engine_specs import new_spec
+
+
+async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+    thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
+    await BodyReader(thread_pool, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
+
+
+def test_a_disconnect_within_the_body_is_neither_answered_nor_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arriving: list[Message] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return arriving.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(HttpMiddleware(endpoint, None, 100, lambda why: None)(scope, receive, send))
+    assert (arriving, sent) == ([], [])
+    assert [record for record in caplog.records if record.name.startswith("tokenloom")] == []
+
+
+def answer_of(
+    middleware: HttpMiddleware, path: str = "/v1/models", *chunks: bytes, **changes: object
+) -> tuple[int, dict[str, str], str]:
+    """Send a request; return status, headers, and the error message or the path that the app got."""
+    arriving = [{"type": "http.request", "body": each, "more_body": True} for each in chunks]
+    arriving.append({"type": "http.request", "body": b"", "more_body": False})
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return arriving.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], **changes}
+    asyncio.run(middleware(scope, receive, send))
+    body = json.loads(sent[1]["body"])
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, body["error"]["message"] if "error" in body else body["path"]
+
+
+async def echo_path(scope: Scope, receive: Receive, send: Send) -> None:
+    await json_response({"path": scope["path"]})(scope, receive, send)
+
+
+NO_BEARER = "the header authorization does not begin with `Bearer`"
+WRONG = "the API key is wrong"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "alone", "fault"),  # `alone`: in x-api-key
+    [
+        *((f"{scheme} KEY", None, "") for scheme in ("Bearer", "bearer", "BEARER  ")),
+        *(("Bearer k1", None, ""), ("Bearer k2 \t", None, "")),
+        *((None, "KEY", ""), (None, "k2", ""), ("Bearer other", "KEY", ""), ("Bearer KEY", "other", "")),
+        *((None, None, "no API key was given"), ("", "", "no API key was given")),
+        *((each, None, NO_BEARER) for each in ("KEY", "Basic KEY", "BearerKEY")),
+        ("Bearer", None, "no API key follows `Bearer`"),
+        *((f"Bearer {key}", None, WRONG) for key in ("key", "k", "k1 k2", "KEY KEY", "KEY\u00e9")),
+        *((None, key, WRONG) for key in ("other", "k", "k1 k2")),
+    ],
+)
+def test_a_key_follows_bearer_in_any_case_or_comes_alone_and_an_error_names_the_fault(
+    authorization: str | None, alone: str | None, fault: str
+) -> None:
+    refused: list[str] = []
+    middleware = HttpMiddleware(echo_path, ["KEY", "k1", "k2"], 100, refused.append)
+    given = {b"authorization": authorization, b"x-api-key": alone}
+    headers = [(name, value.encode()) for name, value in given.items() if value is not None]
+    status, told, text = answer_of(middleware, headers=headers)
+    if not fault:
+        assert (status, refused) == (200, [])
+        return
+    assert (status, told["www-authenticate"], refused) == (401, "Bearer", ["key"])
+    assert text == f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+
+
+EVIL = [(b"host", b"evil.example")], [(b"host", b"localhost:8000"), (b"origin", b"https://evil.example")]
+
+
+@pytest.mark.parametrize("headers", EVIL)
+def test_without_a_key_other_sites_reach_the_open_paths_alone(headers: list[tuple[bytes, bytes]]) -> None:
+    refused: list[str] = []
+    middleware = HttpMiddleware(echo_path, None, 100, refused.append, "/llm")
+    orders = ("/dashboard/abort", "/abort", "/pause")
+    data = ("/v1/models", "/dashboard/data", "/server_info", "/kv", "/is_sleeping", "/v1/responses/resp_x")
+    for path in (*orders, *data, "/llm/v1/models", "/nowhere", "/health/x", "/v1/messages"):
+        for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE"):
+            answer = answer_of(middleware, path, headers=headers, method=method, server=("127.0.0.1", 8000))
+            assert answer[0] == 403 and "--api-key" in answer[2], (path, method)
+    assert set(refused) == {"origin"}
+    for path in OPEN_PATHS:
+        assert answer_of(middleware, path, headers=headers, server=("127.0.0.1", 8000))[0] == 200, path
+
+
+@pytest.mark.parametrize("headers", EVIL)
+def test_a_key_lets_in_under_any_name_and_from_any_page(headers: list[tuple[bytes, bytes]]) -> None:
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None)
+    server = ("127.0.0.1", 8000)
+    assert answer_of(middleware, headers=[*headers, (b"x-api-key", b"KEY")], server=server)[0] == 200
+    assert answer_of(middleware, headers=headers, server=server)[0] == 401
+
+
+def test_the_host_is_checked_on_the_loopback_alone() -> None:
+    middleware = HttpMiddleware(echo_path, None, 100, lambda why: None)
+    places = {("127.0.0.1", 80): 403, ("::1", 80): 403, ("10.0.0.7", 80): 200, ("/run/x", None): 200}
+    for server, status in places.items():
+        assert answer_of(middleware, headers=EVIL[0], server=server)[0] == status, server
+
+
+def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
+    sent = [(b"x-request-id", b"mine")]
+    status, headers, _ = answer_of(middleware, "/llm/v1/messages/count_tokens", headers=sent)
+    assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
+    assert "request-id" not in answer_of(middleware, "/v1/models", headers=sent)[1]
+    status, headers, _ = answer_of(middleware, "/v1/messages", **{OVER_LIMIT: True})
+    assert (status, headers["retry-after"]) == (529, "1")
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/llm/v1/models", "/v1/models"),
+        ("/v1/models", "/v1/models"),  # the proxy has removed it
+        ("/llm", "/"),
+        ("/llmx/y", "/llmx/y"),
+    ],
+)
+def test_the_proxys_root_path_is_removed_if_present_also_from_that_of_a_probe(path: str, seen: str) -> None:
+    assert answer_of(HttpMiddleware(echo_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
+    with_key = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
+    assert answer_of(with_key, "/llm/health")[0] == 200
+
+
+def test_a_request_counts_as_open_until_its_answer_or_error_is_sent() -> None:
+    requests = OpenRequests()
+    counts: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        counts.append(requests.count)
+        raise RequestError("no")
+
+    middleware = HttpMiddleware(app, None, 100, lambda why: None, open_requests=requests)
+    assert answer_of(middleware)[0] == 400
+    assert (counts, requests.count) == ([1], 0)
+
+
+def test_a_request_is_noted_under_its_path_query_and_body_and_refused_once_it_is_deadly(tmp_path: Path) -> None:
+    table, seen, refused = DeadlyRequests(tmp_path), list[bytes](), list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.append(bytes(note.cells[:16]))
+        await asyncio.sleep(0)
+        seen.append(bytes(note.cells[:16]))
+        await echo_path(scope, receive, send)
+
+    for number in range(LOSSES_TO_REFUSE):
+        note = ReadingNote(str(tmp_path), f"frontend-{number}")
+        middleware = HttpMiddleware(app, None, 100, refused.append, note=note)
+        assert answer_of(middleware, "/v1/completions", b"{", b"}", query_string=b"a=1")[0] == 200
+        assert seen[-2:] == [note.key_of(b"GET /v1/completions?a=1\n{}")] * 2 and note.current == NONE
+        note.begin(seen[-1])  # the frontend ends in its next request of this kind
+        table.on_loss(f"frontend-{number}", is_to_blame=True)
+    note = ReadingNote(str(tmp_path), "successor")
+    middleware, num_seen = HttpMiddleware(app, None, 100, refused.append, note=note), len(seen)
+    assert answer_of(middleware, "/v1/completions", b"{}", query_string=b"a=1")[0] == 400
+    assert refused == ["deadly"]
+    assert len(seen) == num_seen and note.current == NONE
+    assert answer_of(middleware, "/health", b"{}")[0] == 200 and seen[-2:] == [NONE, NONE], "probes are not noted"
+    for path, content, query in (
+        ("/v1/chat", b"{}", b"a=1"),
+        ("/v1/completions", b"{} ", b"a=1"),
+        ("/v1/completions", b"{}", b""),
+    ):
+        assert answer_of(middleware, path, content, query_string=query)[0] == 200
+
+
+def test_a_task_that_is_made_for_a_request_is_noted_under_its_key() -> None:
+    note, key = ReadingNote(), b"k" * 16
+
+    async def work() -> bytes:
+        await asyncio.sleep(0)
+        return note.current
+
+    async def main() -> list[bytes]:
+        asyncio.get_running_loop().set_task_factory(partial(_new_task, note))
+        before = note.begin(key)
+        of_request = asyncio.create_task(work())
+        note.end(before)
+        return [await of_request, await asyncio.create_task(work())]
+
+    assert asyncio.run(main()) == [key, NONE]

@@ -1,0 +1,47 @@
+"""The kept side of a cut text has the same tokens as in the whole text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
+from tokenloom.ipc.params.sampling_params import CutSide
+from tokenloom.tests.frontend.server.text.samples import SENTENCES, new_tokenizer
+
+NUM_TOKENS = 300
+
+
+def load_demo() -> Tokenizer:
+    tokenizer = Tokenizer.load(DEMO_FOLDER)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def long_text(seed: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(SENTENCES) for _ in range(3000))
+
+
+@pytest.mark.parametrize("tokenizer", [load_demo(), new_tokenizer("byte_fallback")], ids=["byte level", "fallback"])
+def test_both_sides_of_a_cut_have_the_tokens_of_the_whole_text(tokenizer: Tokenizer) -> None:
+    for seed in range(4):
+        text = long_text(seed) + SENTENCES[seed][:seed]
+        end, begin = tokenizer.kept(text, NUM_TOKENS, "left"), tokenizer.kept(text, NUM_TOKENS, "right")
+        assert text.endswith(end) and text.startswith(begin) and max(len(end), len(begin)) < len(text) / 4
+        assert tokenizer.encode(end)[-NUM_TOKENS:] == tokenizer.encode(text)[-NUM_TOKENS:]
+        assert tokenizer.encode(begin)[:NUM_TOKENS] == tokenizer.encode(text)[:NUM_TOKENS]
+
+
+@pytest.mark.parametrize("cut_side", ["left", "right"])
+@pytest.mark.parametrize("text", ["x" * 200_000, "1 2 3 " * 40_000, "a\n" * 100_000, "a b " * 100], ids=len)
+def test_a_text_without_a_safe_place_is_not_cut(text: str, cut_side: CutSide) -> None:
+    assert load_demo().kept(text, NUM_TOKENS, cut_side) == text
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "unigram", "word_piece"])
+def test_a_tokenizer_with_tokens_across_spaces_or_dropped_text_never_cuts(kind: str) -> None:
+    text = long_text(0)  # the first kind has the added token "two words"
+    assert new_tokenizer(kind).kept(text, NUM_TOKENS, "left") == text

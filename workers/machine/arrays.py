@@ -1,0 +1,24 @@
+"""Types of numpy arrays, and the ids in a message as one."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...ipc.errors import ProtocolError
+
+I32: TypeAlias = npt.NDArray[np.int32]
+I64: TypeAlias = npt.NDArray[np.int64]
+U32: TypeAlias = npt.NDArray[np.uint32]
+F32: TypeAlias = npt.NDArray[np.float32]
+F64: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+def ids_of(frame: bytes) -> I32:
+    """Decode a frame of int32 ids as a read-only array; ProtocolError if it ends within an id."""
+    if len(frame) % 4:
+        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
+    return np.frombuffer(frame, np.int32)

@@ -1,0 +1,91 @@
+"""KVCacheLimits: how many KV blocks fit in a worker's memory.
+
+The first of three rules that applies: the operator's number of blocks, the operator's number of bytes, free memory.
+On a GPU the last is the rest of the permitted share beside weights, largest step and other programs. On a CPU, which
+other programs share, it is a share of the available memory, but at most CPU_MAX_BYTES. Both are raised to one request
+of max_model_len if that is free. The last two rules give no more blocks than can be in use. Knows no model: a block is
+a number of bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...ipc.errors import ConfigError
+from ...ipc.process.machine_memory import gib
+
+CPU_SHARE = 0.5  # of the available memory, for all local ranks together
+CPU_MAX_BYTES = 4 << 30  # for all local ranks together, unless one request of max_model_len needs more
+GPU_RESERVE_BYTES = 128 << 20  # lost to fragmentation in the allocator
+MIN_BLOCKS = 2  # the null block and one for data
+
+
+@dataclass(frozen=True)
+class KVCacheLimits:
+    """The operator's limits and the largest useful pool, for one rank."""
+
+    block_bytes: int
+    max_blocks_per_row: int  # of a request of max_model_len
+    max_num_seqs: int
+    num_blocks: int | None  # --num-kv-blocks
+    num_bytes: int | None  # --kv-cache-memory-bytes
+
+    @property
+    def useful_blocks(self) -> int:
+        """The largest number that can be in use: all rows full, and the null block."""
+        return self.max_num_seqs * self.max_blocks_per_row + 1
+
+    def fit(self, free_bytes: int, share_bytes: int) -> int:
+        """Return how many blocks to allocate: the operator's number, or as many as fit, at most `useful_blocks`, in the
+        operator's bytes or else in `share_bytes`, raised to one request of max_model_len if `free_bytes` allow it.
+        ConfigError if the operator's limit exceeds `free_bytes` or too few fit."""
+        if self.num_blocks is not None:
+            self._check(self.num_blocks * self.block_bytes, free_bytes, f"--num-kv-blocks {self.num_blocks} needs")
+            return self.num_blocks
+        if self.num_bytes is not None:
+            self._check(self.num_bytes, free_bytes, "--kv-cache-memory-bytes asks for")
+            return self._checked(min(self.num_bytes // self.block_bytes, self.useful_blocks), self.num_bytes)
+        for_one_request = (self.max_blocks_per_row + 1) * self.block_bytes
+        if share_bytes < for_one_request <= free_bytes:
+            share_bytes = for_one_request
+        return self._checked(min(share_bytes // self.block_bytes, self.useful_blocks), share_bytes)
+
+    def _check(self, needed: int, free: int, option: str) -> None:
+        if needed > free:
+            raise ConfigError(f"{option} {gib(needed)} of KV cache on each rank, {gib(free)} is free: lower it")
+
+    def _checked(self, num_blocks: int, num_bytes: int) -> int:
+        if num_blocks < MIN_BLOCKS:
+            mend = "free memory" if self.num_bytes is None else "raise --kv-cache-memory-bytes"
+            raise ConfigError(
+                f"{gib(max(num_bytes, 0))} for the KV cache holds {max(num_blocks, 0)} blocks of {self.block_bytes} "
+                f"bytes, {MIN_BLOCKS} are the least: {mend}, or lower --block-size or the model's size"
+            )
+        return num_blocks
+
+
+def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -> None:
+    """Raise ConfigError if slots for adapters would take more than is free on a rank."""
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"{num_slots} slots for adapters of rank {rank} take {gib(num_bytes)} on each rank, {gib(free_bytes)} is "
+            "free: lower --max-loras or --max-lora-rank, or give fewer --lora-target-modules"
+        )
+
+
+def fit_on_cpu(limits: KVCacheLimits, free_bytes: int, local_ranks: int) -> int:
+    """Return how many blocks each of `local_ranks` worker processes on this machine allocates, which has `free_bytes`
+    that nothing else will take; ConfigError as `fit`."""
+    available = max(free_bytes, 0)
+    return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
+
+
+def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
+    """Empty torch's cache; return how many blocks fit into the share `utilization` of the GPU's memory beside weights,
+    activations and other programs, with the limits and the ConfigError of `fit`."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    reserve = activation_bytes + GPU_RESERVE_BYTES
+    return limits.fit(free - reserve, int(total * utilization) - (total - free) - reserve)

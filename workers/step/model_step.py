@@ -1,0 +1,113 @@
+"""Model, the interface of models, and its forward pass: StepInputs → StepContext → hidden states and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...kernels.contract import AttentionMetadata, BatchColumns, CrossStep, StepMedia
+from ..machine.arrays import I32, I64
+from .input_batch import StepInputs
+from .kv_cache import KVCacheSpec
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
+
+    metadata: AttentionMetadata
+    kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
+    rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
+    token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
+    media: StepMedia | None = None  # None: all embeddings are those of token ids
+    cross: CrossStep | None = None  # None: layers leave cross attention out
+
+
+class Model(Protocol):
+    """Interface of a model on one rank. DecoderModel documents the shapes."""
+
+    weight_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory that a row takes beside its KV blocks."""
+        ...
+
+    def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
+        """Return a spec for each group of layers that share block tables."""
+        ...
+
+    def forward_logits(
+        self, token_ids: Tensor, logits_indices: Tensor, context: StepContext
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
+
+    def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
+
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor: ...
+
+
+def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
+    """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step.
+    Tokens of clips have no hidden states."""
+    inputs = decoder_of(inputs)
+    arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+    tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
+    token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
+    if kv_cache.device.type != "cpu":
+        tensors = [tensor.to(kv_cache.device) for tensor in tensors]
+        token_slots = None if token_slots is None else token_slots.to(kv_cache.device)
+    token_ids, logits_indices, *rest = tensors
+    rows = inputs.rows if keeps_state else None
+    media, cross = media_of(inputs), cross_of(inputs)
+    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media, cross)
+    return model.forward_logits(token_ids, logits_indices, context)
+
+
+def decoder_of(inputs: StepInputs) -> StepInputs:
+    """Return the part of a step that passes the model's layers."""
+    return inputs if inputs.decoder is None else inputs.decoder
+
+
+def positions_of(inputs: StepInputs) -> I64:
+    """Return the positions [T] of the step's metadata."""
+    if inputs.media is None or inputs.media.positions is None:
+        return inputs.positions
+    return inputs.media.positions
+
+
+def media_of(inputs: StepInputs) -> StepMedia | None:
+    return None if inputs.media is None else inputs.media.media
+
+
+def cross_of(inputs: StepInputs) -> CrossStep | None:
+    return None if inputs.media is None else inputs.media.cross
+
+
+def step_metadata(
+    inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
+) -> AttentionMetadata:
+    """Return the step's metadata. The tensors are copies, on the device, of `positions_of` and of the arrays of these
+    names in `inputs`."""
+    media = inputs.media
+    seq_lens_host: list[int] = inputs.seq_lens.tolist()
+    query_starts_host: list[int] = inputs.query_starts.tolist()
+    return AttentionMetadata(
+        positions=positions,
+        slots=slots,
+        query_starts=query_starts,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        num_decode_rows=inputs.num_decode_rows,
+        query_starts_host=query_starts_host,
+        seq_lens_host=seq_lens_host,
+        cos_sin=None if media is None else media.cos_sin,
+        see_until=None if media is None else media.see_until,
+        has_drafts=None if inputs.has_drafts is None else torch.from_numpy(inputs.has_drafts),
+    )

@@ -1,0 +1,87 @@
+"""Dummy steps: measure the memory of the largest step and warm up. They read the null block and write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ipc.messages.workers import RowSampling
+from ..sampling.logprobs import score_tokens
+from ..sampling.sampler import Sampler
+from ..sampling.sampling_columns import SamplingColumns
+from .input_batch import StepInputs
+from .model_step import Model, compute
+
+
+def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:
+    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample."""
+    num_tokens = sum(counts)
+    query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
+    rows = np.arange(len(counts), dtype=np.int32)
+    return StepInputs(
+        rows=rows,
+        token_ids=np.zeros(num_tokens, np.int32),
+        positions=np.concatenate(spans).astype(np.int64),
+        slots=np.full(num_tokens, -1, np.int64),
+        query_starts=query_starts,
+        seq_lens=np.array(seq_lens, np.int32),
+        block_tables=np.zeros((len(counts), -(-max(seq_lens) // block_size)), np.int32),
+        num_decode_rows=len(counts) if max(counts) == 1 else 0,
+        sampled_rows=rows,
+        sampled_positions=np.array(seq_lens, np.int64),
+        sampled_tokens=query_starts[1:].astype(np.int64) - 1,
+    )
+
+
+def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> Iterator[StepInputs]:
+    """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
+    count = min(max_num_tokens, max_model_len)
+    yield dummy_step([count], [max_model_len], block_size)
+    num_rows = min(max_num_seqs, max_num_tokens)
+    count = min(max_num_tokens // num_rows, max_model_len)
+    yield dummy_step([count] * num_rows, [count] * num_rows, block_size)
+
+
+def with_adapters(inputs: StepInputs) -> StepInputs:
+    """Return the step with the adapter of slot 1 for all tokens."""
+    return inputs._replace(token_slots=np.ones_like(inputs.token_ids))
+
+
+@torch.inference_mode()
+def run_dummy(
+    model: Model,
+    inputs: StepInputs,
+    kv_cache: Tensor,
+    sampler: Sampler | None,
+    sampling: RowSampling | None = None,
+    num_logprobs: int | None = None,
+) -> None:
+    """Run the step `inputs`, sample, and drop the tokens. `sampler`: None on a rank that does not sample.
+
+    num_logprobs: also copy the logits, as processors do, and score so many tokens beside each; None: neither.
+    """
+    _, logits = compute(model, inputs, kv_cache, keeps_state=False)
+    if sampler is not None:
+        columns = SamplingColumns.greedy(len(inputs.sampled_rows))
+        for row in inputs.sampled_rows:
+            columns.put(int(row), sampling or RowSampling())
+        processed = logits if num_logprobs is None else logits.clone()
+        token_ids = sampler.sample(processed, columns, inputs.sampled_positions)
+        if num_logprobs is not None:
+            score_tokens(logits, token_ids, [num_logprobs] * len(token_ids))
+
+
+def activation_bytes(
+    model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, sampler: Sampler | None, max_logprobs: int
+) -> int:
+    """Run `steps` with top_p and `max_logprobs`; return their peak CUDA memory above the current allocation."""
+    sampling = RowSampling(top_p=0.9)
+    torch.cuda.reset_peak_memory_stats(kv_cache.device)
+    before = torch.cuda.memory_allocated(kv_cache.device)
+    for inputs in steps:
+        run_dummy(model, inputs, kv_cache, sampler, sampling, max_logprobs)
+    return torch.cuda.max_memory_allocated(kv_cache.device) - before
