@@ -1,35 +1,45 @@
-"""Print and enforce the tree's sizes: lines of each room against its budget, files of each folder, long files and
-functions, the code of the tests against that of the product.
+"""Print and enforce the tree's sizes. Numbers that may only fall stand in scripts/checks/ratchets.toml.
 
-Blank lines and comments count. Triton kernels are exempt from the limit on functions.
-Exit code 1 and one line for each exceeded limit.
+    python scripts/check_sizes.py                    the check, and lines for the file where a number has fallen
+    python scripts/check_sizes.py --beside FOLDER    the sizes of another project's Python files beside ours
+
+Code is counted in tokens (scripts/checks/code_tokens.py), since lines can be packed. Triton kernels are exempt from the
+limit on functions. Exit code 1 and one line for each exceeded limit.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median, quantiles
+
+import msgspec
 
 from tokenloom.scripts.checks.code_tokens import num_tokens
 
 ROOT = Path(__file__).resolve().parent.parent
+RATCHETS = "scripts/checks/ratchets.toml"
 
-BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 35_600,
-    ("core", ".py"): 15_200,
-    ("workers", ".py"): 12_900,
-    ("kernels", ".py"): 7_200,
-    ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 11_650,
-}
+ROOMS = ("frontend", "core", "workers", "kernels", "ipc")
 MAX_FILES = 16  # of a folder
-MAX_FILE_LINES = 600  # a file that is joined up to stay under a limit is worse than a long one
+MAX_FILE_LINES = 600
+MAX_FILE_TOKENS = 3_000
 MAX_FUNCTION_LINES = 80
-MAX_TESTS = 1.32  # tokens of the tests' code by those of the product's
+
+
+class Ratchets(msgspec.Struct, forbid_unknown_fields=True):
+    """Numbers by place, each of which may only fall."""
+
+    tokens: dict[str, int]  # of code, by room, "kernels C" being its C, "scripts" and "tests" ours
+    long_files: dict[str, int]  # tokens of files that have more than MAX_FILE_TOKENS
+    packed_calls: dict[str, int]  # f(*name) with a tuple that the same function made, by room
+    paired_assignments: dict[str, int]  # a, b = x, y, by room
+    conditional_expressions: dict[str, int]  # x if y else z, by room
 
 
 def files(folder: Path, kinds: str = ".py") -> list[Path]:
@@ -37,29 +47,103 @@ def files(folder: Path, kinds: str = ".py") -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in kinds.split())
 
 
-def num_lines(path: Path) -> int:
-    return path.read_text(encoding="utf-8").count("\n")
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
 
 
 @cache
-def functions(path: Path) -> list[tuple[str, int]]:
-    """Return the name and length of each function but Triton kernels."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            is_kernel = any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
-            if not is_kernel and node.end_lineno is not None:
-                found.append((node.name, node.end_lineno - node.lineno + 1))
-    return found
+def tokens_of(path: Path) -> int:
+    return num_tokens(path)
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    nodes = ast.walk(parsed(path))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function; 0 for Triton's kernels, which may be long."""
+    is_kernel = any("triton.jit" in ast.unparse(each) for each in function.decorator_list)
+    return 0 if is_kernel or function.end_lineno is None else function.end_lineno - function.lineno + 1
+
+
+def measure(root: Path = ROOT) -> Ratchets:
+    """Return the numbers of the tree in `root`."""
+    by_room = {room: files(root / room) for room in ROOMS}
+    counted = by_room | {
+        "kernels C": files(root / "kernels", ".c .h"),
+        "scripts": files(root / "scripts"),
+        "tests": files(root / "tests"),
+    }
+    return Ratchets(
+        tokens={place: sum(map(tokens_of, paths)) for place, paths in counted.items()},
+        long_files={
+            path.relative_to(root).as_posix(): tokens_of(path)
+            for paths in by_room.values()
+            for path in paths
+            if tokens_of(path) > MAX_FILE_TOKENS
+        },
+        packed_calls={room: sum(map(num_packed_calls, paths)) for room, paths in by_room.items()},
+        paired_assignments={room: sum(map(num_paired_assignments, paths)) for room, paths in by_room.items()},
+        conditional_expressions={room: sum(map(num_conditionals, paths)) for room, paths in by_room.items()},
+    )
+
+
+def num_packed_calls(path: Path) -> int:
+    """Count calls with `*name` of a name to which the same function assigns a tuple or a list."""
+    total = 0
+    for function in functions(path):
+        made = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        stars = (each for node in ast.walk(function) if isinstance(node, ast.Call) for each in node.args)
+        total += sum(
+            isinstance(star, ast.Starred) and isinstance(star.value, ast.Name) and star.value.id in made
+            for star in stars
+        )
+    return total
+
+
+def num_paired_assignments(path: Path) -> int:
+    """Count assignments of several values to as many targets."""
+    assigned = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assign))
+    return sum(isinstance(each.value, ast.Tuple) and isinstance(each.targets[0], ast.Tuple) for each in assigned)
+
+
+def num_conditionals(path: Path) -> int:
+    return sum(isinstance(node, ast.IfExp) for node in ast.walk(parsed(path)))
+
+
+def read_ratchets(root: Path = ROOT) -> Ratchets:
+    return msgspec.toml.decode((root / RATCHETS).read_bytes(), type=Ratchets)
+
+
+def compare(found: Ratchets, held: Ratchets) -> Iterator[tuple[bool, str]]:
+    """Yield, for each number that is not the held one, whether it is above it, and a line about it."""
+    for name in Ratchets.__struct_fields__:
+        now: dict[str, int] = getattr(found, name)
+        before: dict[str, int] = getattr(held, name)
+        for place in sorted(now.keys() | before.keys()):
+            most = MAX_FILE_TOKENS if name == "long_files" else 0
+            count, limit = now.get(place, most), before.get(place, most)
+            if count > limit:
+                yield True, f"{place} has {count} {name.replace('_', ' ')}, at most {limit}: see {RATCHETS}"
+            elif count < limit:
+                yield False, f"{RATCHETS}: [{name}] {place} = {count}, was {limit}"
 
 
 def offences(root: Path = ROOT) -> Iterator[str]:
-    """Yield one line for each exceeded limit of the tree in `root`."""
-    for (room, kinds), budget in BUDGETS.items():
-        total = sum(map(num_lines, files(root / room, kinds)))
-        if total > budget:
-            yield f"{room} has {total} lines of {kinds}, its budget is {budget}"
-    paths = [path for room in sorted({room for room, _ in BUDGETS}) for path in files(root / room)]
+    """Yield one line for each exceeded limit of folders, files and functions in `root`."""
+    paths = [path for room in ROOMS for path in files(root / room)]
     for folder, count in Counter(path.parent.relative_to(root) for path in paths).items():
         if count > MAX_FILES:
             yield f"{folder} has {count} files, at most {MAX_FILES}: give it sub-folders"
@@ -67,46 +151,56 @@ def offences(root: Path = ROOT) -> Iterator[str]:
         name = path.relative_to(root)
         if num_lines(path) > MAX_FILE_LINES:
             yield f"{name} has {num_lines(path)} lines, at most {MAX_FILE_LINES}: find its second noun"
-        for function, length in functions(path):
-            if length > MAX_FUNCTION_LINES:
-                yield f"{name}: {function} has {length} lines, at most {MAX_FUNCTION_LINES}"
+        for function in functions(path):
+            if length(function) > MAX_FUNCTION_LINES:
+                yield f"{name}: {function.name} has {length(function)} lines, at most {MAX_FUNCTION_LINES}"
 
 
-def offences_of_tests(root: Path = ROOT) -> Iterator[str]:
-    """Yield a line if the tests have more code than they may. It takes seconds to count it."""
-    product, tests = code_tokens(root)
-    if tests > MAX_TESTS * product:
-        yield f"the tests have {tests} tokens of code, {tests / product:.3f} of the product's, at most {MAX_TESTS}"
+def report(found: Ratchets) -> Iterator[str]:
+    """Yield one line a room: tokens, files, the fullest folder, the longest file and function."""
+    for room in ROOMS:
+        paths = files(ROOT / room)
+        (folder, count), *_ = Counter(path.parent.relative_to(ROOT) for path in paths).most_common(1)
+        longest = max(paths, key=tokens_of)
+        lines, name = max((length(each), each.name) for path in paths for each in functions(path))
+        yield (
+            f"{room:9} {found.tokens[room]:7} tokens, {len(paths):3} files; most in {folder} ({count}); "
+            f"longest {longest.relative_to(ROOT)} ({tokens_of(longest)}), {name} ({lines} lines)"
+        )
+    tests, scripts = found.tokens["tests"], found.tokens["scripts"]
+    product = sum(found.tokens.values()) - tests - scripts
+    yield f"product {product} tokens with C, scripts {scripts}, tests {tests}: {tests / product:.3f} of the product"
 
 
-@cache
-def code_tokens(root: Path) -> tuple[int, int]:
-    """Return the tokens of code of all rooms, and of the tests."""
-    product = sum(num_tokens(path) for room, kinds in BUDGETS for path in files(root / room, kinds))
-    return product, sum(map(num_tokens, files(root / "tests")))
+def describe(name: str, paths: Sequence[Path]) -> str:
+    """Return one line of the sizes of a project's Python files."""
+    counts = sorted(tokens_of(path) for path in paths)
+    tenth = quantiles(counts, n=10)[-1]
+    lines = sum(map(num_lines, paths))
+    packed = sum(map(num_packed_calls, paths))
+    paired = sum(map(num_paired_assignments, paths))
+    return (
+        f"{name:20} {sum(counts):7} tokens; a file has {median(counts):.0f} in the median, {tenth:.0f} in the ninth "
+        f"decile, {counts[-1]} at most, a line {sum(counts) / lines:.1f}; {packed} calls f(*packed), "
+        f"{1000 * paired / lines:.1f} assignments a, b = x, y in 1,000 lines"
+    )
 
 
-def report() -> Iterator[str]:
-    """Yield one line a room: lines and budget, files, the fullest folder, the longest file and function."""
-    for (room, kinds), budget in BUDGETS.items():
-        paths = files(ROOT / room, kinds)
-        line = f"{room:9} {kinds:6} {sum(map(num_lines, paths)):6} lines of {budget:6}, {len(paths):3} files"
-        if kinds == ".py":
-            (folder, count), *_ = Counter(path.parent.relative_to(ROOT) for path in paths).most_common(1)
-            longest = max(paths, key=num_lines)
-            name, length = max((each for path in paths for each in functions(path)), key=lambda each: each[1])
-            line += f"; most in {folder} ({count}); longest {longest.relative_to(ROOT)} ({num_lines(longest)})"
-            line += f", {name} ({length})"
-        yield line
-
-
-def report_of_tests() -> str:
-    product, tests = code_tokens(ROOT)
-    return f"product {product} tokens of code, tests {tests}: {tests / product:.3f} of it"
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beside", type=Path, help="a folder with Python files")
+    options = parser.parse_args()
+    if options.beside is not None:
+        print(describe(options.beside.name, files(options.beside)))
+        print(describe("ours", [path for room in ROOMS for path in files(ROOT / room)]))
+        return 0
+    found = measure()
+    compared = list(compare(found, read_ratchets()))
+    print(*report(found), *(line for _, line in compared), sep="\n")
+    broken = [*offences(), *(line for is_above, line in compared if is_above)]
+    print("\n".join(broken) if broken else "sizes: within the limits")
+    return int(bool(broken))
 
 
 if __name__ == "__main__":
-    print(*report(), report_of_tests(), sep="\n")
-    found = [*offences(), *offences_of_tests()]
-    print("\n".join(found) or "sizes: within the limits")
-    sys.exit(bool(found))
+    sys.exit(main())

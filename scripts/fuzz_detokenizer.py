@@ -2,9 +2,10 @@
 
     python scripts/fuzz_detokenizer.py --sequences 1000000
 
-Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/server/text/samples.py).
-Each sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the start of an answer or after a
-prompt; its deltas must join to the text of all tokens. Exit code 1 and the case if any does not.
+Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot
+(tests/frontend/server/text/samples.py). Each sequence mixes pieces of real text, bytes, special tokens and unknown ids,
+at the start of an answer or after a prompt; its deltas must join to the text of all tokens. Exit code 1 and the case if
+any does not.
 """
 
 from __future__ import annotations

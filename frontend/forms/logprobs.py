@@ -11,6 +11,8 @@ import msgspec
 from ...ipc.codec import decode_ids
 from ...ipc.messages.client import Logprobs
 
+UNDECODABLE = "\ufffd"  # in the text of a token with a part of a character
+
 
 class Logprob(msgspec.Struct, frozen=True):
     """Logprob of one token. `rank` 1 is the likeliest token of its position, None if it is unknown; `decoded_token` is

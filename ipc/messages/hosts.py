@@ -1,7 +1,7 @@
 """agents → head, DEALER/ROUTER: a host and the ends of its processes. head → agents: the processes to start and kill.
 
-An agent runs on each host but the head (`frontend/launcher/hosts/agent.py`). The processes that it starts speak to the head
-themselves; `process` is their identity there, which is never used twice in an engine.
+An agent runs on each host but the head (`frontend/launcher/hosts/agent.py`). The processes that it starts speak to the
+head themselves; `process` is their identity there, which is never used twice in an engine.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
-    obstacle: str = ""  # what the start of the workers waits for
+    obstacle: str = ""  # the reason why the start of the workers waits
     is_asleep: bool = False
     is_paused: bool = False
 

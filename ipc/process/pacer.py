@@ -1,4 +1,4 @@
-"""Pacer: rests between the pieces of work of background threads, so that they hardly slow what the process is for.
+"""Pacer: rests between the pieces of work of background threads, so that they hardly slow the process's own work.
 
 A priority does not do that: a thread of low priority may wait for a core while it holds the GIL. So the threads keep
 theirs, work for a millisecond at a time, and rest in proportion to the CPU time that they took: the less, the more

@@ -82,7 +82,7 @@ class Channel(Generic[ReceivedT, SentT]):
             return None
 
     def count_malformed(self, error: ProtocolError) -> None:
-        """Count a message whose content its receiver refuses."""
+        """Count a message that its receiver refuses."""
         count_malformed(self.counts, self._peer, error)
 
 

@@ -60,6 +60,7 @@ LEFT_OUT = tuple(  # types of items that are left out
     if hasattr(each, "LEFT_OUT")
 )
 TABLE: dict[str, Read | Ours] = {
+    "frontend/checkpoint/hub.py _HUB_ID": OPERATOR,
     "frontend/forms/anthropic/blocks.py _TOKENS": MODEL,
     "frontend/checkpoint/gguf/folder.py _PART": OPERATOR,
     "frontend/checkpoint/gguf/folder.py chosen_parts#1": OPERATOR,

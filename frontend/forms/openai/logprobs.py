@@ -6,19 +6,24 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
-from ...server.text.token_bytes import UNDECODABLE
-from ...server.text.token_offsets import TokenOffsets
-from ..logprobs import Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
+from ..logprobs import UNDECODABLE, Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
 
 TokenBytes: TypeAlias = Callable[[int], bytes]  # of a token id
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs")
 LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
+
+
+class TokenOffsets(Protocol):
+    """Offsets of the tokens of one text, in characters."""
+
+    def next(self, token_id: int) -> int:
+        """Return the offset of the next token."""
 
 
 class CompletionLogprobs:

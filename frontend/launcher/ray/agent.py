@@ -1,7 +1,8 @@
 """The agent of a host that Ray has chosen, and the actor of Ray that starts it.
 
-`python -m tokenloom.frontend.launcher.ray.agent ADDRESS PLACEMENT` is `engine-launch join` with the keys in its environment, and
-it ends with the actor: then its ranks end, too. The actor does nothing else: no step and no token passes through Ray.
+`python -m tokenloom.frontend.launcher.ray.agent ADDRESS PLACEMENT` is `engine-launch join` with the keys in its
+environment, and it ends with the actor: then its ranks end, too. The actor does nothing else: no step and no token
+passes through Ray.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Protocol
 
+from ...forms.logprobs import UNDECODABLE
 from .pieces import PieceTable, comes_in_pieces, find_probe
-from .token_bytes import UNDECODABLE
 from .token_texts import TokenTexts
 from .tokenizer import Tokenizer
 

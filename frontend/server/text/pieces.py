@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 
 from ....ipc.codec import JsonObject
-from .token_bytes import UNDECODABLE, bytes_of
+from ...forms.logprobs import UNDECODABLE
+from .token_bytes import bytes_of
 from .tokenizer import Tokenizer
 
 _LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallback", "Fuse", "Replace", "Strip"}

@@ -22,7 +22,6 @@ _SHRINK = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4, "Prepend": 
 _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
 _SPLITS = frozenset(("Split", "Punctuation"))  # keep all text, unless their behavior is "Removed"
 
-UNDECODABLE = "\ufffd"  # in the text of a token with a part of a character
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a byte in a vocabulary with byte fallback
 _SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells as their character
 _HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # it spells these as characters from 256 on, in order

@@ -8,16 +8,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from ....ipc.codec import decode_ids
+from ...forms.openai.logprobs import TokenOffsets
 from .detokenizer import Detokenizer, DetokenizerFactory
 
 _CONTINUATION = range(0x80, 0xC0)  # bytes of a character in UTF-8 that do not begin it
-
-
-class TokenOffsets(Protocol):
-    """State of one text."""
-
-    def next(self, token_id: int) -> int:
-        """Return the offset of the next token."""
 
 
 class TextStyle(Protocol):

@@ -1,7 +1,7 @@
 """The index of a GGUF file's tensors, by the names that config.json's model has for them.
 
-`frontend/checkpoint/gguf/` writes it beside config.json and links to the files; ranks read weights by it and need not know GGUF's
-metadata. The formats of blocks are those of ggml (github.com/ggml-org/ggml, docs/gguf.md).
+`frontend/checkpoint/gguf/` writes it beside config.json and links to the files; ranks read weights by it and need not
+know GGUF's metadata. The formats of blocks are those of ggml (github.com/ggml-org/ggml, docs/gguf.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FAMILIES: what each architecture has in place of Llama's fields of ModelConfig, one entry a family."""
+"""FAMILIES: the fields of ModelConfig in which each architecture differs from Llama, one entry a family."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertsConfig | None = None
     cross: CrossConfig | None = None  # None: a decoder-only model
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to the stream
+    residual_scale: float = 1.0  # of the outputs of attention and MLP
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     num_learned_positions: int = 0  # rows of a table of position embeddings; 0: none

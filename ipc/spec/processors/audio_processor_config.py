@@ -1,8 +1,9 @@
 """AudioProcessorConfig: how the audio of a model becomes media files and placeholders.
 
 The settings of transformers' feature extractors come from the checkpoint: processor_config.json, where newer ones nest
-them, or preprocessor_config.json. Frames are made by the workers, in one way (`ipc/spec/models/audio_config.py`), so that
-the settings are compared with it and not kept. What a file leaves out, or sets to null, is the default of its class.
+them, or preprocessor_config.json. Frames are made by the workers, in one way (`ipc/spec/models/audio_config.py`), so
+that the settings are compared with it and not kept. What a file leaves out, or sets to null, is the default of its
+class.
 """
 
 from __future__ import annotations

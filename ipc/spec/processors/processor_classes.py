@@ -1,4 +1,4 @@
-"""Classes of transformers' image processors: what they are by default, and which settings users may override.
+"""Classes of transformers' image processors: their defaults, and the settings that users may override.
 
 Settings that change pixels after they are rescaled belong to the workers and are not read here.
 """

@@ -18,6 +18,7 @@ import zmq
 
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.sockets import addresses
 from tokenloom.ipc.sockets.addresses import (
     LONGEST_NAME,
     MAX_IPC_PATH_BYTES,
@@ -30,7 +31,7 @@ from tokenloom.ipc.sockets.addresses import (
     unlink_ipc_address,
 )
 from tokenloom.ipc.sockets.endpoints import Endpoints
-from tokenloom.ipc.sockets.zmq_sockets import addresses, bind, new_socket
+from tokenloom.ipc.sockets.zmq_sockets import bind, new_socket
 
 
 @pytest.fixture
