@@ -33,7 +33,6 @@ from .kv.offload.options import Tiers
 from .outbox import Outbox
 from .request import Request, WaitReason
 from .scheduling.adapter_queue import AdapterQueue
-from .scheduling.drafting import proposer_of_environment
 from .scheduling.encode_queue import EncodeQueue
 from .scheduling.result_processor import FinishedRequest, NewTokens
 from .scheduling.scheduler import Scheduler
@@ -115,7 +114,7 @@ class EngineCore:
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
         self.speculation = lookup_of(spec, has_exact_drafts=has_exact_drafts)
-        self.scheduler.drafting.proposer = proposer_of_environment() or self.speculation
+        self.scheduler.drafting.proposer = self.speculation
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)

@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 import time
+from functools import partial
 
 import zmq
 
@@ -389,7 +390,8 @@ def _new_zap(context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> ZapHa
     return zap
 
 
-def main() -> int:
+def main(process: type[CoreProcess] = CoreProcess) -> int:
+    """Run the process that the command line describes."""
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
@@ -399,9 +401,15 @@ def main() -> int:
     parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
     return_large_blocks()
-    numbers = (arguments.epoch, arguments.generation, arguments.arena)
-    options = (*numbers, arguments.model_folder, arguments.asleep)
-    return run_child("core", lambda spec: CoreProcess(spec, *options), replica=arguments.replica)
+    start = partial(
+        process,
+        core_epoch=arguments.epoch,
+        generation=arguments.generation,
+        arena=arguments.arena,
+        model_folder=arguments.model_folder,
+        asleep=arguments.asleep,
+    )
+    return run_child("core", start, replica=arguments.replica)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ behind all prompts, and blocks that no row can be without.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -134,12 +132,3 @@ class Drafting:
 
 def _before(token_ids: list[int], token_id: int) -> list[int]:
     return token_ids[: token_ids.index(token_id)] if token_id in token_ids else token_ids
-
-
-def proposer_of_environment() -> Proposer | None:
-    """Return the proposer of tests that the function in TOKENLOOM_PROPOSER, module:name, makes; None: there is none."""
-    if (path := os.environ.get("TOKENLOOM_PROPOSER")) is None:
-        return None
-    module, _, name = path.partition(":")
-    proposer: Proposer = getattr(importlib.import_module(module), name)()
-    return proposer

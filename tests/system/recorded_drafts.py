@@ -1,33 +1,30 @@
 """An adversary in the core of a real engine: drafts made from a recorded run, or wrong on purpose.
 
-`TOKENLOOM_PROPOSER=tokenloom.tests.system.recorded_drafts:make` uses it; RECORD names a file that `record` has written.
+`use` gives them to an engine in this process, `drafting_engine` starts one in separate processes with them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from tokenloom import RequestOutput, SamplingParams
+from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.core.request import Request
 from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.params.sampling_params import child_seed
 from tokenloom.tests.core.adversary import Adversary
 
-RECORD = "TOKENLOOM_TEST_RECORD"
-PROPOSER = "tokenloom.tests.system.recorded_drafts:make"
+RECORD = "TOKENLOOM_TEST_RECORD"  # names the file for the processes of a drafting_engine
 MODES = {"wrong": 0.0, "mixed": 0.8, "right": 1.0}  # how often a draft is right
 
 
 def record(
     path: Path, mode: str, vocab_size: int, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]
 ) -> None:
-    """Write the answers of a run for `make`. Greedy answers need no seed."""
+    """Write the answers of a run for `proposer_of`. Greedy answers need no seed."""
     answers = {
         _name(output.prompt_token_ids, None if each.seed is None else child_seed(each.seed, answer.index)): list(
             answer.token_ids
@@ -38,9 +35,10 @@ def record(
     path.write_text(json.dumps({"accuracy": MODES[mode], "vocab_size": vocab_size, "answers": answers}))
 
 
-def use(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    monkeypatch.setenv("TOKENLOOM_PROPOSER", PROPOSER)
-    monkeypatch.setenv(RECORD, str(path))
+def use(llm: LLM, path: Path) -> None:
+    """Replace the drafts of an engine in this process by those of a record."""
+    engine: Any = llm._transport
+    engine._engine._core.scheduler.drafting.proposer = proposer_of(path)
 
 
 def _name(prompt: Sequence[int], seed: int | None) -> str:
@@ -48,8 +46,8 @@ def _name(prompt: Sequence[int], seed: int | None) -> str:
     return number + ":" + ",".join(map(str, prompt))
 
 
-def make() -> Proposer:
-    found = json.loads(Path(os.environ[RECORD]).read_text())
+def proposer_of(path: Path) -> Proposer:
+    found = json.loads(path.read_text())
     rng, answers, vocab_size = random.Random(7), found["answers"], found["vocab_size"]
 
     def right(request: Request, tokens: list[int], count: int) -> list[int]:

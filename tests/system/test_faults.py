@@ -245,9 +245,6 @@ def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(
         assert not engine.leftovers()[1:]  # apart from the fault itself
 
 
-def test_an_unarmed_fault_point_costs_almost_nothing() -> None:
+def test_an_unarmed_fault_point_does_nothing() -> None:
     assert "TOKENLOOM_FAULTS" not in os.environ
-    begun = time.process_time()
-    for _ in range(100_000):
-        maybe_fail("worker.forward", 0)
-    assert time.process_time() - begun < 0.1
+    assert not maybe_fail.__code__.co_names, "it calls nothing and reads nothing"

@@ -86,11 +86,10 @@ def test_an_adversary_changes_no_token_and_no_logprob(
     oracle: LogprobOracle,
     answers: list[RequestOutput],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
     recorded_drafts.record(tmp_path / "record", mode, VOCAB_SIZE, answers, PARAMS)
     with open_llm(folder, **SCHEDULES[schedule]) as llm:
+        recorded_drafts.use(llm, tmp_path / "record")
         found = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     for i, case in enumerate(CASES):
         of_case = slice(i * COUNT, (i + 1) * COUNT)
@@ -133,7 +132,7 @@ def lookup_of(llm: LLM) -> LookupProposer:
 
 
 def drafts_without_effect(
-    folder: Path, params: list[SamplingParams], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+    folder: Path, params: list[SamplingParams], tmp_path: Path, **options: Any
 ) -> tuple[int, int]:
     """Check that a prompt for each of `params` has the same tokens and bits of logprobs with drafts, right and wrong
     ones, and without. Return the numbers of drafts, and of accepted ones."""
@@ -141,8 +140,8 @@ def drafts_without_effect(
     with open_llm(folder, **options, speculation="off") as llm:
         expected = llm.generate(prompts, params, use_tqdm=False)
     recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
     with open_llm(folder, **options) as llm:
+        recorded_drafts.use(llm, tmp_path / "record")
         found = llm.generate(prompts, params, use_tqdm=False)
     for mine, other in zip(expected, found, strict=True):
         assert mine.outputs[0].token_ids == other.outputs[0].token_ids
@@ -151,11 +150,9 @@ def drafts_without_effect(
 
 
 @pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=needs_kernels)])
-def test_tokens_have_equal_bits_with_drafts_and_without(
-    folder: Path, deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_have_equal_bits_with_drafts_and_without(folder: Path, deterministic: bool, tmp_path: Path) -> None:
     params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40, logprobs=3, ignore_eos=True) for i in range(6)]
-    drafted, accepted = drafts_without_effect(folder, params, tmp_path, monkeypatch, deterministic=deterministic)
+    drafted, accepted = drafts_without_effect(folder, params, tmp_path, deterministic=deterministic)
     assert drafted > accepted > 20
 
 
@@ -189,7 +186,7 @@ def check_tokens(expected: list[RequestOutput], found: list[RequestOutput], leas
     assert drafted >= accepted > least_accepted
 
 
-def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path) -> None:
     models_folder = tmp_path / "models"
     checkpoint = tiny_checkpoint(models_folder / "model", "qwen3", vocab_size=adapter_engine.VOCAB_SIZE)
     modules = [f"{path.name}={path}" for path in write_adapters(models_folder / "adapters", checkpoint, 3)]
@@ -199,14 +196,14 @@ def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypat
     with adapter_engine.LLM(checkpoint, **options, speculation="off") as llm:  # type: ignore[arg-type]
         expected = requests.run(llm)
     recorded_drafts.record(tmp_path / "record", "mixed", adapter_engine.VOCAB_SIZE, expected, requests.params)
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
     with adapter_engine.LLM(checkpoint, **options, max_num_seqs=5) as llm:  # type: ignore[arg-type]
+        recorded_drafts.use(llm, tmp_path / "record")
         found = requests.run(llm)
     check_tokens(expected, found, 20)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", *at_night("llava")])
-def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path) -> None:
     """Rows behind images have shifted positions, and their prompts hold placeholders."""
     models = media_families.make_models(tmp_path / "m", family)
     requests = media_engine.make_requests(models, 5, 6)
@@ -215,7 +212,7 @@ def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path, monk
         vocab_size = max(token for each in expected for token in each.outputs[0].token_ids) + 1
     params = [SamplingParams(temperature=0, seed=None)] * len(expected)
     recorded_drafts.record(tmp_path / "record", "mixed", vocab_size, expected, params)
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
     with media_engine.open_llm(models, deterministic=True, max_num_seqs=4) as llm:
+        recorded_drafts.use(llm, tmp_path / "record")
         found = media_engine.run(llm, models, requests)
     check_tokens(expected, found, 10)

@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tokenloom import LLM, PoolingParams, RequestOutput, SamplingParams
+from tokenloom import Client, PoolingParams, RequestOutput, SamplingParams
+from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system import recorded_drafts
+from tokenloom.tests.system.drafting_engine import drafting_engine
 from tokenloom.tests.system.launched import newest_engine
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
-from tokenloom.tests.system.sampling_engine import make_prompts, open_llm
+from tokenloom.tests.system.sampling_engine import BASE, make_prompts, open_llm
 from tokenloom.tests.system.test_embeddings import PoolingOracle
 from tokenloom.tests.system.test_logprobs import check_output
 from tokenloom.tests.system.test_speculation import num_drafts
@@ -32,7 +34,7 @@ class Ranks(NamedTuple):
 
     folder: Path
     faults: Path
-    llm: LLM
+    llm: Client
     expected: list[RequestOutput]
 
 
@@ -44,12 +46,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         expected = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     (root / "faults").mkdir()
     recorded_drafts.record(root / "record", "mixed", VOCAB_SIZE, expected, PARAMS)
-    options: dict[str, object] = {"in_process": False, "device": "cpu", "tensor_parallel_size": 2, "max_logprobs": -1}
-    with pytest.MonkeyPatch.context() as patch:
-        recorded_drafts.use(patch, root / "record")
-        patch.setenv("TOKENLOOM_FAULTS", str(root / "faults"))
-        with open_llm(folder, max_num_batched_tokens=32, max_num_seqs=16, **options) as llm:
-            yield Ranks(folder, root / "faults", llm, expected)
+    options = BASE | {"device": "cpu", "tensor_parallel_size": 2, "max_logprobs": -1}
+    options = options | {"max_num_batched_tokens": 32, "max_num_seqs": 16}
+    del options["in_process"]
+    config = config_from_keywords("LLM", folder, options)
+    with drafting_engine(config, root / "record", {"TOKENLOOM_FAULTS": str(root / "faults")}) as client:
+        yield Ranks(folder, root / "faults", client, expected)
 
 
 def test_two_ranks_keep_the_same_tokens(ranks: Ranks) -> None:
