@@ -111,19 +111,19 @@ def parsed_stream() -> object:
 @seen
 def cut() -> object:
     choice = create(**CUT)
-    return [choice.finish_reason, choice.message.content or None, bool(answered(choice.message))]
+    return [choice.finish_reason, bool(choice.message.content), bool(answered(choice.message))]
 
 
 @seen
 def cut_named() -> object:
     choice = create(**CUT | {"tool_choice": NAMED})
-    return [choice.finish_reason, choice.message.content or None, bool(answered(choice.message))]
+    return [choice.finish_reason, bool(choice.message.content), bool(answered(choice.message))]
 
 
 @seen
 def cut_stream() -> object:
     choices = [chunk.choices[0] for chunk in client.chat.completions.create(**CUT, stream=True)]
-    return [choices[-1].finish_reason, "".join(choice.delta.content or "" for choice in choices)]
+    return [choices[-1].finish_reason, any(choice.delta.content for choice in choices)]
 
 
 @seen
@@ -131,7 +131,7 @@ def cut_after_a_call() -> object:
     asked = CHAT | {"tools": [CAPITAL], "tool_choice": "required", "max_tokens": 60}
     message = create(**asked).message
     found = [json.loads(call.function.arguments) for call in message.tool_calls]
-    return [all(each == {"city": "Lima"} for each in found), message.content or None]
+    return [all(each == {"city": "Lima"} for each in found), bool(message.content)]
 
 
 @seen

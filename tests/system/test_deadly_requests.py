@@ -13,6 +13,7 @@ from tokenloom.frontend.launcher.supervisor.replicas.restart_policy import MAX_F
 from tokenloom.ipc.notes.deadly import LOSSES_TO_REFUSE
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import KEY, open_http
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -47,7 +48,7 @@ def test_a_body_that_kills_frontends_is_refused_after_two_and_others_go_on(engin
         assert error["code"] == "deadly_request" and error["message"].startswith(REFUSAL.replace("\\", ""))
         assert text + "".join(stream) == calm.outputs[0].text
     fault.unlink()
-    assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
+    wait_until(lambda: num_frontends_lost(engine) - before == LOSSES_TO_REFUSE)
 
 
 @pytest.mark.nightly
