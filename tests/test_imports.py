@@ -75,9 +75,8 @@ def test_the_document_lists_every_folder_and_the_walls() -> None:
 
 
 def test_the_tree_is_within_its_size_limits() -> None:
+    """Numbers that may only fall are counted by scripts/check alone: it takes ten seconds."""
     assert list(check_sizes.offences()) == []
-    compared = check_sizes.compare(check_sizes.measure(), check_sizes.read_ratchets())
-    assert [line for is_above, line in compared if is_above] == []
 
 
 def test_exceeded_limits_of_folders_files_and_functions_are_reported(tmp_path: Path) -> None:
