@@ -1,6 +1,6 @@
 """Measure an engine over two hosts, which are network namespaces joined by veth, beside the same engine on one host.
 
-    python scripts/bench_scale.py --json docs/benchmarks/scale_hosts.json
+    python scripts/bench_scale.py --json docs/reference/benchmarks/scale_hosts.json
 
 The demo model in float32 with two ranks of one thread each. Parts, each a function: tokens per second of 8 streams, the
 two engines taking turns; the round trip of a step's message over the core's kinds of sockets, tcp with CURVE between

@@ -1,4 +1,4 @@
-"""Enforce the walls of docs/architecture.md, by one rule and two tables.
+"""Enforce the walls of docs/design/processes.md, by one rule and two tables.
 
 The rule: in every folder, its sub-folders, each with all that it contains, and its own files form no circle. WALLS
 lists what each room may import of others, PARTIES the third parties of each folder. Nothing may unpickle. Reads the

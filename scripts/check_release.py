@@ -57,7 +57,13 @@ def check_source(source: Path) -> None:
     """Check that the source distribution holds every needed file and no tests."""
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    missing = {"setup.py", "constraints.txt", "docs/operations.md", "docs/deploy/Dockerfile.cpu", "LICENSE"} - names
+    missing = {
+        "setup.py",
+        "constraints.txt",
+        "docs/operate/operations.md",
+        "docs/operate/deploy/Dockerfile.cpu",
+        "LICENSE",
+    } - names
     demand(not missing, f"the source distribution lacks {sorted(missing)}")
     tests = sorted(name for name in names if name.startswith("tests/"))
     demand(not tests, f"tests in the source distribution: {tests}")

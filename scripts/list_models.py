@@ -1,4 +1,4 @@
-"""Write the table of native models into docs/models.md, from the families of the engine and the models of the tests.
+"""Write the table of native models into docs/learn/models.md, from the families and the models of the tests.
 
     python -m tokenloom.scripts.list_models [--check]
 
@@ -25,7 +25,7 @@ from tokenloom.tests.support.published_models import NAMES, read_published
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/learn/models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")
 CPU = torch.device("cpu")
 ARCHITECTURES = sorted(NATIVE)

@@ -1,4 +1,4 @@
-"""Draw the results under docs/benchmarks/ as bars in SVG, one file per JSON that a benchmark wrote.
+"""Draw the results under docs/reference/benchmarks/ as bars in SVG, one file per JSON that a benchmark wrote.
 
     python scripts/plot_benchmarks.py [FOLDER]
 
@@ -101,7 +101,7 @@ def plot(folder: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    for file in plot(Path(arguments[0]) if arguments else ROOT / "docs" / "benchmarks"):
+    for file in plot(Path(arguments[0]) if arguments else ROOT / "docs/reference/benchmarks"):
         print(file)
     return 0
 

@@ -1,4 +1,4 @@
-"""docs/coming_from_vllm.md is right about each flag, parameter, method and endpoint."""
+"""docs/learn/coming_from_vllm.md is right about each flag, parameter, method and endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.test_documents import known_flags
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "docs" / "coming_from_vllm.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/learn/coming_from_vllm.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

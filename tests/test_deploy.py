@@ -19,7 +19,7 @@ from tokenloom.frontend.launcher.options.arguments import given_options
 from tokenloom.frontend.launcher.options.options import new_config
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
-DEPLOY = Path(__file__).resolve().parent.parent / "docs/deploy"
+DEPLOY = Path(__file__).resolve().parent.parent / "docs/operate/deploy"
 VARIABLES = {
     "POD_IP": "10.0.0.1",
     "LWS_LEADER_ADDRESS": "tokenloom-hosts-0.tokenloom-hosts",

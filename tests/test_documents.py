@@ -21,9 +21,9 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if path.name != "gpu-day.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.name != "gpu.md"),
 )
-EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
+EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/learn/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
 OTHERS_FLAGS = {"--nightly", "--config", "--help"}  # options of scripts/test and of every command
 
@@ -47,8 +47,8 @@ def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> N
 
 def test_every_documented_option_exists() -> None:
     known = known_flags()
-    pages = ("operations", "architecture", "gateway", "quickstart", "lora", "images", "audio")
-    for name in (f"docs/{page}.md" for page in pages):
+    pages = ("operate/operations", "operate/gateway", "learn/quickstart", "learn/lora", "learn/images", "learn/audio")
+    for name in (f"docs/{page}.md" for page in (*pages, "design/processes")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 
@@ -66,7 +66,7 @@ RAY_FLAGS = {"--head", "--node-ip-address", "--port", "--autoscaling-config", "-
     "name", ["tokenloom.service", "kubernetes.yaml", "inference-pool.yaml", "kuberay.yaml", "ray-cluster.yaml"]
 )
 def test_the_systemd_unit_and_the_manifests_use_existing_options(name: str) -> None:
-    text = (ROOT / "docs/deploy" / name).read_text()
+    text = (ROOT / "docs/operate/deploy" / name).read_text()
     flags = set(re.findall(r"(?<![\w-])--(?!from-literal|from-file)[a-z][a-z-]+", text))
     assert flags <= known_flags() | (RAY_FLAGS if name == "ray-cluster.yaml" else set())
     assert all(yaml.safe_load_all(text)) if name.endswith("yaml") else True
@@ -74,13 +74,13 @@ def test_the_systemd_unit_and_the_manifests_use_existing_options(name: str) -> N
 
 @pytest.mark.parametrize("name", ["kuberay.yaml", "ray-cluster.yaml"])
 def test_the_ray_clusters_have_the_version_of_the_pins(name: str) -> None:
-    text = (ROOT / "docs/deploy" / name).read_text()
+    text = (ROOT / "docs/operate/deploy" / name).read_text()
     (pin,) = re.findall(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert set(re.findall(r"2\.\d\d\.\d", text)) == {pin}
 
 
 def test_the_systemd_unit_allows_time_to_drain_and_only_writable_folders() -> None:
-    lines = [line for line in (ROOT / "docs/deploy/tokenloom.service").read_text().splitlines() if "=" in line]
+    lines = [line for line in (ROOT / "docs/operate/deploy/tokenloom.service").read_text().splitlines() if "=" in line]
     settings = [(name, value) for name, _, value in (line.partition("=") for line in lines)]
     unit = dict(settings)
     assert int(unit["TimeoutStopSec"]) > EngineConfig().drain_timeout_s
@@ -97,7 +97,7 @@ def test_the_systemd_unit_allows_time_to_drain_and_only_writable_folders() -> No
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_unit_and_rates_its_exposure_low(tmp_path: Path) -> None:
     unit = tmp_path / "tokenloom.service"
-    text = (ROOT / "docs/deploy/tokenloom.service").read_text()
+    text = (ROOT / "docs/operate/deploy/tokenloom.service").read_text()
     unit.write_text(text.replace("/opt/tokenloom/.venv/bin/engine-launch", "/bin/true"))
     verified = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     assert (verified.returncode, verified.stderr) == (0, "")
@@ -107,7 +107,7 @@ def test_systemd_accepts_the_unit_and_rates_its_exposure_low(tmp_path: Path) -> 
 
 
 def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
-    documents = list(yaml.safe_load_all((ROOT / "docs/deploy/kubernetes.yaml").read_text()))
+    documents = list(yaml.safe_load_all((ROOT / "docs/operate/deploy/kubernetes.yaml").read_text()))
     by_kind = {document["kind"]: document for document in documents}
     assert by_kind.keys() == {"PersistentVolumeClaim", "Service", "Deployment"}
     pod = by_kind["Deployment"]["spec"]["template"]["spec"]
@@ -131,13 +131,13 @@ def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
 
 
 def test_documented_benchmark_options_exist() -> None:
-    text = (ROOT / "docs/benchmarks.md").read_text()
+    text = (ROOT / "docs/reference/benchmarks.md").read_text()
     for script, rest in re.findall(r"`(scripts/bench_\w+\.py)([^`]*)`", text):
         source = (ROOT / script).read_text()
         assert all(f'"{flag}"' in source for flag in re.findall(r"--[a-z-]+", rest)), (script, rest)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", *EXAMPLES])
+@pytest.mark.parametrize("name", ["README.md", "docs/learn/quickstart.md", *EXAMPLES])
 def test_example_programs_import_only_public_names(name: str) -> None:
     lines = re.findall(r"from tokenloom import (.+)", (ROOT / name).read_text())
     assert {name.strip() for line in lines for name in line.split(",")} <= set(tokenloom.__all__)
@@ -148,7 +148,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> None:
-    lines = (ROOT / "docs/public-reports.md").read_text().splitlines()
+    lines = (ROOT / "docs/reference/public-reports.md").read_text().splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     reports = [row[0] for row in rows if len(row) == 3 and row[0] != "report"]
     assert len(reports) == len(set(reports)) >= 70
@@ -162,7 +162,7 @@ def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> 
 
 
 def test_every_report_that_a_test_names_is_in_the_list() -> None:
-    listed = set(re.findall(r"^\| (\S+#\d+) \|", (ROOT / "docs/public-reports.md").read_text(), re.MULTILINE))
+    listed = set(re.findall(r"^\| (\S+#\d+) \|", (ROOT / "docs/reference/public-reports.md").read_text(), re.MULTILINE))
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         named = set(re.findall(r"\b[\w-]+/[\w.-]+#\d+", path.read_text()))
         assert named <= listed, f"{path}: {named - listed}"

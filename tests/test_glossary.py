@@ -1,4 +1,4 @@
-"""docs/glossary.md and the code use the same names."""
+"""docs/reference/glossary.md and the code use the same names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINE = re.compile(r"\| `(\w+)` \| (.+) \| `([\w/.]+)` \|")
-TERMS = [LINE.fullmatch(line) for line in (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()]
+TERMS = [
+    LINE.fullmatch(line) for line in (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8").splitlines()
+]
 FOUND = [match.groups() for match in TERMS if match is not None]
 # Class names that vLLM, llguidance, FlashAttention or the literature use for the same thing.
 FIELD_TERMS = {
@@ -21,7 +23,7 @@ FIELD_TERMS = {
 
 
 def test_every_term_is_listed_once_and_defined_in_its_file() -> None:
-    lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8").splitlines()
     assert len(FOUND) == sum(line.startswith("| `") for line in lines), "a line of the table is not parsed"
     assert len({term for term, _, _ in FOUND}) == len(FOUND), "a term is listed twice"
     text_by_file = {file: (ROOT / file).read_text(encoding="utf-8") for _, _, file in FOUND}

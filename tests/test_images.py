@@ -29,7 +29,7 @@ def image(request: pytest.FixtureRequest) -> str:
 
 def instructions(image: str) -> list[tuple[str, str]]:
     """Return each instruction with its arguments, in order; a trailing backslash continues a line."""
-    text = (ROOT / "docs/deploy" / image).read_text(encoding="utf-8")
+    text = (ROOT / "docs/operate/deploy" / image).read_text(encoding="utf-8")
     lines = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", text, flags=re.M)).splitlines()
     parts = [line.partition(" ") for line in lines if line.strip()]
     return [(name, rest.strip()) for name, _, rest in parts]

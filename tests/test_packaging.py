@@ -175,7 +175,7 @@ def test_the_package_index_shows_author_and_description_without_dead_links(metad
     fields, _, description = metadata["METADATA"].partition("\n\n")
     for field in ("Author: tokenloom maintainers", "Keywords: LLM", "Requires-Python: >=3.11", "text/markdown"):
         assert field in fields
-    assert "# tokenloom" in description and "`docs/operations.md`" in description
+    assert "# tokenloom" in description and "`docs/operate/operations.md`" in description
     assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
 
 

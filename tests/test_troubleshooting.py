@@ -1,4 +1,4 @@
-"""Every message quoted in docs/troubleshooting.md is in the sources."""
+"""Every message quoted in docs/operate/troubleshooting.md is in the sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs/operate/troubleshooting.md"
 
 
 @cache

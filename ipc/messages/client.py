@@ -1,4 +1,4 @@
-"""client ⇄ frontend, DEALER/ROUTER: text or token ids in, deltas out (docs/protocol.md)."""
+"""client ⇄ frontend, DEALER/ROUTER: text or token ids in, deltas out (docs/reference/protocol.md)."""
 
 from __future__ import annotations
 

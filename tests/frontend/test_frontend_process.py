@@ -223,7 +223,7 @@ def test_drained_follows_the_last_output_and_stop_loses_none(engine: Engine) -> 
 
 def test_the_client_in_the_protocol_document_works_as_it_stands(served: tuple[Engine, str]) -> None:
     engine, address = served
-    document = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+    document = Path(__file__).resolve().parents[2] / "docs/reference/protocol.md"
     (code,) = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     client = subprocess.Popen([sys.executable, "-P", "-c", code, address], stdout=subprocess.PIPE, text=True)
     request = engine.at_core(EngineCoreRequest)

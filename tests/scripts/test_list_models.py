@@ -1,4 +1,4 @@
-"""docs/models.md lists every native architecture, as scripts/list_models.py writes it."""
+"""docs/learn/models.md lists every native architecture, as scripts/list_models.py writes it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from tokenloom.scripts.bench_report import ROOT
 from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw, figure_of
 
-RESULTS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
+RESULTS = sorted((ROOT / "docs/reference/benchmarks").glob("*.json"))
 
 
 def test_bars_are_medians_with_proportional_lengths() -> None:
@@ -32,7 +32,7 @@ def test_the_committed_pictures_match_the_results(file: Path) -> None:
     figure, picture = figure_of(document), file.with_suffix(".svg")
     if figure is not None:
         assert picture.read_text() == draw(document, figure)
-        assert f"(benchmarks/{picture.name})" in (ROOT / "docs" / "benchmarks.md").read_text(), "nobody sees it"
+        assert f"(benchmarks/{picture.name})" in (ROOT / "docs/reference/benchmarks.md").read_text(), "nobody sees it"
     else:
         assert not picture.exists()
     assert "/" not in json.dumps(document["settings"]), "a path of some machine"

@@ -1,6 +1,6 @@
 """Every alert fires in a real Prometheus when its fault is caused in a real engine, and none fires otherwise.
 
-The rules are those of docs/dashboards/alerts.yml with a clock that runs 30 times as fast: each duration is divided.
+The rules are those of docs/operate/dashboards/alerts.yml with a clock 30 times as fast: each duration is divided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
 ]
 
-RULES = Path(__file__).parents[2] / "docs" / "dashboards" / "alerts.yml"
+RULES = Path(__file__).parents[2] / "docs/operate/dashboards" / "alerts.yml"
 SPEED = 30
 PATIENCE_S = 90.0
 EXPECTED = {

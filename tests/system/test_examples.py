@@ -13,7 +13,7 @@ import pytest
 from tokenloom.tests.system.http_engine import KEY
 from tokenloom.tests.system.launched import LaunchedEngine
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples"
+FOLDER = Path(__file__).resolve().parents[2] / "docs/learn/examples"
 ENGINE = {"attach.py", "openai_chat.py", "structured.py", "requests.sh"}  # those that need a running engine
 
 

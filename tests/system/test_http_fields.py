@@ -1,4 +1,4 @@
-"""Fields of requests, one by one: each has the effect documented in docs/conformance.md."""
+"""Fields of requests, one by one: each has the effect documented in docs/reference/conformance.md."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tokenloom.tests.support.media_checkpoints import DEMO
 from tokenloom.tests.system.launched import LaunchedEngine, served
 from tokenloom.tests.system.prometheus import Prometheus
 
-DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"
+DASHBOARDS = Path(__file__).parents[2] / "docs/operate/dashboards"
 DEADLINE_S = 30.0
 PANELS_S = 90.0
 

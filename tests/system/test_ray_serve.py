@@ -1,4 +1,4 @@
-"""The deployment of docs/deploy for Ray Serve answers over HTTP and as a stream; its engine ends with it."""
+"""The deployment of docs/operate/deploy for Ray Serve answers over HTTP and as a stream; its engine ends with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.tests.support.ray_network import RayNetwork, obstacle
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "deploy"
+FOLDER = Path(__file__).resolve().parents[2] / "docs/operate/deploy"
 PROGRAM = """
 import sys, urllib.parse, urllib.request
 import ray

@@ -25,7 +25,7 @@ from .prefix_keys import KEY_TOKENS
 
 MAX_HOLDERS = 8  # candidates for their prefixes
 NUM_CANDIDATES = 12  # with random ones
-WASTE = 6.0  # fitted on one trace and checked on another: docs/replicas.md
+WASTE = 6.0  # fitted on one trace and checked on another: docs/operate/replicas.md
 TIE = 1.02  # times the least cost: still as good
 FIRST_RATE = 5000.0  # prompt tokens per second, before any is measured
 

@@ -413,7 +413,7 @@ ANNOTATING: dict[str, object] = {
     "if": DIGIT,  # acts with `then` or `else`
     "additionalItems": False,  # acts beside a list of items
     "unevaluatedItems": False,
-    "uniqueItems": True,  # acts on few values: docs/openai.md
+    "uniqueItems": True,  # acts on few values: docs/reference/openai.md
     "contentEncoding": "base64",
     "contentMediaType": "text/html",
     "contentSchema": {},

@@ -1,4 +1,4 @@
-"""docs/protocol.md describes exactly the messages and fields of the code, and its examples run unchanged."""
+"""docs/reference/protocol.md describes exactly the messages and fields of the code, and its examples run unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tokenloom.ipc.params.sampling_params import RepetitionDetectionParams, Samp
 from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES
 
-DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs/reference/protocol.md").read_text(encoding="utf-8")
 STRUCTS: dict[str, Any] = {
     **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
     "chat_message": ChatMessage,

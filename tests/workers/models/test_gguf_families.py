@@ -78,7 +78,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_architectures_are_tested_and_documented() -> None:
     assert {case.partition(",")[0] for case in CASES} == set(ARCHITECTURES) == set(WRITTEN.values())
-    listed = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("<!-- gguf: begin -->")[2]
+    listed = (ROOT / "docs/learn/models.md").read_text(encoding="utf-8").partition("<!-- gguf: begin -->")[2]
     assert listed.partition("<!-- gguf: end -->")[0] == ", ".join(ARCHITECTURES)
 
 

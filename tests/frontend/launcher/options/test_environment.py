@@ -14,7 +14,7 @@ from tokenloom.frontend.launcher.options.options import config_from_keywords, ne
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "coming_from_vllm.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs/learn/coming_from_vllm.md"
 HTTP = EngineConfig(http="8000")
 
 # Of vllm/envs.py, besides those of INSTEAD: some that change security, answers or addresses, and some speed alone.

@@ -28,7 +28,7 @@ from tokenloom.tests.frontend.bench import Bench
 from tokenloom.tests.support.engine_specs import new_spec
 
 GOLDEN = Path(__file__).parent / "metric_names.txt"
-DASHBOARDS = Path(__file__).parents[4] / "docs" / "dashboards"
+DASHBOARDS = Path(__file__).parents[4] / "docs/operate/dashboards"
 
 
 def new_metrics(**options: object) -> EngineMetrics:

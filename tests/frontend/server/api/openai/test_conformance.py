@@ -1,4 +1,4 @@
-"""docs/conformance.md lists every field with its endpoints, and the tests that it names exist."""
+"""docs/reference/conformance.md lists every field with its endpoints, and the tests that it names exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.frontend.forms.openai.transcription_body import TranscriptionRequ
 from tokenloom.frontend.server.api.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[4]
-TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()
+TEXT = (TESTS.parent / "docs/reference/conformance.md").read_text()
 BODIES = (  # the columns' order
     *(CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, MessagesRequest),
     *(TranscriptionRequest, TranslationRequest),

@@ -1,4 +1,4 @@
-"""Get JSON of a pydantic model, one of some choices and a tool call: python docs/examples/structured.py URL/v1 [KEY]
+"""Get JSON of a pydantic model, a choice and a tool call: python docs/learn/examples/structured.py URL/v1 [KEY]
 
 The engine lets the model write only what the schema allows, so each answer that is not cut can be parsed.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same with curl: bash docs/examples/requests.sh http://localhost:8000 [KEY]
+# The same with curl: bash docs/learn/examples/requests.sh http://localhost:8000 [KEY]
 set -euo pipefail
 url="$1"
 headers=(-H "content-type: application/json" -H "authorization: Bearer ${2:-none}")

@@ -1,4 +1,4 @@
-"""Stream from an engine that other programs use too: python docs/examples/attach.py ADDRESS
+"""Stream from an engine that other programs use too: python docs/learn/examples/attach.py ADDRESS
 
 ADDRESS is the ipc:// or tcp:// address in the line that engine-launch prints when it is ready.
 """

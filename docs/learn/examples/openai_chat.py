@@ -1,4 +1,4 @@
-"""Talk to an engine with OpenAI's client: python docs/examples/openai_chat.py http://localhost:8000/v1 [KEY]"""
+"""Talk to an engine with OpenAI's client: python docs/learn/examples/openai_chat.py http://localhost:8000/v1 [KEY]"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Generate texts with an engine of this program's own: python docs/examples/generate.py [MODEL]
+"""Generate texts with an engine of this program's own: python docs/learn/examples/generate.py [MODEL]
 
 MODEL is a folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B; without one it is the demo model that
 ships with tokenloom.
