@@ -43,6 +43,7 @@ PARTIES = {  # of a folder and all it contains, but for those that have a line o
     "ipc": "msgspec zmq",
     "ipc/notes": "msgspec xxhash",
     "ipc/process": "msgspec setproctitle",
+    "ipc/spec/adapters": "msgspec re2",
     "kernels": "numpy torch",
     "kernels/gpu": "torch triton",
     "core": "msgspec numpy zmq",

@@ -116,7 +116,9 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/speech/prompts.py SPECIAL": MODEL,
     "frontend/forms/speech/transcript.py _WITHOUT_BLANKS": MODEL,
     "frontend/forms/speech/whisper.py TIME": MODEL,
-    "ipc/spec/adapters/name_pattern.py COUNT": ADAPTER,
+    "ipc/spec/adapters/name_pattern.py SAME_IN_BOTH": Read(
+        "an adapter's files", (Hostile("[", "a"), Hostile("(?:", "\\.["), Hostile("[]", "\\d"))
+    ),
     "ipc/spec/adapters/pattern_table.py PLAIN": ADAPTER,
     "ipc/spec/adapters/targets.py MLP_BLOCK": ADAPTER,
     "ipc/spec/adapters/tensor_header.py NAME": ADAPTER,

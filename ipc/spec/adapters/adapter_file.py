@@ -320,9 +320,7 @@ class _Reader:
 
     def _pattern_error(self, error: PatternError) -> RequestError:
         path = self.path.with_name(CONFIG_NAME)
-        return RequestError(
-            f"{path}: a key of rank_pattern or alpha_pattern cannot be used, {error}: write plain paths"
-        )
+        return RequestError(f"{path}: keys of rank_pattern or alpha_pattern cannot be used, {error}: {error.mend}")
 
 
 def _without_wrappers(module: str) -> str:

@@ -1,29 +1,36 @@
 """NamePattern: a regular expression of adapter_config.json, matched against the paths of modules in bounded time.
 
-PEFT matches the keys of rank_pattern and alpha_pattern with Python's `re`, which some patterns keep busy for hours.
-This matcher follows all ways through a pattern at once: a set of places in the name is the bits of an int. It refuses
-look-around, back references and other rare syntax, and matches the rest as `re` does.
+PEFT matches the keys of rank_pattern and alpha_pattern with Python's `re`, which some patterns keep busy for hours. RE2
+takes time in proportion to the name; the extra tokenloom[lora] brings it. Patterns are read if both write them in the
+same way and mean the same by them. Look-around, back references and rarer syntax are refused.
 """
 
 from __future__ import annotations
 
 import re
-import string
-from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any
 
 MAX_LENGTH = 500
-MAX_DEPTH = 20
-MAX_STEPS = 4_000_000  # two seconds; the most experts in one file and a few patterns need one million
+MAX_BYTES = 1 << 18  # of memory for a pattern: its program, and the states that RE2 keeps of its matches
+MAX_STEPS = 1_000_000_000  # ten seconds if RE2 cannot keep the states; the most experts in one file need a third
 
-ALPHABET = string.ascii_letters + string.digits + "_.-"  # of names
-CLASSES = {"d": string.digits, "w": string.ascii_letters + string.digits + "_", "s": string.whitespace}
-COUNT = re.compile(r"[*+?]|\{(\d+)\}|\{(\d*),(\d*)\}")
-LOWEST_AND_HIGHEST: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+SAME_IN_BOTH = re.compile(  # `[[:alpha:]]`, `{,3}` and `\Q` are none of it
+    r"""(?: [^\\\[({]
+          | \\(?:[dDsSwW]|[^A-Za-z0-9])
+          | \[\^?+\]?+(?:[^\\\[\]]|\\(?:[dDsSwW]|[^A-Za-z0-9]))*+\]
+          | \((?:\?:|(?!\?))
+          | \{(?!,)
+        )*+""",
+    re.VERBOSE,
+)
 
 
 class PatternError(ValueError):
     """A pattern is no regular expression, or one that is not supported; or matches take too many steps."""
+
+    def __init__(self, reason: str, mend: str = "write plain paths") -> None:
+        super().__init__(reason)
+        self.mend = mend
 
 
 class StepBudget:
@@ -32,161 +39,47 @@ class StepBudget:
     def __init__(self, num_steps: int = MAX_STEPS) -> None:
         self._num_steps = self._left = num_steps
 
-    def spend(self) -> None:
-        self._left -= 1
+    def spend(self, num_steps: int) -> None:
+        self._left -= num_steps
         if self._left < 0:
-            raise PatternError(f"its matches take more than {self._num_steps} steps")
-
-
-class Name:
-    """A name, with the places of its characters. Place i is before character i."""
-
-    def __init__(self, text: str, budget: StepBudget) -> None:
-        self.spend = budget.spend
-        self.end = 1 << len(text)
-        self.chars: dict[str, int] = {}
-        for place, char in enumerate(text):
-            self.chars[char] = self.chars.get(char, 0) | 1 << place
-        self._before: dict[frozenset[str], int] = {}
-
-    def behind(self, places: int, members: frozenset[str]) -> int:
-        """Return the places behind these characters, of those that begin at `places`."""
-        before = self._before.get(members)
-        if before is None:
-            before = self._before[members] = sum(there for char, there in self.chars.items() if char in members)
-        return (places & before) << 1
-
-
-Matcher: TypeAlias = Callable[[Name, int], int]  # from the places where it may begin to those where it may end
+            raise PatternError(f"matches take more than {self._num_steps} steps")
 
 
 class NamePattern:
-    """A parsed pattern."""
+    """A compiled pattern."""
 
     def __init__(self, text: str) -> None:
-        """PatternError if the pattern cannot be used."""
+        """PatternError if the pattern cannot be used, or RE2 is not installed."""
         if len(text) > MAX_LENGTH:
             raise PatternError(f"it has {len(text)} characters, at most {MAX_LENGTH} are read")
-        parser = _Parser(text)
-        self._match = parser.alternatives(0)
-        if parser.rest:
-            raise PatternError(f"it has an unexpected {parser.rest[0]!r}")
+        read = SAME_IN_BOTH.match(text)
+        end = 0 if read is None else read.end()
+        if end < len(text):
+            raise PatternError(f"{text[end : end + 3]!a} in it is not supported")
+        _compile(text)  # alone: its groups are closed
+        self._compiled = _compile(rf"(?:.*\.)?(?:{text})")
 
-    def matches(self, name: Name) -> bool:
+    def matches(self, name: str, budget: StepBudget) -> bool:
         """Whether the pattern matches all of the name, or the rest behind one of its dots."""
-        starts = 1 | name.chars.get(".", 0) << 1
-        return bool(self._match(name, starts) & name.end)
+        budget.spend(self._compiled.programsize * (len(name) + 1))
+        return self._compiled.fullmatch(name.encode()) is not None
 
 
-class _Parser:
-    """Makes a matcher of each part of a pattern, from its front to its end."""
-
-    def __init__(self, text: str) -> None:
-        self.rest = text
-
-    def alternatives(self, depth: int) -> Matcher:
-        if depth > MAX_DEPTH:
-            raise PatternError(f"it nests more than {MAX_DEPTH} groups")
-        choices: list[list[Matcher]] = [[]]
-        while self.rest and self.rest[0] != ")":
-            if self._take("|"):
-                choices.append([])
-            else:
-                choices[-1].append(self._repeated(self._atom(depth)))
-
-        def match(name: Name, places: int) -> int:
-            ends = 0
-            for parts in choices:
-                reached = places
-                for part in parts:
-                    name.spend()
-                    reached = part(name, reached)
-                ends |= reached
-            return ends
-
-        return match
-
-    def _repeated(self, item: Matcher) -> Matcher:
-        count = COUNT.match(self.rest)
-        if count is None:
-            return item
-        self.rest = self.rest[count.end() :]
-        exact, low, high = count.groups()
-        lowest, highest = LOWEST_AND_HIGHEST.get(
-            count[0], (int(exact or low or 0), int(exact or high) if exact or high else None)
-        )
-        if highest is not None and highest < lowest:
-            raise PatternError(f"{count[0]} is no range")
-        self._take("?")  # lazy: the same set of matches
-        if COUNT.match(self.rest):
-            raise PatternError(f"it has {self.rest[0]!r} behind {count[0]}")
-
-        def match(name: Name, places: int) -> int:
-            ends, num = 0 if lowest else places, 0
-            while places and (highest is None or num < highest):
-                name.spend()
-                num, before, places = num + 1, places, item(name, places)
-                if num < lowest and places != before:  # equal places stay equal
-                    continue
-                is_new, ends = bool(places & ~ends), ends | places
-                if places == before or not is_new:
-                    break
-            return ends
-
-        return match
-
-    def _atom(self, depth: int) -> Matcher:
-        char = self._next()
-        if char == "(":
-            if self._take("?") and not self._take(":"):
-                raise PatternError("look-around, flags and named groups are not supported")
-            inner = self.alternatives(depth + 1)
-            if not self._take(")"):
-                raise PatternError("a group is not closed")
-            return inner
-        if char == "^":
-            return lambda name, places: places & 1
-        if char == "$":
-            return lambda name, places: places & name.end
-        if char in "*+?":
-            raise PatternError(f"{char!r} has nothing to repeat")
-        members = frozenset(ALPHABET if char == "." else self._set() if char == "[" else self._members(char))
-        return lambda name, places: name.behind(places, members)
-
-    def _members(self, char: str) -> str:
-        """Return the characters that a character stands for, which may be a backslash before another."""
-        if char != "\\":
-            return char
-        char = self._next()
-        inside = CLASSES.get(char.lower())
-        if inside is not None:
-            return inside if char.islower() else "".join(set(ALPHABET) - set(inside))
-        if char.isalnum():
-            raise PatternError(f"\\{char} is not supported")
-        return char
-
-    def _set(self) -> set[str]:
-        """Return the characters of a set in brackets, of which the first is read."""
-        is_inverse, members, is_first = self._take("^"), set[str](), True
-        while is_first or not self._take("]"):
-            is_first, found = False, self._members(self._next())
-            if self.rest[:1] == "-" and self.rest[1:2] != "]":
-                self._next()
-                last = self._members(self._next())
-                if len(found) != 1 or len(last) != 1 or last < found:
-                    raise PatternError("a set has an invalid range of characters")
-                found = "".join(map(chr, range(ord(found), min(ord(last), 127) + 1)))
-            members |= set(found)
-        return set(ALPHABET) - members if is_inverse else members
-
-    def _next(self) -> str:
-        if not self.rest:
-            raise PatternError("it ends too early")
-        char, self.rest = self.rest[0], self.rest[1:]
-        return char
-
-    def _take(self, text: str) -> bool:
-        """Whether `text` comes next; if so, it is read."""
-        is_next = self.rest.startswith(text)
-        self.rest = self.rest.removeprefix(text)
-        return is_next
+def _compile(text: str) -> Any:
+    try:
+        import re2  # an extra, for the few adapters with such keys
+    except ImportError:
+        raise PatternError(
+            "regular expressions are matched by google-re2, which is not installed",
+            "write plain paths, or pip install 'tokenloom[lora]'",
+        ) from None
+    options = re2.Options()
+    options.max_mem, options.log_errors, options.never_capture = MAX_BYTES, False, True
+    options.encoding = re2.Options.Encoding.LATIN1  # names are ASCII
+    try:
+        return re2.compile(text.encode("ascii"), options)
+    except UnicodeEncodeError:
+        raise PatternError("it has characters that are not ASCII") from None
+    except re2.error as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
+        raise PatternError(reason.partition(": ")[0]) from None

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from .name_pattern import Name, NamePattern, PatternError, StepBudget
+from .name_pattern import NamePattern, PatternError, StepBudget
+from .tensor_header import shown
 
 V = TypeVar("V")
 
@@ -22,22 +23,26 @@ class PatternTable(Generic[V]):
         """PatternError if a pattern cannot be used."""
         self._budget = budget
         self._plain: dict[str, tuple[int, V]] = {}
-        self._patterns: list[tuple[int, NamePattern, V]] = []
+        patterns = list[tuple[int, str, V]]()
         for order, (key, value) in enumerate(values.items()):
             if PLAIN.fullmatch(key):
                 self._plain[key] = (order, value)
             else:
-                self._patterns.append((order, NamePattern(key), value))
-        if len(self._patterns) > MAX_PATTERNS:
-            raise PatternError(
-                f"{len(self._patterns)} of its keys are regular expressions, at most {MAX_PATTERNS} may be"
-            )
+                patterns.append((order, key, value))
+        if len(patterns) > MAX_PATTERNS:
+            raise PatternError(f"{len(patterns)} keys are regular expressions, at most {MAX_PATTERNS} may be")
+        self._patterns = [(order, _pattern_of(key), value) for order, key, value in patterns]
 
     def find(self, path: str) -> V | None:
         """Return the value for the module with this path; None: no pattern matches."""
         ends = [path, *(path[place + 1 :] for place, char in enumerate(path) if char == ".")]
         found = [self._plain[end] for end in ends if end in self._plain]
-        if self._patterns:
-            subject = Name(path, self._budget)
-            found += ((order, value) for order, pattern, value in self._patterns if pattern.matches(subject))
+        found += ((order, value) for order, pattern, value in self._patterns if pattern.matches(path, self._budget))
         return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def _pattern_of(key: str) -> NamePattern:
+    try:
+        return NamePattern(key)
+    except PatternError as error:
+        raise PatternError(f"{shown(key)}: {error}", error.mend) from None

@@ -119,7 +119,7 @@ OTHERS_BY_CONFIG: dict[str, tuple[Shapes, dict[str, object]]] = {
         {"use_dora": True},
     ),
     "is of DoRA, which embeddings and experts in one tensor lack": (embedding(), {"use_dora": True}),
-    "a key of rank_pattern or alpha_pattern cannot be used, a group is not closed: write plain paths": (
+    "keys of rank_pattern or alpha_pattern cannot be used, '(q_proj': missing ): write plain paths": (
         pair(),
         {"alpha_pattern": {"(q_proj": 4}},
     ),
