@@ -81,8 +81,9 @@ def glibc_versions(library: Path) -> set[int]:
 
 
 def index_description() -> str:
-    """Return README.md for the package index, with links to files replaced by their names."""
+    """Return README.md for the package index, without pictures and with links to files replaced by their names."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^]]*\]\([^)]+\)\n\n", "", text)
 
     def name_of(link: re.Match[str]) -> str:
         label, target = link.groups()
