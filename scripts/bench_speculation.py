@@ -51,7 +51,7 @@ from tokenloom.scripts.bench_workload import Setup, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CODE = ("core/scheduling/step/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
-PROSE = ("docs/operate/tiers.md", "docs/learn/lora.md", "docs/operate/operations.md", "docs/design/processes.md")
+PROSE = ("docs/operate/tiers.md", "docs/learn/lora.md", "docs/operate/operations.md", "docs/design/request.md")
 REWRITTEN = ("core/scheduling/scheduler.py", "workers/step/input_batch.py", "core/engine.py", "ipc/messages/workers.py")
 NUM_RANDOM = 4  # requests of the case
 MAX_PROMPT = 1500  # tokens
