@@ -25,7 +25,7 @@ DOCUMENTS = (
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/learn/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
-OTHERS_FLAGS = {"--nightly", "--config", "--help"}  # options of scripts/test and of every command
+OTHERS_FLAGS = {"--nightly", "--config", "--help", "--index-url"}  # of scripts/test, of every command, of pip
 
 
 @pytest.fixture(params=DOCUMENTS)
@@ -48,7 +48,7 @@ def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> N
 def test_every_documented_option_exists() -> None:
     known = known_flags()
     pages = ("operate/operations", "operate/gateway", "learn/quickstart", "learn/lora", "learn/images", "learn/audio")
-    for name in (f"docs/{page}.md" for page in (*pages, "design/processes")):
+    for name in (f"docs/{page}.md" for page in (*pages, "design/processes", "design/request", "design/failures")):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 
@@ -145,6 +145,41 @@ def test_example_programs_import_only_public_names(name: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+PLAIN = ["README.md", *(name for name in DOCUMENTS if name.startswith(("docs/learn/", "docs/operate/")))]
+NO_PROSE = re.compile(r"^ *```.*?^ *```$|<!--.*?-->|^(?:\||#|!\[| {4}).*?$", re.MULTILINE | re.DOTALL)
+NAMES = re.compile(r"`[^`]+`(?:(?:,| and| or)* `[^`]+`)*")
+MAX_WORDS = 25
+
+
+def sentence_lengths(text: str) -> list[int]:
+    """Return the words of each sentence of a page's paragraphs and list items, ascending.
+
+    A list of names in code counts as one word. Code blocks, tables, headings and pictures are left out.
+    """
+    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", NO_PROSE.sub("\n", text))
+    paragraphs = re.split(r"\n\s*\n|^ *(?:[-*]|\d+\.) ", text, flags=re.MULTILINE)
+    ends = re.compile(r"(?<=[.!?])[*_)”]*\s+(?=[A-Z0-9`*(“])")
+    sentences = [
+        each for paragraph in paragraphs for each in ends.split(NAMES.sub("`name`", " ".join(paragraph.split())))
+    ]
+    counts = [len(re.findall(r"\S*\w\S*", each)) for each in sentences]
+    return sorted(count for count in counts if count)
+
+
+def test_the_words_of_a_sentence_are_counted() -> None:
+    assert sentence_lengths("# One\n\nOne [two](a.md)\nthree. Four `f g`, `h`.\n- Five.\n\n| six seven |\n") == [
+        1,
+        2,
+        3,
+    ]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_nine_sentences_of_ten_have_at_most_25_words(name: str) -> None:
+    lengths = sentence_lengths((ROOT / name).read_text(encoding="utf-8"))
+    assert lengths[len(lengths) * 9 // 10] <= MAX_WORDS
 
 
 def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> None:
