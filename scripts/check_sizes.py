@@ -37,7 +37,7 @@ class Ratchets(msgspec.Struct, forbid_unknown_fields=True):
 
     tokens: dict[str, int]  # of code, by room, "kernels C" being its C, "scripts" and "tests" ours
     long_files: dict[str, int]  # tokens of files that have more than MAX_FILE_TOKENS
-    packed_calls: dict[str, int]  # f(*name) with a tuple that the same function made, by room
+    packed_calls: dict[str, int]  # f(*(a, b)), or f(*name) of such a group that the same function made, by room
     paired_assignments: dict[str, int]  # a, b = x, y, by room
     conditional_expressions: dict[str, int]  # x if y else z, by room
 
@@ -95,22 +95,42 @@ def measure(root: Path = ROOT) -> Ratchets:
 
 
 def num_packed_calls(path: Path) -> int:
-    """Count calls with `*name` of a name to which the same function assigns a tuple or a list."""
-    total = 0
+    """Count starred arguments that are a group of values, `*(a, b)`, or the name of one or its slice, which the same
+    function assigns."""
+    stars = set[ast.Starred]()  # a nested function is walked with the one around it, too
     for function in functions(path):
-        made = {
-            target.id
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        stars = (each for node in ast.walk(function) if isinstance(node, ast.Call) for each in node.args)
-        total += sum(
-            isinstance(star, ast.Starred) and isinstance(star.value, ast.Name) and star.value.id in made
-            for star in stars
-        )
-    return total
+        nodes = list(ast.walk(function))
+        groups = {name for node in nodes for name, value in assignments(node) if is_group(value)}
+        for star in (each for node in nodes if isinstance(node, ast.Call) for each in node.args):
+            if isinstance(star, ast.Starred):
+                value = star.value.value if isinstance(star.value, ast.Subscript) else star.value
+                if is_group(value) or (isinstance(value, ast.Name) and value.id in groups):
+                    stars.add(star)
+    return len(stars)
+
+
+def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that an assignment binds, each with its value; of `a, b = x, y` both."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        yield node.target.id, node.value
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        if isinstance(target, ast.Name):
+            yield target.id, node.value
+        elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = zip(target.elts, node.value.elts, strict=False)  # `*rest` ends the pairs
+            yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def is_group(value: ast.expr) -> bool:
+    """Whether this is a literal of fixed elements. A sequence of equal things is none: an empty list that grows, other
+    sequences joined, the words of a command."""
+    if not isinstance(value, ast.Tuple | ast.List):
+        return False
+    elements = [each for each in value.elts if not isinstance(each, ast.Starred)]
+    return not all(
+        isinstance(each, ast.JoinedStr) or (isinstance(each, ast.Constant) and isinstance(each.value, str))
+        for each in elements
+    )
 
 
 def num_paired_assignments(path: Path) -> int:

@@ -105,3 +105,22 @@ def test_numbers_that_may_only_fall_are_counted_and_compared(tmp_path: Path) -> 
     assert below == (False, "scripts/checks/ratchets.toml: [tokens] ipc = 0, was 5")
     assert long == (True, "core/long.py has 3003 long files, at most 3000: see scripts/checks/ratchets.toml")
     assert list(check_sizes.compare(found, found)) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("return g(*(a, 1))", 1),
+        ("both: tuple = (a, 1)\n    return g(*both), g(*both[1:])", 2),
+        ("both, c = (a, 1), 2\n    return g(*both)", 1),
+        ("both = (a, *b)\n    return lambda: g(*both)", 1),
+        ("def h():\n        both = [a, 1]\n        return g(*both)", 1),
+        ("texts = []\n    texts.append(a)\n    return g(*texts)", 0),
+        ("all = [*a, *b]\n    return g(*all)", 0),
+        ("words = ['ls', f'-{a}']\n    return g(*words)", 0),
+        ("return g(*b, *(each for each in b))", 0),
+    ],
+)
+def test_packed_are_groups_of_fixed_values_and_no_sequences(body: str, count: int, tmp_path: Path) -> None:
+    (tmp_path / "packed.py").write_text(f"def f(a, b):\n    {body}\n")
+    assert check_sizes.num_packed_calls(tmp_path / "packed.py") == count
