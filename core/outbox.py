@@ -6,6 +6,7 @@ Columns of a step may mix frontends; they are split by frontend_id here.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ..ipc.messages.core import EngineCoreOutputs, KeyLogprobs
 from .scheduling.result_processor import NewTokens
@@ -37,14 +38,19 @@ class Outbox:
             outputs = self.of(frontend_id)
             outputs.prompt_logprobs = KeyLogprobs.join([outputs.prompt_logprobs, columns])
         of = tokens.token_owners
-        frames = of.keys, tokens.starts, of.counts, tokens.token_ids
         if of.frontend_id is not None:
-            _add_columns(self.of(of.frontend_id), *frames)
+            outputs = self.of(of.frontend_id)
+            _add_columns(outputs, of.keys, starts=tokens.starts, counts=of.counts, token_ids=tokens.token_ids)
         else:
             for frontend_id in np.unique(of.frontend_ids).tolist():
-                mine = of.frontend_ids == frontend_id
-                parts = (np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames)
-                _add_columns(self.of(frontend_id), *parts)
+                is_mine = of.frontend_ids == frontend_id
+                _add_columns(
+                    self.of(frontend_id),
+                    _select(of.keys, is_mine),
+                    starts=_select(tokens.starts, is_mine),
+                    counts=_select(of.counts, is_mine),
+                    token_ids=_select(tokens.token_ids, is_mine),
+                )
         self._is_due = is_due
 
     def drop(self, frontend_id: int) -> None:
@@ -60,7 +66,12 @@ class Outbox:
         return list(outputs_by_frontend.items())
 
 
-def _add_columns(outputs: EngineCoreOutputs, keys: bytes, starts: bytes, counts: bytes, token_ids: bytes) -> None:
+def _select(frame: bytes, is_mine: npt.NDArray[np.bool_]) -> bytes:
+    """Return the marked rows of a column, a frame of int32."""
+    return np.frombuffer(frame, np.int32)[is_mine].tobytes()
+
+
+def _add_columns(outputs: EngineCoreOutputs, keys: bytes, *, starts: bytes, counts: bytes, token_ids: bytes) -> None:
     outputs.keys += keys
     outputs.starts += starts
     outputs.counts += counts

@@ -119,16 +119,17 @@ class CoreProcess:
 
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
+        spec = self._spec
         assert self._workers is not None
         failure = self._probe(self._workers)
         generation = self._workers.generation
         record = None
-        if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
-            logger.info("prefix caching is off: layers of %s keep states", self._spec.model.architecture)
-        if self._spec.shares_prefixes:
-            record = BlockRecord(self._spec.own_file("blocks"), message.num_blocks, generation)
+        if spec.config.enable_prefix_caching and not spec.shares_prefixes:
+            logger.info("prefix caching is off: layers of %s keep states", spec.model.architecture)
+        if spec.shares_prefixes:
+            record = BlockRecord(spec.own_file("blocks"), message.num_blocks, generation)
         self._engine = EngineCore(
-            self._spec,
+            spec,
             message.num_blocks,
             self._workers,
             self._grammar_host,
@@ -145,11 +146,17 @@ class CoreProcess:
         )
         self._frontends.num_blocks = message.num_blocks
         self._engine.adapters.table.adopt(self._workers.slots)
-        if self._spec.config.kv_events is not None:
+        if spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
-            self._events = EventPort(self._context, self._spec.config, events.take, self._zap, self._spec.replica)
-        given = (self._frontends.answer, self._ask_to_reload, self._profile)
-        self._controls = ControlQueue(self._engine, *given, self._frontends.check_reload, self._frontends.use_weights)
+            self._events = EventPort(self._context, spec.config, events.take, self._zap, spec.replica)
+        self._controls = ControlQueue(
+            self._engine,
+            reply=self._frontends.answer,
+            reload=self._ask_to_reload,
+            profile=self._profile,
+            check=self._frontends.check_reload,
+            use_weights=self._frontends.use_weights,
+        )
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())
         if failure is not None:

@@ -143,8 +143,9 @@ class ResultProcessor:
         """Take back the drafts of live rows that are no tokens. ProtocolError if a row keeps more draws than are valid:
         all but the last must equal their drafts. counts, token_ids: those that came, of all sampled rows."""
         ends = np.cumsum(counts).tolist()
-        columns = (batch.sampled_rows.tolist(), ends, counts.tolist(), is_live.tolist())
-        for row, end, count, has_row in zip(*columns, strict=True):
+        for row, end, count, has_row in zip(
+            batch.sampled_rows.tolist(), ends, counts.tolist(), is_live.tolist(), strict=True
+        ):
             drafts = batch.drafts.get(row)
             if drafts is None:
                 continue

@@ -144,7 +144,10 @@ class DiskSource:
                 pass
         logger.info(
             "%s: %d blocks of this model, %.3g of %.3g GB used (%.2f s)",
-            *(self._root, len(view.index), view.index.held_bytes / 1e9, self._max_bytes / 1e9),
+            self._root,
+            len(view.index),
+            view.index.held_bytes / 1e9,
+            self._max_bytes / 1e9,
             time.monotonic() - begun,
         )
 

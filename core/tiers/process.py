@@ -358,9 +358,11 @@ def main() -> int:
     parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--arena-fd", type=int, required=True)
     given = parser.parse_args()
-    options = (given.number, given.host, given.arena_fd)
-    name = host_process_name("tier", given.host)
-    return run_child(name, lambda spec: TierProcess(spec, *options), replica=given.replica)
+    return run_child(
+        host_process_name("tier", given.host),
+        lambda spec: TierProcess(spec, number=given.number, host=given.host, arena_fd=given.arena_fd),
+        replica=given.replica,
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,17 @@ PROBE_S = 30.0  # after which a source that is too slow is tried again with one 
 PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
 LANDING_SHARE = 0.25  # of these, at least, that are copied to the pool at once while others are being filled
+
+
+class MissingBlocks(NamedTuple):
+    """Blocks of a prompt to look for, from block `start` on."""
+
+    start: int
+    parent: bytes  # key of the block before them
+    tokens: bytes
+    first_keys: Callable[[int], list[bytes]]  # returns the keys of the first n of them
+    media: Sequence[MediaSpan] = ()  # of the prompt
+    owner: int = 0  # tenant
 
 
 @dataclass(eq=False)
@@ -90,6 +102,7 @@ class Fetches:
         self._send, self._release = send, release
         self.costs = [SourceCost() for _ in SOURCES]
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
+        self.reads_salted_remotely = True  # blocks of a tenant may be on the remote
         self._asked: dict[int, Fetch] = {}
         self._fetch_by_request: dict[Request, Fetch] = {}
         self._others: set[Fetch] = set()  # without a request
@@ -110,72 +123,47 @@ class Fetches:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(
-        self,
-        request: Request,
-        start: int,
-        parent: bytes,
-        tokens: bytes,
-        first_keys: Callable[[int], list[bytes]],
-        now: float,
-        *,
-        media: Sequence[MediaSpan] = (),
-        owner: int = 0,
-        skips_remote: bool = False,
-    ) -> bool:
-        """Ask for the blocks of `tokens`, from block `start` on, which follow the block with key `parent`. False: too
-        few are missing to be worth it, and the request need not wait. media: of the prompt. first_keys: returns the
-        keys of n of them."""
-        num_blocks = len(tokens) // (4 * self._block_size)
-        grace_s = GRACE * self._seconds(start, start + num_blocks)
+    def begin(self, request: Request, missing: MissingBlocks, now: float) -> bool:
+        """Ask for the missing blocks of a request. False: too few are missing to be worth it, and the request need not
+        wait."""
+        num_blocks = len(missing.tokens) // (4 * self._block_size)
+        grace_s = GRACE * self._seconds(missing.start, missing.start + num_blocks)
         if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
             return False
-        fetch = Fetch(request, start, first_keys, now, grace_s, owner, give_up_at=now + grace_s)
+        fetch = Fetch(request, missing.start, missing.first_keys, now, grace_s, missing.owner, give_up_at=now + grace_s)
         self._fetch_by_request[request] = fetch
-        self._ask(fetch, start, parent, tokens, media, skips_remote=skips_remote)
+        self._ask(fetch, missing)
         return True
 
-    def prefetch(
-        self,
-        start: int,
-        parent: bytes,
-        tokens: bytes,
-        first_keys: Callable[[int], list[bytes]],
-        now: float,
-        on_end: Callable[[], None],
-        *,
-        media: Sequence[MediaSpan],
-        owner: int,
-        skips_remote: bool,
-    ) -> None:
-        """Load the blocks of `tokens`, from block `start` on, into slots for later requests, as many as there is room
-        for within PREFETCH_S; then call `on_end`."""
-        give_up_at = now + PREFETCH_S
-        fetch = Fetch(None, 0, first_keys, now, 0.0, owner, on_end, give_up_at=give_up_at, is_waiting=False)
+    def prefetch(self, missing: MissingBlocks, now: float, on_end: Callable[[], None]) -> None:
+        """Load missing blocks into slots for later requests, as many as there is room for within PREFETCH_S; then call
+        `on_end`."""
+        fetch = Fetch(
+            request=None,
+            start=0,
+            first_keys=missing.first_keys,
+            begun_at=now,
+            grace_s=0.0,
+            owner=missing.owner,
+            on_end=on_end,
+            give_up_at=now + PREFETCH_S,
+            is_waiting=False,
+        )
         self._others.add(fetch)
-        self._ask(fetch, start, parent, tokens, media, skips_remote=skips_remote)
+        self._ask(fetch, missing)
 
-    def _ask(
-        self,
-        fetch: Fetch,
-        start: int,
-        parent: bytes,
-        tokens: bytes,
-        media: Sequence[MediaSpan],
-        *,
-        skips_remote: bool,
-    ) -> None:
+    def _ask(self, fetch: Fetch, missing: MissingBlocks) -> None:
         serial = next(self._numbers)
         self._asked[serial] = fetch
         self._send(
             FindBlocks(
                 serial=serial,
-                parent=parent,
-                token_ids=tokens,
+                parent=missing.parent,
+                token_ids=missing.tokens,
                 block_size=self._block_size,
-                skips_remote=skips_remote,
-                start=start * self._block_size,
-                media=list(media),
+                skips_remote=missing.owner != 0 and not self.reads_salted_remotely,
+                start=missing.start * self._block_size,
+                media=list(missing.media),
             )
         )
 

@@ -35,7 +35,7 @@ from ...request import Ids, Request, WaitReason
 from ..block_pool import BlockPool
 from ..block_record import BlockRecord
 from .costs import ComputeCost
-from .fetches import Fetches
+from .fetches import Fetches, MissingBlocks
 from .hits import HOST, POOL
 from .opening import Opening
 from .options import OffloadOptions
@@ -69,6 +69,7 @@ class Offload:
         self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=options.is_host_tier)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
         self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
+        self.fetches.reads_salted_remotely = options.writes_salted_remotely
         self.hits = self.fetches.hits
         self.fetches.on_found_keys = self._note_kept
         self.sources: list[SourceState] = []
@@ -211,12 +212,15 @@ class Offload:
         if start >= num_usable:
             return False
         size, owner = self._options.block_size, owner_of(request.params.cache_salt)
-        skips_remote = owner != 0 and not self._options.writes_salted_remotely
-        tokens = request.tokens[start * size : num_usable * size].tobytes()
-        blocks = (start, self._key(request, start - 1), tokens, partial(self._keys_from, request, start))
-        is_asked = self.fetches.begin(
-            request, *blocks, self._clock(), media=request.media, owner=owner, skips_remote=skips_remote
+        missing = MissingBlocks(
+            start,
+            parent=self._key(request, start - 1),
+            tokens=request.tokens[start * size : num_usable * size].tobytes(),
+            first_keys=partial(self._keys_from, request, start),
+            media=request.media,
+            owner=owner,
         )
+        is_asked = self.fetches.begin(request, missing, self._clock())
         if is_asked:
             request.waits_for.add(WaitReason.TIER)
         return is_asked
@@ -231,11 +235,15 @@ class Offload:
             done(start)
             return
         owner, size = owner_of(salt), 4 * self._options.block_size
-        tokens = tokens[start * size : (len(keys) - 1) * size]
-        skips_remote = owner != 0 and not self._options.writes_salted_remotely
-        blocks = (start, keys[start], tokens, lambda num_blocks: keys[start + 1 : start + 1 + num_blocks])
-        on_end, now = lambda: done(self._num_here(keys)), self._clock()
-        self.fetches.prefetch(*blocks, now, on_end, media=media, owner=owner, skips_remote=skips_remote)
+        missing = MissingBlocks(
+            start,
+            parent=keys[start],
+            tokens=tokens[start * size : (len(keys) - 1) * size],
+            first_keys=lambda num_blocks: keys[start + 1 : start + 1 + num_blocks],
+            media=media,
+            owner=owner,
+        )
+        self.fetches.prefetch(missing, self._clock(), on_end=lambda: done(self._num_here(keys)))
 
     def _num_here(self, keys: list[bytes]) -> int:
         return next((i for i, key in enumerate(keys[1:]) if not self._is_here(key)), len(keys) - 1)

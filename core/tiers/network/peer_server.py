@@ -79,11 +79,14 @@ def load_size(form: SealedFormat, load_bytes: int) -> int:
 
 def peer_keys(secret: bytes) -> Keys:
     """Derive the CURVE keys of engines that share a secret."""
-    texts = []
-    for purpose in (b"kv peer server", b"kv peer client"):
-        private = z85.encode(derive(secret, purpose))
-        texts += [zmq.curve_public(private).decode(), private.decode()]
-    return Keys(*texts)
+    server = z85.encode(derive(secret, b"kv peer server"))
+    client = z85.encode(derive(secret, b"kv peer client"))
+    return Keys(
+        server_public=zmq.curve_public(server).decode(),
+        server_secret=server.decode(),
+        client_public=zmq.curve_public(client).decode(),
+        client_secret=client.decode(),
+    )
 
 
 class PeerServer:

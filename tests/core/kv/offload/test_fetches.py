@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.offload.costs import ComputeCost
-from tokenloom.core.kv.offload.fetches import Fetches
+from tokenloom.core.kv.offload.fetches import Fetches, MissingBlocks
 from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -39,7 +39,7 @@ class Fetched:
         self.coming = list[tuple[LoadBlocks, int, bytes]]()  # order, slot, key
         self.fetches = Fetches(pool, slots, ComputeCost(1.0), BLOCK_SIZE, self.send, self.released.append)
         tokens = bytes(4 * BLOCK_SIZE * len(keys))
-        self.fetches.begin(self.request, 0, b"", tokens, lambda n: keys[:n], 0.0)
+        self.fetches.begin(self.request, MissingBlocks(0, b"", tokens, lambda n: keys[:n]), 0.0)
         self.fetches.on_found(BlocksFound(serial=self.serial, sources=bytes(len(keys))), 0.0)
 
     def send(self, message: CoreToTier) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.offload.costs import MIN_SAMPLE, ComputeCost
-from tokenloom.core.kv.offload.fetches import PROBE_S, Fetches
+from tokenloom.core.kv.offload.fetches import PROBE_S, Fetches, MissingBlocks
 from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -76,7 +76,7 @@ class Source:
         begun = self.now
         keys = [f"{name} {i}".encode() for i in range(num_blocks)]
         tokens = bytes(num_blocks * BLOCK_SIZE * 4)
-        if not self.fetches.begin(request, 0, b"", tokens, lambda n: keys[:n], begun):
+        if not self.fetches.begin(request, MissingBlocks(0, b"", tokens, lambda n: keys[:n]), begun):
             return compute_s(0, num_blocks)
         fetch = self.fetches._fetch_by_request[request]
         while request not in self.released:
