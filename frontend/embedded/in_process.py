@@ -88,9 +88,14 @@ class InProcessEngine:
             self._worker.initialize(num_blocks)
             self._clock = AwakeClock(BEAT_S)
             grammars = GrammarLocalHost(self.spec)
-            is_exact = measured.has_exact_drafts
-            place = (self.spec, num_blocks, self._steps, grammars)
-            self._core = EngineCore(*place, clock=self._clock, has_exact_drafts=is_exact)
+            self._core = EngineCore(
+                self.spec,
+                num_blocks,
+                self._steps,
+                grammars,
+                clock=self._clock,
+                has_exact_drafts=measured.has_exact_drafts,
+            )
             self._controls = ControlQueue(
                 self._core, lambda _, done: self._frontend.on_core_message(done), self._reload, self._profile
             )

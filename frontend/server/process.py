@@ -103,9 +103,11 @@ class FrontendProcess:
         self.supervisor.counts = self._frontend.counts
         _tune_garbage_collector()
         self._listen()
-        given = (self._context, spec, self._identity, self._frontend.counts)
-        self._cores = RemoteCores(*given, self._wake) if spec.remote_cores else LocalCores(*given)
-        if not spec.remote_cores:  # each gets a Hello when it is there
+        counts = self._frontend.counts
+        if spec.remote_cores:  # each gets a Hello when it is there
+            self._cores = RemoteCores(self._context, spec, self._identity, counts, self._wake)
+        else:
+            self._cores = LocalCores(self._context, spec, self._identity, counts)
             self._frontend.connect()
         self._send()
         if self._http_fds:

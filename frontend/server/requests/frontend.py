@@ -117,8 +117,9 @@ class Frontend:
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, media)
-        keys = index, spec.config.api_server_count
-        self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_id, note, *keys)
+        self._outputs = outputs = OutputProcessor(
+            self.inputs.detokenizers, self.inputs.eos_token_id, note, index, key_step=spec.config.api_server_count
+        )
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic, unix_time)

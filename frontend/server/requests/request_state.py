@@ -32,6 +32,19 @@ from .repetition import repeats
 
 LOSSES_TO_ISOLATE = 2  # as in a core's crash isolation
 
+_asked_for = attrgetter(  # what the caller asked for, of a Submit
+    "params",
+    "pooling",
+    "shown_token_ids",
+    "prompt",
+    "prompt_token_ids",
+    "chat",
+    "chat_form",
+    "add_special_tokens",
+    "adapter",
+    "media",
+)
+
 
 class RequestState:
     """One open request, from its Submit until all its answers have finished."""
@@ -103,9 +116,7 @@ class RequestState:
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
-        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter", "media")
-        key = attrgetter("params", "pooling", "shown_token_ids", *prompt)
-        return bool(key(self.submit) == key(submit))
+        return bool(_asked_for(self.submit) == _asked_for(submit))
 
     def to_core(self, now: float) -> EngineCoreRequest:
         """Make the core's request, sent at `now` in unix seconds: the unfinished answers, each with all tokens known so

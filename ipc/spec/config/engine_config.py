@@ -368,8 +368,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     "FILE`) or --insecure"
                 )
         check_hosts(self)
-        places = (self.core_listen, self.cores, self.hosts_key_file, self.data_parallel_size)
-        check_gateway(GatewayOptions(*places, self.insecure))
+        check_gateway(
+            GatewayOptions(
+                core_listen=self.core_listen,
+                cores=self.cores,
+                hosts_key_file=self.hosts_key_file,
+                num_replicas=self.data_parallel_size,
+                is_insecure=self.insecure,
+            )
+        )
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
