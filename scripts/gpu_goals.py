@@ -36,7 +36,7 @@ from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.sampling import sample
-from tokenloom.kernels.gpu.table import DecodeShape, decode_shape, prefill_shape
+from tokenloom.kernels.gpu.table import AttentionKind, DecodeShape, decode_shape, prefill_shape
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, Row, new_parser
@@ -118,6 +118,10 @@ def milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
 
 
+def attention_kind() -> AttentionKind:
+    return AttentionKind(device_architecture(), HEAD_DIM, GROUP, torch.bfloat16.itemsize)
+
+
 def decode_row(lengths: list[int]) -> Row:
     needed, (free, _) = sum(lengths) * KEY_BYTES, torch.cuda.mem_get_info()
     if 2.2 * needed > free:  # beside the cache: a copy's two halves, or SDPA's keys and values
@@ -126,7 +130,7 @@ def decode_row(lengths: list[int]) -> Row:
     num_blocks = int(metadata.block_tables.max()) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(len(lengths), GROUP * NUM_KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    output, rule = torch.empty_like(query), decode_shape(device_architecture(), HEAD_DIM, GROUP, 2)
+    output, rule = torch.empty_like(query), decode_shape(attention_kind())
 
     def time_of(shape: DecodeShape) -> float:
         items = plan_decode(metadata.seq_lens, None, shape)
@@ -159,7 +163,7 @@ def prefill_row(prompt: int) -> Row:
     num_heads, num_blocks = GROUP * NUM_KV_HEADS, int(metadata.block_tables.max()) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(prompt, num_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    output, shape = torch.empty_like(query), prefill_shape(device_architecture(), HEAD_DIM, GROUP, 2)
+    output, shape = torch.empty_like(query), prefill_shape(attention_kind())
     tiles = plan_prefill(metadata, GROUP, shape)
     ours = milliseconds(
         lambda: prefill_attention(query, cache, 0, metadata, tiles, output, AttentionSpec(HEAD_DIM**-0.5), shape)

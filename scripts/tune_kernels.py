@@ -35,12 +35,12 @@ from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attent
 from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.gpu.table import (
     TABLE_PATH,
+    AttentionKind,
     DecodeShape,
     PrefillShape,
     decode_shape,
     prefill_shape,
     read_table,
-    table_key,
 )
 from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
 
@@ -188,9 +188,10 @@ def sdpa_milliseconds(prompt: int, num_heads: int, head_dim: int, dtype: torch.d
     )
 
 
-def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype, sizes: Sizes) -> Row:
-    """Return the entry of one key of the table, with its times beside those in use and their limits."""
+def tune(kind: AttentionKind, dtype: torch.dtype, sizes: Sizes) -> Row:
+    """Return the entry of one kind in the table, with its times beside those in use and their limits."""
     torch.manual_seed(0)
+    head_dim, group = kind.head_dim, kind.group
     lengths = list(sizes.decode_lengths)
     decode, prefill = metadata_of(lengths, [1] * len(lengths)), metadata_of([sizes.prompt], [sizes.prompt])
     num_blocks = int(max(decode.block_tables.max(), prefill.block_tables.max())) + 1
@@ -199,9 +200,8 @@ def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype, sizes
         torch.randn(count, group * NUM_KV_HEADS, head_dim, device="cuda", dtype=dtype)
         for count in (len(lengths), sizes.prompt)
     ]
-    key = (architecture, head_dim, group, dtype.itemsize)
-    decode_best = tune_decode(queries[0], cache, decode, decode_shape(*key), sizes)
-    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(*key), sizes)
+    decode_best = tune_decode(queries[0], cache, decode, decode_shape(kind), sizes)
+    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(kind), sizes)
     row: Row = {"entry": {"decode": asdict(decode_best.shape), "prefill": asdict(prefill_best.shape)}}
     for name, best in (("decode", decode_best), ("prefill", prefill_best)):
         row |= {f"{name}_ms": best.milliseconds, f"{name}_used_ms": best.used_milliseconds, f"{name}_gain": best.gain}
@@ -243,13 +243,14 @@ def main() -> int:
         print("tune_kernels: no GPU is visible: run it on the machine that the table is for", file=sys.stderr)
         return 2
     architecture, sizes = device_architecture(), SMALL if options.small else FULL
-    keys: dict[str, tuple[int, int, int]] = {
-        table_key(architecture, head_dim, group, 2): (architecture, head_dim, group)
+    kinds = [
+        AttentionKind(architecture, head_dim, group, torch.bfloat16.itemsize)
         for head_dim, group in itertools.product(options.head_dims, options.groups)
-    }
-    cases = Cases.of_options(options, list(keys), torch.cuda.synchronize)
-    for name, key in keys.items():
-        row = cases.measure(name, partial(tune, *key, torch.bfloat16, sizes))
+    ]
+    cases = Cases.of_options(options, [kind.key for kind in kinds], torch.cuda.synchronize)
+    for kind in kinds:
+        name = kind.key
+        row = cases.measure(name, partial(tune, kind, torch.bfloat16, sizes))
         if row is not None and "entry" in row and not options.dry_run and not options.small:
             write_entries({name: row["entry"]})
     return int(cases.has_failed)

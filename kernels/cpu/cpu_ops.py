@@ -287,7 +287,9 @@ class CpuOps(ReferenceOps):
         plan = plans.by_shape.get(key)
         if plan is None:
             rows = c.step_rows(metadata)
-            address = self.library.make_attention_plan(byref(rows), *key, self._is_batch_invariant)
+            address = self.library.make_attention_plan(
+                byref(rows), num_heads, num_kv_heads, head_dim, window, self._is_batch_invariant
+            )
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
             plan = plans.by_shape[key] = _Plan(self.library, address)

@@ -78,8 +78,10 @@ class CpuLinearSlots:
         return address
 
     def _bytes_of(self, parts: list[Structure], has_scale: bool) -> int:
-        arguments = byref(self._shape), _array(parts), len(parts), has_scale, self._is_embedding
-        return int(self._space.library.low_rank_bytes(*arguments))
+        num_bytes = self._space.library.low_rank_bytes(
+            byref(self._shape), _array(parts), len(parts), has_scale, self._is_embedding
+        )
+        return int(num_bytes)
 
     def _struct_of(self, part: LowRankPart) -> Structure:
         rank, num_inputs = part.a.shape

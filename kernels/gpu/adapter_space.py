@@ -18,7 +18,7 @@ from .linear.adapter_rows import SlotTiles, list_slots
 from .linear.adapter_slots import HostCopies, SlotShape, TritonExpertSlots, TritonLinearSlots
 from .linear.expand import expand
 from .linear.low_rank import PAGE, LowRankMatrices, inner_like, look_up, shrink
-from .linear.matmul import QuantizedLinear
+from .linear.matmul import Matrices, QuantizedLinear
 from .linear.moe import ExpertAdapters, TritonExperts
 
 
@@ -53,13 +53,16 @@ class TritonAdapterSpace:
 
     def attach_experts(self, packed: PackedExperts, num_parts: int) -> TritonExpertSlots:
         assert isinstance(packed, TritonExperts)
-        slots = []
-        for matrices, parts in ((packed.gate_up, num_parts), (packed.down, 1)):
-            num_experts, num_outputs, _ = matrices.qweight.shape
-            like = SlotShape(self.num_slots, self._max_rank, matrices.dtype, matrices.qweight.device)
-            slots.append(self._slots_for(like, like.matrices(num_experts, num_outputs, matrices.in_features, parts)))
-        self._experts[id(packed)] = packed, TritonExpertSlots(*slots)
-        return self._experts[id(packed)][1]
+        slots = TritonExpertSlots(
+            ups=self._slots_for_experts(packed.gate_up, num_parts), downs=self._slots_for_experts(packed.down, 1)
+        )
+        self._experts[id(packed)] = packed, slots
+        return slots
+
+    def _slots_for_experts(self, weights: Matrices, num_parts: int) -> TritonLinearSlots:
+        num_experts, num_outputs, _ = weights.qweight.shape
+        like = SlotShape(self.num_slots, self._max_rank, weights.dtype, weights.qweight.device)
+        return self._slots_for(like, like.matrices(num_experts, num_outputs, weights.in_features, num_parts))
 
     def attach_embedding(self, table: Tensor | PackedLinear, first_id: int) -> TritonLinearSlots:
         weight = plain_table(table)

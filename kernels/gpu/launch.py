@@ -48,7 +48,15 @@ def _launch_cached(function: Any, *arguments: Any, grid: Any, warmup: bool, **op
     kernel, constants = cached
     x, y, z = (*grid, 1, 1)[:3]
     kernel.run(
-        *(x, y, z, active.get_current_stream(device), kernel.function, kernel.packed_metadata, None, None, None),
+        x,
+        y,
+        z,
+        active.get_current_stream(device),
+        kernel.function,
+        kernel.packed_metadata,
+        None,  # launch metadata, for hooks alone
+        None,  # the hook before a launch
+        None,  # the hook after it
         *arguments,
         *constants,
     )

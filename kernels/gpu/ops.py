@@ -40,7 +40,7 @@ from .linear.matmul import Matrices, QuantizedLinear, matmul
 from .linear.moe import TritonExperts, fused_moe
 from .norm import MAX_WIDTH, normalize
 from .step import begin_decode, embed_tokens
-from .table import DecodeShape, PrefillShape, decode_shape, group_rows, prefill_shape
+from .table import AttentionKind, DecodeShape, PrefillShape, decode_shape, group_rows, prefill_shape
 
 logger = logging.getLogger("tokenloom.kernels")
 
@@ -197,23 +197,24 @@ class TritonOps(ReferenceOps):
         head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
         if not self.supports(head_dim, group):
             return super().paged_attention(query, kv_cache, layer, metadata, spec)
-        key = (self._architecture, head_dim, group, query.element_size())
+        kind = AttentionKind(self._architecture, head_dim, group, query.element_size())
         is_padded = query.shape[0] != metadata.query_starts_host[-1]
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=query.dtype, device=query.device)
         plans = self._plans_of(metadata)
         num_decode_rows = 0 if self.is_batch_invariant else metadata.num_decode_rows
         if num_decode_rows:
-            shape = decode_shape(*key)
+            shape = decode_shape(kind)
             lengths, tables = metadata.seq_lens[:num_decode_rows], metadata.block_tables[:num_decode_rows]
             items = self._items(plans, lengths, spec.window, shape)
             rows, attended = query[:num_decode_rows], output[:num_decode_rows]
             decode_attention(rows, kv_cache, layer, tables, lengths, items, attended, spec, shape, self._max_programs)
         if num_decode_rows < len(metadata.seq_lens_host):
-            prefill = prefill_shape(*key)
+            prefill = prefill_shape(kind)
             tiles = self._tiles(plans, group, prefill)
             if tiles.shape[0]:
-                arguments = (query, kv_cache, layer, metadata, tiles, output, spec, prefill)
-                prefill_attention(*arguments, self.is_batch_invariant)
+                prefill_attention(
+                    query, kv_cache, layer, metadata, tiles, output, spec, prefill, self.is_batch_invariant
+                )
         return output
 
     def supports(self, head_dim: int, group: int) -> bool:
@@ -226,7 +227,11 @@ class TritonOps(ReferenceOps):
             logger.warning(
                 "attention with head_dim %d and %d query heads per KV head runs in plain torch: the kernels support "
                 "head_dim from %d, at most %d query heads, and a product of both (as powers of two) of at most %d",
-                *(head_dim, group, MIN_HEAD_DIM, MAX_GROUP, MAX_GROUP_ELEMENTS),
+                head_dim,
+                group,
+                MIN_HEAD_DIM,
+                MAX_GROUP,
+                MAX_GROUP_ELEMENTS,
             )
         return False
 

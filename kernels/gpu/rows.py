@@ -79,7 +79,16 @@ def write_rows(
     new_shifts = unused if shifts is None else changes[-1]
     lengths = [len(changes[i]) for i in (0, 2, 9)]
     if longest := max(lengths):
-        last = (unused if slots is None else slots, unused if shifts is None else shifts)
-        arguments = (*changes[:11], new_slots, new_shifts, *columns, *last, *lengths)
-        flags = {"HAS_SLOTS": slots is not None, "HAS_SHIFTS": shifts is not None}
-        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*arguments, **flags, BLOCK=BLOCK, num_warps=4)
+        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](
+            *changes[:11],
+            new_slots,
+            new_shifts,
+            *columns,
+            unused if slots is None else slots,
+            unused if shifts is None else shifts,
+            *lengths,
+            HAS_SLOTS=slots is not None,
+            HAS_SHIFTS=shifts is not None,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from .launch import next_power_of_2
 
@@ -36,14 +37,28 @@ class PrefillShape:
     num_stages: int
 
 
-def table_key(architecture: int, head_dim: int, group: int, element_size: int) -> str:
-    """Return the table's key for attention of this kind; `group`: query heads per KV head."""
-    return f"sm_{architecture}/dim {head_dim}/group {group}/bytes {element_size}"
+class AttentionKind(NamedTuple):
+    """What the launch parameters of attention depend on."""
+
+    architecture: int
+    head_dim: int
+    group: int  # query heads per KV head
+    element_size: int  # bytes
+
+    @property
+    def key(self) -> str:
+        """The key of its entry in the table."""
+        return f"sm_{self.architecture}/dim {self.head_dim}/group {self.group}/bytes {self.element_size}"
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a multiprocessor has 227 KB of shared memory; consumer GPUs, even sm_120, have 99 KB."""
+        return 90 <= self.architecture < 120
 
 
 @lru_cache
 def read_table() -> dict[str, dict[str, dict[str, int]]]:
-    """Return the tuned shapes, read once: by `table_key`, "decode" or "prefill", and field; empty without a file."""
+    """Return the tuned shapes, read once: by AttentionKind.key, "decode" or "prefill", and field; {} without a file."""
     entries: dict[str, dict[str, dict[str, int]]] = {}
     if TABLE_PATH.exists():
         entries = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
@@ -55,37 +70,31 @@ def group_rows(group: int) -> int:
     return max(16, next_power_of_2(group))
 
 
-def _is_large(architecture: int) -> bool:
-    """Return whether a multiprocessor has 227 KB of shared memory; consumer GPUs, even sm_120, have 99 KB."""
-    return 90 <= architecture < 120
-
-
-def decode_shape(architecture: int, head_dim: int, group: int, element_size: int) -> DecodeShape:
+def decode_shape(kind: AttentionKind) -> DecodeShape:
     """Return the launch parameters of decode attention: tuned, or from a rule with at least 256 keys per split."""
-    entry = read_table().get(table_key(architecture, head_dim, group, element_size), {}).get("decode")
+    entry = read_table().get(kind.key, {}).get("decode")
     if entry is not None:
         return DecodeShape(**entry)
-    if element_size > 2:  # no tensor cores for float32: larger tiles spill registers
-        return DecodeShape(16, 16, num_warps=4, num_stages=2 if head_dim <= 256 else 1)
-    tile = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
+    if kind.element_size > 2:  # no tensor cores for float32: larger tiles spill registers
+        return DecodeShape(16, 16, num_warps=4, num_stages=2 if kind.head_dim <= 256 else 1)
+    tile = 64 if kind.head_dim <= 128 else 32 if kind.head_dim <= 256 else 16
     # A key's block id is loaded before the key, so each load gets half of the stages. With 5 stages one tile is in
     # flight while another is computed; with 7 two are, enough for one program per multiprocessor to use the bandwidth.
-    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=7 if _is_large(architecture) else 5)
+    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=7 if kind.is_large else 5)
 
 
-def prefill_shape(architecture: int, head_dim: int, group: int, element_size: int) -> PrefillShape:
+def prefill_shape(kind: AttentionKind) -> PrefillShape:
     """Return the launch parameters of prefill attention: tuned, or from a rule."""
-    entry = read_table().get(table_key(architecture, head_dim, group, element_size), {}).get("prefill")
+    entry = read_table().get(kind.key, {}).get("prefill")
     if entry is not None:
         return PrefillShape(**entry)
-    if element_size > 2:  # see decode_shape
-        if head_dim > 256:
+    if kind.element_size > 2:  # see decode_shape
+        if kind.head_dim > 256:
             return PrefillShape(16, 16, num_warps=4, num_stages=1)
-        return PrefillShape(max(32, group_rows(group)), 16, num_warps=4, num_stages=2)
-    is_large = _is_large(architecture)
-    if head_dim <= 128:
+        return PrefillShape(max(32, group_rows(kind.group)), 16, num_warps=4, num_stages=2)
+    if kind.head_dim <= 128:
         # Tiles of 64 keys make wgmma bound by shared memory bandwidth, and the work per tile takes its issue slots.
-        return PrefillShape(128, 128, num_warps=8, num_stages=5) if is_large else PrefillShape(128, 64, 8, 3)
-    if head_dim > 256:
-        return PrefillShape(64, 16, num_warps=8, num_stages=3) if is_large else PrefillShape(32, 16, 8, 2)
-    return PrefillShape(128 if is_large else 64, 32, num_warps=8, num_stages=3)
+        return PrefillShape(128, 128, num_warps=8, num_stages=5) if kind.is_large else PrefillShape(128, 64, 8, 3)
+    if kind.head_dim > 256:
+        return PrefillShape(64, 16, num_warps=8, num_stages=3) if kind.is_large else PrefillShape(32, 16, 8, 2)
+    return PrefillShape(128 if kind.is_large else 64, 32, num_warps=8, num_stages=3)
