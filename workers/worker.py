@@ -49,7 +49,7 @@ from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
 from .step.kv_cache import KVCacheSpec
 from .step.model_step import Model
-from .step.profile import activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
+from .step.profile import StepLimits, activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
 from .weights.checkpoint import Checkpoint
 from .weights.opening import open_checkpoint
 from .weights.readahead import drop_pages
@@ -119,8 +119,8 @@ class Worker:
         self._processors = load_processors(self._spec.config.allowed_logits_processors)
         self._prepare_device()
         if self._size > 1:
-            place = (self._rank, self._size, self._device, self.rendezvous)
-            self._group = ParallelGroup.connect(*place, self._spec.config.start_timeout_s)
+            timeout_s = self._spec.config.start_timeout_s
+            self._group = ParallelGroup.connect(self._rank, self._size, self._device, self.rendezvous, timeout_s)
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
         if self._rank == 0:
@@ -207,10 +207,17 @@ class Worker:
 
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
-        limits = (config.max_num_seqs, self._spec.max_model_len)
-        num_slots = config.max_loras if config.enable_lora else 0
-        rules = self._spec.model.output_rules
-        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots, rules)
+        max_model_len = self._spec.max_model_len
+        batch = InputBatch(
+            config.max_num_seqs,
+            max_model_len,
+            config.block_size,
+            num_blocks=len(kv_cache),
+            vocab_size=vocab_size,
+            processors=self._processors,
+            max_loras=config.max_loras if config.enable_lora else 0,
+            rules=self._spec.model.output_rules,
+        )
         device_runner = None
         if self._samples_on_device:
             from .device.cuda_graphs import CudaRecorder
@@ -218,12 +225,29 @@ class Worker:
 
             recorder = CudaRecorder() if self._has_graphs else None
             shifts = None if self._media is None else self._media.shifts
-            place = (*limits, self._group, recorder)
-            device_runner = DeviceRunner(model, kv_cache, *place, has_adapters=config.enable_lora, shifts=shifts)
-        trace = self.recorder.step
-        copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group, self._local_ranks)
-        helpers = (device_runner, self._sampler, trace, copies, self.adapters, self._media)
-        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, *helpers)
+            device_runner = DeviceRunner(
+                model,
+                kv_cache,
+                config.max_num_seqs,
+                max_model_len,
+                self._group,
+                recorder,
+                has_adapters=config.enable_lora,
+                shifts=shifts,
+            )
+        return ModelRunner(
+            model,
+            batch,
+            kv_cache,
+            self._group,
+            vocab_size,
+            device_runner=device_runner,
+            sampler=self._sampler,
+            trace=self.recorder.step,
+            copies=None if self._arena is None else KVCopies(self._arena, kv_cache, self._group, self._local_ranks),
+            adapters=self.adapters,
+            media=self._media,
+        )
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
         ops = self._select_ops()
@@ -241,13 +265,24 @@ class Worker:
         if config.implementation == "transformers":
             from .borrowed.load import load_borrowed  # imports transformers
 
-            options = (self._spec.config, length, self._dtype, device, ops, group)
-            return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
+            return load_borrowed(
+                self._folder, config, self._spec.config, length, self._dtype, device, ops, group, is_dummy=is_dummy
+            )
         self._has_exact_drafts = ops.has_exact_drafts and group.size <= device_check.MAX_DETERMINISTIC_RANKS
         adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
-        place = (length, self._dtype, device, ops, group, on_progress)
         try:
-            model = load_model(self._folder, config, *place, is_dummy=is_dummy, adapters=adapters)
+            model = load_model(
+                self._folder,
+                config,
+                length,
+                self._dtype,
+                device,
+                ops,
+                group,
+                on_progress,
+                is_dummy=is_dummy,
+                adapters=adapters,
+            )
         except torch.OutOfMemoryError as error:
             if adapters is None:
                 raise
@@ -270,13 +305,13 @@ class Worker:
         return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
-        arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)
+        spec, folder, cpu = self._spec, self._folder, torch.device("cpu")
 
         def open_base() -> Checkpoint:
-            return open_checkpoint(*arguments, is_dummy=is_dummy)
+            return open_checkpoint(folder, self._dtype, cpu, spec.model.quantization, is_dummy=is_dummy)
 
         assert model.adapted is not None
-        return SlotFiller(model.adapted, self._spec.model, self._spec.config, open_base, adapter_folders(self._spec))
+        return SlotFiller(model.adapted, spec.model, spec.config, open_base, adapter_folders(spec))
 
     @property
     def _adapter_bytes(self) -> int:
@@ -286,9 +321,16 @@ class Worker:
     def _select_ops(self, *, is_batch_invariant: bool | None = None) -> Ops:
         config = self._spec.config
         is_batch_invariant = config.deterministic if is_batch_invariant is None else is_batch_invariant
-        forms = (config.enforce_reference, is_batch_invariant, self._has_fp8_cache)
-        where = (self._spare_folder, config.cpu_isa, config.int8_activations)
-        return select_ops(self._device, self._dtype, *forms, *where)
+        return select_ops(
+            self._device,
+            self._dtype,
+            enforce_reference=config.enforce_reference,
+            is_batch_invariant=is_batch_invariant,
+            has_fp8_cache=self._has_fp8_cache,
+            spare_folder=self._spare_folder,
+            cpu_isa=config.cpu_isa,
+            int8_activations=config.int8_activations,
+        )
 
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
@@ -345,13 +387,23 @@ class Worker:
             spec, group = self._spec, NullGroup(self._rank, self._size)
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
-            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
-            has_shifts = spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes)
-            has_spans = spec.model.encoder is not None and spec.model.encoder.is_bidirectional
-            options = (group, self._has_graphs, spec.config.enable_lora)
-            launch_steps(model, kv_cache, *limits, *options, has_shifts=has_shifts, has_spans=has_spans)
+            launch_steps(
+                model,
+                kv_cache,
+                self._step_limits,
+                group,
+                self._has_graphs,
+                spec.config.enable_lora,
+                has_shifts=spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes),
+                has_spans=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
+            )
 
         return KernelWarmup(launch, self._device)
+
+    @property
+    def _step_limits(self) -> StepLimits:
+        spec = self._spec
+        return StepLimits(spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
 
     @property
     def _has_graphs(self) -> bool:
@@ -392,8 +444,7 @@ class Worker:
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
-        limits = (config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_text_len)
-        steps = largest_steps(*limits, config.block_size)
+        steps = largest_steps(self._step_limits, config.block_size)
         if config.enable_lora:
             steps = map(with_adapters, steps)
         null_block = self._kv_cache_spec(model).allocate(1, self._device)
@@ -404,5 +455,13 @@ class Worker:
             return measured
         from .device.cuda_graphs import graph_bytes
 
-        sizes = (shape.vocab_size, shape.num_heads, shape.head_dim, shape.num_layers, max_blocks_per_row, self._size)
-        return measured + graph_bytes(config.max_num_seqs, *sizes, config.enable_lora)
+        return measured + graph_bytes(
+            config.max_num_seqs,
+            shape.vocab_size,
+            shape.num_heads,
+            shape.head_dim,
+            shape.num_layers,
+            max_blocks_per_row,
+            num_ranks=self._size,
+            has_adapters=config.enable_lora,
+        )

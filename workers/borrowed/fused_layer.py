@@ -65,8 +65,9 @@ class FusedLayer(PackedModule):
             **recipe.found_norms(module),
         )
         is_whole = attention.output.split is None and mlp.down.split is None
-        shape = (call.num_heads, call.num_kv_heads, call.key_dim)
-        self._fused = ops.fuse_layer(self._weights, *shape) if is_whole else None  # ranks add between its parts
+        self._fused = None
+        if is_whole:  # otherwise ranks add between its parts
+            self._fused = ops.fuse_layer(self._weights, call.num_heads, call.num_kv_heads, call.key_dim)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         x, angles = self._arguments.found(args, options)
@@ -77,8 +78,9 @@ class FusedLayer(PackedModule):
         assert self._fused is not None
         attention, context = self.attention, self._paged.context
         rotary, placed = self._paged.rotation(angles if attention.is_rotated else None)
-        cache = (context.kv_cache, attention.call.layer)
-        output: Tensor = self._fused(x, rotary, placed.positions, *cache, context.metadata)
+        output: Tensor = self._fused(
+            x, rotary, placed.positions, context.kv_cache, attention.call.layer, context.metadata
+        )
         return output
 
     def _run(self, x: Tensor, angles: Angles | None) -> Tensor:

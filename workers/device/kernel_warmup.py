@@ -28,7 +28,7 @@ from ..machine.parallel import NullGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..step.input_batch import StepInputs
 from ..step.model_step import Model, StepContext, compute, step_metadata
-from ..step.profile import dummy_step, largest_steps, with_adapters
+from ..step.profile import StepLimits, dummy_step, largest_steps, with_adapters
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 
@@ -105,9 +105,7 @@ def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
 def launch_steps(
     model: Model,
     kv_cache: Tensor,
-    max_num_seqs: int,
-    max_num_tokens: int,
-    max_model_len: int,
+    limits: StepLimits,
     group: NullGroup,
     has_graphs: bool,
     has_adapters: bool = False,
@@ -120,12 +118,15 @@ def launch_steps(
     `has_spans`: also launch a prompt with spans."""
     block_size = kv_cache.shape[4]
     recorder = run_eagerly if has_graphs else None
+    max_num_seqs = limits.max_num_seqs
+    longest = limits.max_model_len
     shifts = np.zeros(max_num_seqs, np.int64) if has_shifts else None
-    limits = (max_num_seqs, max_model_len)
-    runner = DeviceRunner(model, kv_cache, *limits, group, recorder, has_adapters=has_adapters, shifts=shifts)
-    most = min(max_num_tokens, max_num_seqs * max_model_len)
-    prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
-    steps = [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]
+    runner = DeviceRunner(
+        model, kv_cache, max_num_seqs, longest, group, recorder, has_adapters=has_adapters, shifts=shifts
+    )
+    most = min(limits.max_num_tokens, max_num_seqs * longest)
+    prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, longest)]
+    steps = [*largest_steps(limits, block_size), *prompts]
     for inputs in [*steps, *(map(with_adapters, steps) if has_adapters else ())]:
         runner.rows.clear()  # the next step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))

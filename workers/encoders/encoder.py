@@ -52,8 +52,9 @@ class Encoder:
         """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`, or if this
         transformers has another form of the encoder. `ops` multiply and attend where torch is slow: in bfloat16 on
         a CPU. `is_dummy`: random weights."""
-        theirs, arguments = read_config(folder, overrides), (folder, dtype, device)
-        with DummyCheckpoint(*arguments, None, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
+        theirs = read_config(folder, overrides)
+        opened = DummyCheckpoint(folder, dtype, device, None, {}) if is_dummy else Checkpoint(folder, dtype, device)
+        with opened as checkpoint:
             is_slow = device.type == "cpu" and dtype == torch.bfloat16  # 7 times, without instructions for bfloat16
             try:
                 tower, num_bytes = load_tower(theirs, config, checkpoint, ops if is_slow else None)

@@ -66,8 +66,9 @@ class Attention:
         )
         self.norms: HeadNorms | None = None
         if config.head_norms is not None:
-            arguments = (config.head_norms, heads, kv_heads, order)
-            self.norms = _load_norms(loader, prefix, config, *arguments, has_keys=self._has_own_kv)
+            self.norms = _load_norms(
+                loader, prefix, config, config.head_norms, heads, kv_heads, order, has_keys=self._has_own_kv
+            )
         self._value_norm = None if config.value_norm is None else loader.norm("", head_dim, config.value_norm)
         sinks = None
         if config.has_sinks:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...ipc.spec.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 from ...kernels.contract import ExpertsWeights, Norm, PackedExperts, Routing
 from ..weights.experts import load_expert_biases, load_experts
+from ..weights.experts_shard import ExpertsShard
 from ..weights.loader import LayerLoader
 from .mlp import MLP, activation_of
 
@@ -104,15 +105,15 @@ def routing_of(config: ExpertsConfig, choice_bias: Tensor | None, expert_scales:
 def _load_packed(
     loader: LayerLoader, experts: str, names: TensorNames, hidden_size: int, config: ExpertsConfig
 ) -> PackedExperts:
-    shard = loader.group.shard(config.intermediate_size, "elements of an expert's intermediate size")
-    arguments = (loader.checkpoint, experts, hidden_size, config, names, shard)
-    biases = load_expert_biases(*arguments) if config.has_bias else None
+    inner = loader.group.shard(config.intermediate_size, "elements of an expert's intermediate size")
+    shard = ExpertsShard(experts, hidden_size, config, names, inner)
+    biases = load_expert_biases(loader.checkpoint, shard) if config.has_bias else None
     if biases is not None and loader.group.rank > 0:  # added once to the sum over ranks
         biases = (biases[0], torch.zeros_like(biases[1]))
-    matrices = load_experts(*arguments, keeps_mxfp4=loader.ops.int8_activations)
+    matrices = load_experts(loader.checkpoint, shard, keeps_mxfp4=loader.ops.int8_activations)
     packed = loader.pack_experts(*matrices, biases, activation_of(config.activation))
     if loader.adapted is not None:
-        loader.adapted.add_experts(packed, *arguments[1:])
+        loader.adapted.add_experts(packed, shard)
     return packed
 
 

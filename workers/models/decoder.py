@@ -57,8 +57,15 @@ class DecoderLayer:
         own, config = config.layers[layer], config.at_layer(layer)
         self._mlp: MLP | SparseMLP | MixedMLP
         if config.experts is None or not own.has_experts:
-            sizes = (config.hidden_size, config.intermediate_size)
-            self._mlp = MLP(loader, prefix, names, *sizes, config.activation, config.has_mlp_bias)
+            self._mlp = MLP(
+                loader,
+                prefix,
+                names,
+                config.hidden_size,
+                config.intermediate_size,
+                config.activation,
+                config.has_mlp_bias,
+            )
         elif config.experts.is_beside_mlp:
             self._mlp = MixedMLP(loader, prefix, config, config.experts)
         else:
@@ -143,8 +150,7 @@ class DecoderModel:
         self._ops, self._group = loader.ops, loader.group
         self._config, names = config, config.names
         self._vocab_size = config.vocab_size
-        vocabulary = (config.vocab_size, config.hidden_size)
-        table = loader.vocabulary(names.embedding, *vocabulary)
+        table = loader.vocabulary(names.embedding, config.vocab_size, config.hidden_size)
         self._first_id = self._group.rank * len(table)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=table.dtype).item()  # rounded as theirs
         self._positions: Tensor | None = None
@@ -163,7 +169,8 @@ class DecoderModel:
         if config.tie_word_embeddings:
             self._head = self._table = loader.pack_head(table, head_bias)
         else:
-            self._head = loader.pack_head(loader.vocabulary(names.head, *vocabulary), head_bias)
+            head = loader.vocabulary(names.head, config.vocab_size, config.hidden_size)
+            self._head = loader.pack_head(head, head_bias)
             loader.num_bytes += table.nbytes
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank

@@ -247,8 +247,10 @@ class InputBatch:
                 raise ProtocolError(
                     f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
                 )
-            columns = ~self._is_pooled[rows], self._adapter_slots[rows]
-            self._layout, self._layout_key = StepLayout.of(rows, counts, *columns), key
+            self._layout = StepLayout.of(
+                rows, counts, can_sample=~self._is_pooled[rows], adapter_slots=self._adapter_slots[rows]
+            )
+            self._layout_key = key
             self._tables = None
         return self._layout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,14 @@ from ..sampling.sampler import Sampler
 from ..sampling.sampling_columns import SamplingColumns
 from .input_batch import StepInputs
 from .model_step import Model, compute
+
+
+class StepLimits(NamedTuple):
+    """How large a step may be."""
+
+    max_num_seqs: int
+    max_num_tokens: int  # of all rows
+    max_model_len: int  # tokens of a row, with those before the step
 
 
 def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:
@@ -37,12 +46,12 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) 
     )
 
 
-def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> Iterator[StepInputs]:
+def largest_steps(limits: StepLimits, block_size: int) -> Iterator[StepInputs]:
     """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
-    count = min(max_num_tokens, max_model_len)
-    yield dummy_step([count], [max_model_len], block_size)
-    num_rows = min(max_num_seqs, max_num_tokens)
-    count = min(max_num_tokens // num_rows, max_model_len)
+    count = min(limits.max_num_tokens, limits.max_model_len)
+    yield dummy_step([count], [limits.max_model_len], block_size)
+    num_rows = min(limits.max_num_seqs, limits.max_num_tokens)
+    count = min(limits.max_num_tokens // num_rows, limits.max_model_len)
     yield dummy_step([count] * num_rows, [count] * num_rows, block_size)
 
 

@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.spec.models.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...ipc.spec.models.model_config import ModelConfig, TensorNames
 from ...kernels.contract import AdapterSpace, ExpertSlots, LinearSlots, PackedExperts, PackedLinear
 from .checkpoint import TensorSlice
+from .experts_shard import ExpertsShard
 
 Outputs: TypeAlias = range | Tensor  # indices of outputs; a tensor: [n] int64
 
@@ -99,24 +100,16 @@ class AdaptedLayers:
         ids = range(shard.start, min(shard.stop, config.vocab_size))
         self.add(head, len(shard), [AdaptedPart(names.head, weight, 0, ids, range(size), is_exact=True)])
 
-    def add_experts(
-        self,
-        packed: PackedExperts,
-        path: str,
-        hidden_size: int,
-        config: ExpertsConfig,
-        names: TensorNames,
-        shard: range,
-    ) -> None:
-        """Give slots to the experts in the block `path`, of which this rank has a shard of the inner size."""
+    def add_experts(self, packed: PackedExperts, shard: ExpertsShard) -> None:
+        """Give slots to the experts of which this rank has a shard."""
         ups, downs = [], []
-        for expert in range(config.num_experts):
-            up, down = _expert_parts(path, expert, hidden_size, config, names, shard)
+        for expert in range(shard.config.num_experts):
+            up, down = _expert_parts(shard, expert)
             ups.append(self._chosen(up))
             downs.append(self._chosen(down))
         if any(ups) or any(downs):
             slots = self.space.attach_experts(packed, 2)
-            self.experts.append(AdaptedExperts(ups, downs, 2 * len(shard), hidden_size, slots))
+            self.experts.append(AdaptedExperts(ups, downs, 2 * len(shard.inner), shard.hidden_size, slots))
 
     def _chosen(self, parts: Sequence[AdaptedPart]) -> list[AdaptedPart]:
         """Return the parts that adapters may update, their modules with the names of `ipc.spec.adapters.targets`."""
@@ -160,30 +153,30 @@ def whole_part(weight: TensorSlice, inputs: range | None = None, *, is_exact: bo
     return AdaptedPart(module, weight, 0, range(num_outputs), inputs, is_exact=is_exact)
 
 
-def _expert_parts(
-    path: str, expert: int, hidden_size: int, config: ExpertsConfig, names: TensorNames, shard: range
-) -> tuple[list[AdaptedPart], list[AdaptedPart]]:
+def _expert_parts(shard: ExpertsShard, expert: int) -> tuple[list[AdaptedPart], list[AdaptedPart]]:
     """Return the parts of an expert's two layers, of modules of its own and of those for all experts."""
-    num_experts, size, (gate, up, down) = config.num_experts, config.intermediate_size, names.expert_matrices
-    gates = torch.arange(shard.start, shard.stop)
+    gate, up, down = shard.names.expert_matrices
+    num_experts, size, hidden_size = shard.config.num_experts, shard.config.intermediate_size, shard.hidden_size
+    inner = shard.inner
+    gates = torch.arange(inner.start, inner.stop)
     alternating = torch.cat((2 * gates, 2 * gates + 1))
-    both = alternating if names.are_experts_interleaved else torch.cat((gates, size + gates))
+    both = alternating if shard.names.are_experts_interleaved else torch.cat((gates, size + gates))
 
     def part(name: str, shape: tuple[int, ...], first_output: int, outputs: Outputs, inputs: range) -> AdaptedPart:
         is_single = len(shape) == 2
-        module = f"{path}.{expert}.{name}" if is_single else f"{path}.{name}"
+        module = f"{shard.path}.{expert}.{name}" if is_single else f"{shard.path}.{name}"
         weight = TensorSlice(f"{module}.weight" if is_single else module, shape)
         return AdaptedPart(module, weight, first_output, outputs, inputs, None if is_single else expert)
 
     hidden, all_gates = range(hidden_size), (num_experts, 2 * size, hidden_size)
     ups = [
-        part(gate, (size, hidden_size), 0, shard, hidden),
-        part(up, (size, hidden_size), len(shard), shard, hidden),
+        part(gate, (size, hidden_size), 0, inner, hidden),
+        part(up, (size, hidden_size), len(inner), inner, hidden),
         part("gate_up_proj", all_gates, 0, both, hidden),
     ]
     downs = [
-        part(down, (hidden_size, size), 0, hidden, shard),
-        part("down_proj", (num_experts, hidden_size, size), 0, hidden, shard),
+        part(down, (hidden_size, size), 0, hidden, inner),
+        part("down_proj", (num_experts, hidden_size, size), 0, hidden, inner),
     ]
     return ups, downs
 

@@ -20,9 +20,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.spec.models.model_config import ExpertsConfig, TensorNames
 from ...kernels.quantized import Weight
 from .checkpoint import Checkpoint, TensorSlice
+from .experts_shard import ExpertsShard
 from .loader import reordered
 from .mxfp4 import GROUP_SIZE, as_codes, dequantize
 from .quantized_weights import load_matrix, quantize_on_load
@@ -30,110 +30,87 @@ from .quantized_weights import load_matrix, quantize_on_load
 Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of each expert
 
 
-def load_experts(
-    checkpoint: Checkpoint,
-    experts: str,
-    hidden_size: int,
-    config: ExpertsConfig,
-    names: TensorNames,
-    shard: range,
-    *,
-    keeps_mxfp4: bool = False,
-) -> Matrices:
-    """Read the n elements `shard` of each expert's inner size; return each gate_up [2 n, hidden] and down [hidden, n].
-    `experts`: the block's name. `keeps_mxfp4`: MXFP4 stays codes, but for shards that begin or end inside a group."""
-    if f"{experts}.gate_up_proj_blocks" in checkpoint:
-        return _load_mxfp4(checkpoint, experts, hidden_size, config, shard, keeps_mxfp4)
-    if f"{experts}.gate_up_proj" not in checkpoint:
-        return _load_each(checkpoint, experts, names.expert_matrices, hidden_size, config, shard)
-    load = _load_interleaved if names.are_experts_interleaved else _load_stacked
-    gate_up, down = load(checkpoint, experts, hidden_size, config, shard)
+def load_experts(checkpoint: Checkpoint, shard: ExpertsShard, *, keeps_mxfp4: bool = False) -> Matrices:
+    """Read a shard of n elements of each expert's inner size; return each gate_up [2 n, hidden] and down [hidden, n].
+    `keeps_mxfp4`: MXFP4 stays codes, but for shards that begin or end inside a group."""
+    if f"{shard.path}.gate_up_proj_blocks" in checkpoint:
+        return _load_mxfp4(checkpoint, shard, keeps_mxfp4)
+    if f"{shard.path}.gate_up_proj" not in checkpoint:
+        return _load_each(checkpoint, shard)
+    load = _load_interleaved if shard.names.are_experts_interleaved else _load_stacked
+    gate_up, down = load(checkpoint, shard)
     return [quantize_on_load(checkpoint, w) for w in gate_up], [quantize_on_load(checkpoint, w) for w in down]
 
 
-def load_expert_biases(
-    checkpoint: Checkpoint,
-    experts: str,
-    hidden_size: int,
-    config: ExpertsConfig,
-    names: TensorNames,
-    shard: range,
-) -> tuple[Tensor, Tensor]:
+def load_expert_biases(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, Tensor]:
     """Read the biases of experts: of gate_up [E, 2 n] and of down [E, hidden]."""
-    num_experts, size = config.num_experts, config.intermediate_size
-    down = checkpoint.load(TensorSlice(f"{experts}.down_proj_bias", (num_experts, hidden_size)))
-    if f"{experts}.gate_proj_bias" in checkpoint:  # a GGUF file has no pairs
-        halves = (TensorSlice(f"{experts}.{name}_proj_bias", (num_experts, size), 1, shard) for name in ("gate", "up"))
+    path, num_experts, size = shard.path, shard.config.num_experts, shard.config.intermediate_size
+    down = checkpoint.load(TensorSlice(f"{path}.down_proj_bias", (num_experts, shard.hidden_size)))
+    if f"{path}.gate_proj_bias" in checkpoint:  # a GGUF file has no pairs
+        names = (f"{path}.{name}_proj_bias" for name in ("gate", "up"))
+        halves = (TensorSlice(name, (num_experts, size), 1, shard.inner) for name in names)
         return torch.cat([checkpoint.load(half) for half in halves], dim=1), down
-    assert names.are_experts_interleaved
-    wanted = TensorSlice(f"{experts}.gate_up_proj_bias", (num_experts, 2 * size), 1, _both(shard))
+    assert shard.names.are_experts_interleaved
+    wanted = TensorSlice(f"{path}.gate_up_proj_bias", (num_experts, 2 * size), 1, _both(shard.inner))
     return _separated(checkpoint.load(wanted), 1), down
 
 
-def _load_each(
-    checkpoint: Checkpoint,
-    experts: str,
-    matrices: tuple[str, str, str],
-    hidden_size: int,
-    config: ExpertsConfig,
-    shard: range,
-) -> Matrices:
-    gate, up, down = matrices
-    size, numbers = config.intermediate_size, range(config.num_experts)
+def _load_each(checkpoint: Checkpoint, shard: ExpertsShard) -> Matrices:
+    gate, up, down = shard.names.expert_matrices
+    hidden_size, size, numbers = shard.hidden_size, shard.config.intermediate_size, range(shard.config.num_experts)
 
     def load(expert: int, axis: int, shape: tuple[int, int], *matrices: str) -> Weight:
-        names = (f"{experts}.{expert}.{matrix}.weight" for matrix in matrices)
-        return load_matrix(checkpoint, *(TensorSlice(name, shape, axis, shard) for name in names))
+        names = (f"{shard.path}.{expert}.{matrix}.weight" for matrix in matrices)
+        return load_matrix(checkpoint, *(TensorSlice(name, shape, axis, shard.inner) for name in names))
 
     gate_up = [load(expert, 0, (size, hidden_size), gate, up) for expert in numbers]
     return gate_up, [load(expert, 1, (hidden_size, size), down) for expert in numbers]
 
 
-def _load_stacked(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
-) -> tuple[Tensor, Tensor]:
-    num_experts, size = config.num_experts, config.intermediate_size
-    shape = (num_experts, 2 * size, hidden_size)
-    halves = [checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", shape, 1, part)) for part in _halves(shard, size)]
-    down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, shard))
+def _load_stacked(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, Tensor]:
+    num_experts, size = shard.config.num_experts, shard.config.intermediate_size
+    shape = (num_experts, 2 * size, shard.hidden_size)
+    parts = _halves(shard.inner, size)
+    halves = [checkpoint.load(TensorSlice(f"{shard.path}.gate_up_proj", shape, 1, part)) for part in parts]
+    down = checkpoint.load(
+        TensorSlice(f"{shard.path}.down_proj", (num_experts, shard.hidden_size, size), 2, shard.inner)
+    )
     return torch.cat(halves, dim=1), down
 
 
-def _load_interleaved(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
-) -> tuple[Tensor, Tensor]:
-    num_experts, size = config.num_experts, config.intermediate_size
-    shape = (num_experts, hidden_size, 2 * size)
-    gate_up = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", shape, 2, _both(shard)))
-    down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, size, hidden_size), 1, shard))
+def _load_interleaved(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, Tensor]:
+    num_experts, size = shard.config.num_experts, shard.config.intermediate_size
+    shape = (num_experts, shard.hidden_size, 2 * size)
+    gate_up = checkpoint.load(TensorSlice(f"{shard.path}.gate_up_proj", shape, 2, _both(shard.inner)))
+    down = checkpoint.load(
+        TensorSlice(f"{shard.path}.down_proj", (num_experts, size, shard.hidden_size), 1, shard.inner)
+    )
     return _separated(gate_up, 2).transpose(1, 2), down.transpose(1, 2)
 
 
-def _load_mxfp4(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range, keeps_codes: bool
-) -> Matrices:
-    num_experts, size = config.num_experts, config.intermediate_size
-    is_cut = shard.start % GROUP_SIZE or shard.stop % GROUP_SIZE
-    groups = range(shard.start // GROUP_SIZE, -(-shard.stop // GROUP_SIZE))  # those that hold inputs of the shard
-    start = shard.start - groups.start * GROUP_SIZE
+def _load_mxfp4(checkpoint: Checkpoint, shard: ExpertsShard, keeps_codes: bool) -> Matrices:
+    num_experts, size, inner = shard.config.num_experts, shard.config.intermediate_size, shard.inner
+    is_cut = inner.start % GROUP_SIZE or inner.stop % GROUP_SIZE
+    groups = range(inner.start // GROUP_SIZE, -(-inner.stop // GROUP_SIZE))  # those that hold inputs of the shard
+    start = inner.start - groups.start * GROUP_SIZE
 
     def load(name: str, num_outputs: int, num_inputs: int, axis: int, part: range) -> Callable[[int], Weight]:
         shape = (num_experts, num_outputs, num_inputs // GROUP_SIZE)
         blocks, scales = (
-            checkpoint.load_stored(TensorSlice(f"{experts}.{name}_{suffix}", each, axis, part), ("U8",))
+            checkpoint.load_stored(TensorSlice(f"{shard.path}.{name}_{suffix}", each, axis, part), ("U8",))
             for suffix, each in (("blocks", (*shape, GROUP_SIZE // 2)), ("scales", shape))
         )
         read = as_codes if keeps_codes and not (is_cut and axis == 2) else dequantize
         return lambda expert: read(blocks[expert], scales[expert], checkpoint.dtype)
 
-    gate_up = load("gate_up_proj", 2 * size, hidden_size, 1, _both(shard))
-    down = load("down_proj", hidden_size, size, 2, groups)
+    gate_up = load("gate_up_proj", 2 * size, shard.hidden_size, 1, _both(inner))
+    down = load("down_proj", shard.hidden_size, size, 2, groups)
     # one expert at a time, since floats take four times the memory of codes
-    order = _separated(torch.arange(2 * len(shard), device=checkpoint.device), 0)
+    order = _separated(torch.arange(2 * len(inner), device=checkpoint.device), 0)
     downs = (down(expert) for expert in range(num_experts))
     return (
         [reordered(gate_up(expert), order) for expert in range(num_experts)],
-        [each[:, start : start + len(shard)] if isinstance(each, Tensor) else each for each in downs],
+        [each[:, start : start + len(inner)] if isinstance(each, Tensor) else each for each in downs],
     )
 
 

@@ -47,7 +47,7 @@ from tokenloom.workers.machine.parallel import NullGroup
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 from tokenloom.workers.step.model_step import compute
-from tokenloom.workers.step.profile import dummy_step, with_adapters
+from tokenloom.workers.step.profile import StepLimits, dummy_step, with_adapters
 from tokenloom.workers.weights.adapted_layers import Adaptable
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
@@ -103,8 +103,16 @@ def warm_up(folder: Path, driver: Nowhere) -> KernelWarmup:
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))
-        limits, options = (MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN), (GROUP, True, HAS_ADAPTERS)
-        launch_steps(model, new_cache(model, 1), *limits, *options, has_spans=has_spans(config))
+        limits = StepLimits(MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN)
+        launch_steps(
+            model,
+            new_cache(model, 1),
+            limits,
+            GROUP,
+            has_graphs=True,
+            has_adapters=HAS_ADAPTERS,
+            has_spans=has_spans(config),
+        )
 
     return KernelWarmup(launch, META_DEVICE)
 

@@ -9,16 +9,16 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.step.input_batch import StepInputs
-from tokenloom.workers.step.profile import dummy_step, largest_steps, run_dummy
+from tokenloom.workers.step.profile import StepLimits, dummy_step, largest_steps, run_dummy
 
 BLOCK_SIZE = 4
 
 
 def test_the_largest_steps_reach_each_limit() -> None:
-    long, wide = largest_steps(max_num_seqs=8, max_num_tokens=100, max_model_len=64, block_size=BLOCK_SIZE)
+    long, wide = largest_steps(StepLimits(max_num_seqs=8, max_num_tokens=100, max_model_len=64), BLOCK_SIZE)
     assert (len(long.token_ids), long.seq_lens.tolist()) == (64, [64])
     assert len(wide.seq_lens) == 8 and len(wide.token_ids) == 96
-    chunk, rows = largest_steps(max_num_seqs=8, max_num_tokens=16, max_model_len=64, block_size=BLOCK_SIZE)
+    chunk, rows = largest_steps(StepLimits(max_num_seqs=8, max_num_tokens=16, max_model_len=64), BLOCK_SIZE)
     assert (len(chunk.token_ids), chunk.positions[0], chunk.seq_lens.tolist()) == (16, 48, [64])
     assert chunk.block_tables.shape == (1, 16)
     assert len(rows.token_ids) == 16

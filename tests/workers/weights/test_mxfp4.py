@@ -13,6 +13,7 @@ from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.support.quantized_checkpoints import E2M1, mxfp4_pair
 from tokenloom.workers.weights.checkpoint import Checkpoint
 from tokenloom.workers.weights.experts import load_experts
+from tokenloom.workers.weights.experts_shard import ExpertsShard
 from tokenloom.workers.weights.mxfp4 import as_codes, dequantize
 
 BLOCKS = torch.arange(256, dtype=torch.uint8).view(4, 4, 16)
@@ -50,8 +51,8 @@ def test_shards_of_codes_equal_shards_of_the_floats(num_ranks: int, keeps_mxfp4:
             config = load_model_config(folder)
             assert config.experts is not None
             with Checkpoint(folder, torch.float32, torch.device("cpu"), config.quantization) as checkpoint:
-                arguments = (checkpoint, "model.layers.1.mlp.experts", 64, config.experts, config.names, shard)
-                loaded.append(load_experts(*arguments, keeps_mxfp4=keeps_mxfp4))
+                experts = ExpertsShard("model.layers.1.mlp.experts", 64, config.experts, config.names, shard)
+                loaded.append(load_experts(checkpoint, experts, keeps_mxfp4=keeps_mxfp4))
         for axis, (ours, theirs) in enumerate(zip(*loaded, strict=True)):
             for each, exact in zip(ours, theirs, strict=True):
                 has_codes = keeps_mxfp4 and (axis == 0 or num_ranks % 2 == 1)
