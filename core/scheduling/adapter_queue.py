@@ -217,6 +217,9 @@ class AdapterQueue:
 
     def _key(self, demand: AdapterDemand | None) -> float:
         """Return the place in the policy's order of the first request that may run; infinite without one."""
+        # Not `sort_key`, the place of the first request: that one may be held (paused, isolated after a crash, without
+        # its blobs), and a slot filled or kept for it would stand idle while others wait. Without held requests the
+        # place can only be later, so `_first_wanting` looks at `sort_key` first and seldom sorts a demand's requests.
         first = None if demand is None else self._first_of(demand)
         return math.inf if first is None else first.sort_key
 

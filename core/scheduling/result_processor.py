@@ -96,6 +96,7 @@ class ResultProcessor:
             token_owners, counts = TokenOwners(state, new.rows), np.bincount(new.rows, minlength=len(state.epoch))
         new_tokens = _new_tokens(token_owners, new)
         places = batch.sampled_places + entry.number if is_plain else state.places(new.rows, new.positions)
+        # Before these tokens finish a request: its release copies the tokens of its row and frees the row.
         state.append(places, new.token_ids, counts)
         if output.logprobs is not None:
             new_tokens = new_tokens._replace(logprobs=self._output_logprobs(output.logprobs, entry, new))
@@ -110,6 +111,10 @@ class ResultProcessor:
     def _unknown_tokens(self, output: ModelRunnerOutput, entry: LedgerEntry) -> _Columns:
         """Return the new tokens of requests that still have their rows. A row may bring any number of tokens; one that
         brings none computes its last token again. ProtocolError if a token differs from the one known there."""
+        # Steps overlap: this one was made before the results of those before it had come. Since then a row may
+        #  - have another request, or none: its epoch is another one, and the result is void;
+        #  - have been rewound, since an earlier step brought no token for it: the result begins one position earlier;
+        #  - have got jump-forward tokens: the result repeats the first of them, which is known.
         batch, state = entry.batch, self._rows
         rows = batch.sampled_rows
         counts = _counts_of(output, rows)

@@ -51,6 +51,12 @@ class MissingBlocks(NamedTuple):
 class Fetch:
     """Blocks [start, start + len(keys)) of a chain on their way."""
 
+    # Each block passes from right to left, and `keys` ends before the first block that is given up:
+    #     0 ────────────── num_ready ──────────────── num_ordered ───────── len(keys)
+    #       in slot or pool          being loaded, or here      waits for a slot
+    # Blocks may come in any order, but only those in a row from the first are of use. `num_ordered` goes back if a
+    # block that was here has lost its place meanwhile. `is_waiting` ends once, at the latest at `give_up_at`; the loads
+    # go on until the request is admitted, since it uses what has come by then, too.
     request: Request | None  # None: nobody waits
     start: int
     first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks

@@ -277,8 +277,11 @@ class Offload:
                 slots[key] = slot
             else:
                 break
+        # All that was found is referenced before a block is allocated: the allocation evicts the content of a free
+        # block, which may be one found here, and stores it in a free slot, which may be one found here. The plan takes
+        # its own reference to each slot until the step is done, so these end below.
         self._pool.touch(blocks.values())
-        self.slots.touch(slots.values())  # a block that is allocated may send its former content to a slot
+        self.slots.touch(slots.values())
         try:
             limit = self.max_loads(has_rows=has_rows)
             if len(slots) > limit:

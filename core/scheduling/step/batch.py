@@ -51,6 +51,12 @@ class Batch:
         is_prompt = ends - counts < prompts
         samples = is_end & ~is_pooled
         self.version = state.version
+        # A batch is read at three steps at once: `num_sent` is the number of the one that is scheduled next; the one in
+        # flight and the older one, whose result is applied, keep theirs in ledger entries. While rows only decode:
+        #     step                       0          1          2
+        #     computes a row up to       ends       ends + 1   ends + 2   tokens
+        #     samples the token at       ends       ends + 1   ends + 2   (from 0, the first prompt token)
+        # A rewind between the batch and a result puts that row's token one place back: see `sampled_rewound`.
         self.num_sent = 0  # steps
         self.rows, self.ends, self.counts, self.epochs = rows, ends, counts, state.epoch[rows]
         self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), num_all.tobytes()
