@@ -157,6 +157,10 @@ class ZmqTransport(Transport):
 
     def _turn(self, timeout_s: float | None) -> float | None:
         """Wait for events, handle them and return the timeout of the next turn in seconds, None for no timeout."""
+        # A frontend ends the requests of a client that sends nothing for LEASE_S, 3 s; `tick` sends a ping each second.
+        # So a turn must be short: it receives at most MAX_MESSAGES_PER_TURN messages, and the program's callbacks run
+        # in another thread. Messages are read before `tick` looks for the frontend's silence: those that waited while
+        # this program was suspended prove that it was there.
         ready = self._wait(timeout_s)
         has_more = self._receive()
         is_disconnected = self._monitor in ready and self._read_monitor()

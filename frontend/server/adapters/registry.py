@@ -210,6 +210,10 @@ class AdapterRegistry:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Let no other process and thread change a file, and know the newest one."""
+        # Two locks, always in this order. flock excludes processes and not threads, which share the open file and its
+        # depth of nesting; `_lock` excludes the threads. Reads take `_lock` alone: a change replaces the file, so they
+        # find the old one or the new one. `hold` writes a use, and `may_drop` reads the uses of all, under both: an
+        # adapter cannot be dropped between the look at its name and the note of its use.
         with self._lock, self._file.locked():
             self._refresh()
             yield

@@ -218,6 +218,9 @@ class TurnLoop:
             return
         if self._process.is_stopping:
             self._end.set_result(None)
+        # The descriptor becomes readable once for an event, not for each message, and a send handles events, too: one
+        # that came with a message after the turn had read its socket is used up, and would wake nobody. EVENTS tells
+        # what is there. Another turn instead of a loop here: handlers and connections get their share in between.
         elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._sockets):
             self.wake()
         else:
