@@ -1,8 +1,8 @@
 /* Linear layers, for any number of rows.
  *
- * A piece of work is some pairs of tiles, of one or of several linears in a row. A part of the rows that fits in the L2 cache is multiplied by one pair after
- * another, 32 rows at a time. Each output is summed over the inputs in one fixed order, so that a row's bits do not
- * depend on the other rows or on the number of threads.
+ * A piece of work is some pairs of tiles, of one or of several linears in a row. A part of the rows that fits in the L2
+ * cache is multiplied by one pair after another, 32 rows at a time. Each output is summed over the inputs in one fixed
+ * order, so that a row's bits do not depend on the other rows or on the number of threads.
  */
 #include "activations.h"
 #include "avx2.h"
@@ -328,6 +328,11 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
 #ifdef HAS_CODES
     RowCodes codes;
 #endif
+    /* Two blocks take turns: the outputs of one are finished while the next is multiplied.
+     *     multiply   block 0   block 1   block 2
+     *     finish               block 0   block 1   block 2
+     * The last one is finished before its piece is: when all pieces are, the next stage may read every output. Adapters'
+     * updates are added as late as that, so that other threads' early pieces of `shrink` have mostly ended by then. */
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = before->expansion.num_runs = 0;
     block->team = before->team = team;

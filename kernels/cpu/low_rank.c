@@ -177,6 +177,8 @@ int32_t *group_rows(const int32_t *slots, int64_t num_rows, int32_t *memory, Ada
     int64_t num_blocks = divide_up(num_rows, BLOCK_ROWS);
     int32_t *starts = memory;
     SlotRun *runs = (SlotRun *)(starts + num_blocks + 1), *end = runs;
+    /* A run is the rows of one slot in one block of 32, as bits: rows with the slots 3 3 0 5 3 make the runs (slot 3,
+     * rows 0b10011) and (slot 5, rows 0b01000). So an update is read once for all its rows of a block. */
     for (int64_t block = 0; block < num_blocks; block++) {
         SlotRun *first = end;
         starts[block] = (int32_t)(first - runs);
@@ -208,6 +210,9 @@ void group_step(const int32_t *slots, int64_t num_rows, int64_t num_slots, int32
 /* ── A x ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 #define CHAINS 2 /* sums of a row, of even and of odd words, as one sum would wait for the addition before it */
+/* Rows that share a load of A or B. Their sums stay in registers, beside the word of a row that all lanes get:
+ *     shrink   rows * CHAINS sums, a line of A      AVX-512: 12 * 2 + 1 of 32    AVX2, two registers each: 14 of 16
+ *     expand   rows * 2 sums, two lines of B        AVX-512:  4 * 2 + 2 of 32    AVX2:                     12 of 16 */
 #ifdef __AVX512F__
 #define SHRINK_ROWS 12
 #define EXPAND_ROWS 4
