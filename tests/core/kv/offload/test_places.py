@@ -8,8 +8,8 @@ import pytest
 
 from tokenloom.core.kv.offload.hits import HOST, POOL
 from tokenloom.core.kv.offload.options import OffloadOptions
-from tokenloom.core.kv.offload.report import tiers_progress
 from tokenloom.core.kv.offload.write_behind import BATCH
+from tokenloom.core.stats import tiers_progress
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.tests.core.harness import Harness, prompt_of
 from tokenloom.tests.core.kv.offload.settling import make_slow, settle
