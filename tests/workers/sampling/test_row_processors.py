@@ -24,8 +24,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_runner,
 )
 from tokenloom.workers.sampling.logits_processors import apply_processors, load_processors
-from tokenloom.workers.sampling.row_processors import RowProcessors
-from tokenloom.workers.sampling.token_counts import TokenCounts
+from tokenloom.workers.sampling.row_processors import RowProcessors, TokenCounts
 
 
 def prefer_new(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:

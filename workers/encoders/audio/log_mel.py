@@ -10,13 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ....ipc.errors import ConfigError
 from ....ipc.spec.models.audio_config import HOP_SAMPLES, SAMPLE_RATE, AudioConfig
 from ..processor_options import processor_options
-from .mel_filters import mel_filters
 
 FLOOR = 1e-10  # of power
 SILENCE = -10.0  # its logarithm
@@ -26,6 +26,10 @@ CLASSES = {  # of transformers, with their defaults
     "Qwen3ASRFeatureExtractor": {"feature_size": 128, "chunk_length": 30, "n_window": 50, "min_length": 8000},
 }
 DEFAULTS = {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "dither": 0.0, "padding_value": 0.0}
+# Slaney's scale of mels (Auditory Toolbox, 1998): 3 for 200 Hz up to 1 kHz, and beyond it 27 for a factor of 6.4
+MELS_PER_HZ = 3 / 200
+CORNER_HZ, CORNER_MELS = 1000.0, 15.0  # where the scale becomes logarithmic
+MELS_PER_FOLD = 27 / np.log(6.4)
 
 
 class LogMel:
@@ -115,3 +119,19 @@ def _padded(samples: Tensor, start: int, stop: int) -> Tensor:
     part = samples[start : min(stop, len(samples))]
     missing = stop - start - len(part)
     return torch.nn.functional.pad(part, (0, missing)) if missing else part
+
+
+def mel_filters(num_bins: int, num_filters: int) -> Any:
+    """Return the filters, triangles over the bins of a spectrum: float64 [num_bins, num_filters] for bins from 0 Hz to
+    half the sample rate. They overlap by half, and have equal areas."""
+    top_hz = SAMPLE_RATE / 2
+    top = CORNER_MELS + np.log(top_hz / CORNER_HZ) * MELS_PER_FOLD
+    corners = _hertz_of(np.linspace(0.0, top, num_filters + 2))  # begin, top and end of each filter are neighbours
+    bins = np.linspace(0.0, top_hz, num_bins)[:, None]
+    widths = np.diff(corners)
+    rising, falling = (bins - corners[:-2]) / widths[:-1], (corners[2:] - bins) / widths[1:]
+    return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (corners[2:] - corners[:-2]))
+
+
+def _hertz_of(mels: Any) -> Any:
+    return np.where(mels < CORNER_MELS, mels / MELS_PER_HZ, CORNER_HZ * np.exp((mels - CORNER_MELS) / MELS_PER_FOLD))
