@@ -6,23 +6,28 @@ nothing: the clients do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ....ipc.codec import encode_ids
 from ....ipc.errors import RequestError
-from ....ipc.messages.client import ChatForm, Delta, Info, Submit
+from ....ipc.messages.client import ChatForm, Delta, Info, Medium, Submit
 from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.spec.models.audio_config import SAMPLE_RATE
 from ...forms.call_options import TranscribeOptions, check_options, with_priority
+from ...forms.media.held_medium import bytes_of, to_medium
 from ...forms.openai.transcription_body import ResponseFormat, TranscriptionRequest, TranslationRequest
 from ...forms.prompts import CheckedChat, check_params
 from ...forms.speech.families import prompts_of
 from ...forms.speech.form_task import check_form, params_of, task_of
 from ...forms.speech.prompts import Task, TaskPrompt, TranscriptionPrompts
 from ...forms.speech.transcript import Transcript
+from ...sound.decode import decode_audio
+from ...sound.quiet_cuts import cut_at_quiet_places
 from ..outputs import CompletionOutput, RequestOutput, SpokenSegment, TranscriptionOutput
-from .clip_pieces import Piece, pieces_of
 
 NewSubmit = Callable[..., Submit]  # of a client, with the adapter of the call
 
@@ -140,3 +145,26 @@ def _form(options: TranscribeOptions) -> TranscriptionRequest | TranslationReque
     if to_language is None:
         return TranscriptionRequest(file="", response_format=form, language=language, prompt=prompt)
     return TranslationRequest(file="", response_format=form, language=language, to_language=to_language, prompt=prompt)
+
+
+class Piece(NamedTuple):
+    """A piece of a clip, and its place in it in seconds."""
+
+    medium: Medium
+    start_s: float
+    end_s: float
+
+
+def pieces_of(audio: object, piece_s: float) -> Iterator[Piece]:
+    """Decode a clip and yield its pieces, cut at quiet places as by the HTTP API, of at most `piece_s` seconds each.
+    audio: samples with their rate, the bytes of a file, or a path. RequestError, also between pieces, if it cannot be
+    read."""
+    if audio is None or (isinstance(audio, str) and audio[:5].lower() in ("http:", "https", "file:")):
+        raise RequestError(
+            f"the audio {audio!r:.200} is not read here: give (samples, rate), bytes of a file or a path"
+        )
+    start, blocks = 0, decode_audio(memoryview(bytes_of(audio, "audio")), math.inf)
+    for samples in cut_at_quiet_places(blocks, int(piece_s * SAMPLE_RATE)):
+        end = start + len(samples)
+        yield Piece(to_medium((samples, SAMPLE_RATE), "audio"), start / SAMPLE_RATE, end / SAMPLE_RATE)
+        start = end

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -43,10 +44,10 @@ from ....ipc.sockets.addresses import RunDirectory
 from ....ipc.sockets.keys import Keys
 from ....ipc.spec.config.checkpoint_digest import checkpoint_digest
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...checkpoint.hub import find_checkpoint
 from ..supervisor.launcher import ProcessSpec, Unit, UnstartedProcess
 from ..supervisor.local_launcher import LocalLauncher, LocalProcess
 from ..supervisor.signal_watch import SignalWatch
-from .checkpoint import find_model
 from .head_link import HeadAddress, HeadLink
 
 logger = logging.getLogger("tokenloom.host")
@@ -258,3 +259,11 @@ class HostProcesses:
         while self._arena_fds:
             os.close(self._arena_fds.pop())
         os.close(self._prepared_fd)
+
+
+def find_model(spec: EngineSpec) -> Path:
+    """Return the folder of the engine's checkpoint on this host: the head's path if it exists, else as --model names
+    it, downloaded if need be. ConfigError if there is none."""
+    if os.path.isdir(spec.model_folder):
+        return Path(spec.model_folder)
+    return find_checkpoint(spec.config.model, spec.config.revision, config=spec.config)

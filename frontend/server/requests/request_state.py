@@ -21,6 +21,7 @@ from ....ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ....ipc.messages.core import CoreChild, EngineCoreRequest
 from ....ipc.messages.tier import PlaceName
 from ....ipc.notes.deadly import NONE
+from ....ipc.params.sampling_params import RepetitionDetectionParams
 from ...forms.parsers.markers import MarkerFinder
 from ..helpers.thread_pool import PoolJob
 from ..prompts.prompt import ProcessedRequest
@@ -28,7 +29,6 @@ from ..text.detokenizer import Detokenizer
 from ..text.token_texts import TokenTexts
 from .client_session import ClientSession
 from .logprob_buffer import LogprobBuffer, LogprobRun
-from .repetition import repeats
 
 LOSSES_TO_ISOLATE = 2  # as in a core's crash isolation
 
@@ -313,3 +313,14 @@ class AnswerState:
             prompt_start=0 if prompt_logprobs is None else prompt_start,
             embedding=self.embedding,
         )
+
+
+def repeats(token_ids: array[int], params: RepetitionDetectionParams) -> bool:
+    """Return whether the tokens end with `min_count` copies of a pattern of a size that `params` allow."""
+    for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
+        length = size * params.min_count
+        if length > len(token_ids):
+            return False
+        if token_ids[-1] == token_ids[-1 - size] and token_ids[-length:-size] == token_ids[size - length :]:
+            return True
+    return False

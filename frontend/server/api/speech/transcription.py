@@ -23,6 +23,7 @@ from ....forms.openai.params import errors_about, prompt_errors_about
 from ....forms.openai.prompts import answer_id
 from ....forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
 from ....forms.speech.form_task import check_form, params_of, task_of
+from ....forms.speech.languages import Language
 from ....forms.speech.piece_answer import Token
 from ....forms.speech.prompts import LanguageQuestion, Task, TaskPrompt, TranscriptionPrompts
 from ....forms.speech.subtitles import srt, vtt
@@ -31,7 +32,6 @@ from ...bodies.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
 from ..openai.local_engine import ChoiceDeltas, LocalEngine, Run
-from .language_detection import detect_language
 
 MAX_OPEN_PIECES = 16  # of one clip
 FRAMES_PER_S = 100  # of `seek`
@@ -212,3 +212,26 @@ async def prompt_tokens(engine: LocalEngine, prompt: TaskPrompt) -> bytes:
     mark = await engine.text_tokens(BodyInput(text=prompt.context.mark), False)
     words = decode_ids(await engine.text_tokens(BodyInput(text=prompt.context.text), False, "left"))
     return mark + encode_ids(words[-prompt.context.max_tokens :]) + token_ids
+
+
+async def detect_language(
+    engine: LocalEngine, question: LanguageQuestion, request_id: str, clip: bytes, params: SamplingParams
+) -> Language:
+    """Ask about a clip, by the digest of its media file. params: of the requests about it."""
+    submit = Submit(
+        request_id=request_id,
+        params=params.replace(
+            temperature=0.0, max_tokens=1, logprobs=None, allowed_token_ids=sorted(question.languages)
+        ),
+        prompt_token_ids=await engine.text_tokens(BodyInput(text=question.text), False),
+        media=[Medium(kind="audio", digest=clip)],
+    )
+    token_ids, reason = list[int](), None
+    with engine.run([submit]) as run:
+        async for deltas in run.deltas():
+            for _, delta in deltas:
+                token_ids += decode_ids(delta.token_ids).tolist()
+                reason = delta.finish_reason
+    if not token_ids:
+        raise RequestError(f"file: the detection of its language ended with {reason}: send it again, or give language")
+    return question.languages[token_ids[0]]

@@ -12,8 +12,7 @@ import pytest
 
 from tokenloom import RequestError, SamplingParams
 from tokenloom.frontend.client.outputs import CompletionOutput, RequestOutput
-from tokenloom.frontend.client.speech.clip_pieces import pieces_of
-from tokenloom.frontend.client.speech.transcriber import Transcriber
+from tokenloom.frontend.client.speech.transcriber import Transcriber, pieces_of
 from tokenloom.frontend.forms.media.held_medium import HeldMedium
 from tokenloom.frontend.forms.prompts import list_clips, new_submit
 from tokenloom.frontend.forms.speech.prompts import Context

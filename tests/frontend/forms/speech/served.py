@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from tokenloom.frontend.server.media.clip_head import ClipHead
+from tokenloom.frontend.server.media.model_media import ClipHead
 from tokenloom.frontend.server.requests.media.media_input import MediaInput
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.frontend.server.text.media_marker import MediaMarker

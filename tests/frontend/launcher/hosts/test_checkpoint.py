@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
-from tokenloom.frontend.launcher.hosts.checkpoint import find_model
+from tokenloom.frontend.launcher.hosts.agent import find_model
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.spec.config.engine_config import EngineConfig

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tokenloom.frontend.server.requests.repetition import repeats
+from tokenloom.frontend.server.requests.request_state import repeats
 from tokenloom.ipc.params.sampling_params import RepetitionDetectionParams
 
 

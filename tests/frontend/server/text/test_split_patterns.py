@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from tokenloom.frontend.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
-from tokenloom.frontend.server.text.split_patterns import LINEAR, make_splits_linear
+from tokenloom.frontend.server.text.tokenizer import LINEAR, make_splits_linear
 from tokenloom.frontend.server.text.tokenizer import Tokenizer as OurTokenizer
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.bounds.growth import fast_growth
