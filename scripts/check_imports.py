@@ -71,7 +71,7 @@ PARTIES = {  # of a folder and all it contains, but for those that have a line o
     "frontend/server/metrics": "msgspec opentelemetry prometheus_client",
     "frontend/server/sources": "httptools",
     "frontend/server/text": "jinja2 msgspec tokenizers transformers",
-    "frontend/sound": "numpy soundfile",
+    "frontend/sound": "numpy soundfile soxr",
 }
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code

@@ -64,6 +64,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
     model = served_model(config, folder, generation)
+    check_audio(model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.cores is None and config.load_format != "dummy":
@@ -162,6 +163,15 @@ def check_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "--distributed-executor-backend ray: Ray is not installed for this Python: pip install 'tokenloom[ray]'"
+        )
+
+
+def check_audio(model: ModelConfig) -> None:
+    """Raise ConfigError if the model hears audio, and what decodes it is not installed. Imports nothing of it."""
+    if model.audio is not None and not all(map(importlib.util.find_spec, ("soundfile", "soxr"))):
+        raise ConfigError(
+            f"{model.architecture} hears audio, which is read with the extra tokenloom[audio], which is not installed: "
+            "pip install 'tokenloom[audio]'"
         )
 
 

@@ -1,20 +1,20 @@
 """Decode an audio file to mono samples at SAMPLE_RATE: headers are checked first, then blocks are decoded one by one.
 
-Channels become their mean. Silence is audio; samples that are no numbers are not.
+Channels become their mean, which libsoxr resamples. Silence is audio; samples that are no numbers are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ...ipc.errors import RequestError
 from ...ipc.spec.models.audio_config import SAMPLE_RATE
 from .audio_format import format_of
-from .compressed_file import open_compressed
-from .resampler import Resampler
-from .sound import Samples, Sound
+from .sound import NOT_INSTALLED, Samples, Sound
+from .sound_file import open_sound
 from .wav_file import open_wav
 
 MAX_SAMPLE = 2.0**31  # integers of 32 bits, not scaled; the power of larger samples leaves float32
@@ -26,21 +26,37 @@ def decode_audio(data: memoryview, max_seconds: float, max_samples: int = 0) -> 
     max_samples: most that the model takes at once; 0: any. RequestError, also between blocks, if the file is damaged,
     too long, empty or of another format."""
     name = format_of(data)
-    sound = open_wav(data) if name == "WAV" else open_compressed(data, name)
+    sound = open_wav(data) if name == "WAV" else open_sound(data, name)
     sound.check(max_seconds)
     _check_samples(sound.num_samples(sound.num_frames), max_samples)
     num_frames = num_samples = 0
-    resampler = Resampler(sound.rate)
+    resampler = _resampler(sound.rate)
     for block in sound.blocks:
         num_frames += len(block)
         sound.check_length(num_frames, max_seconds)  # a header may lie
-        samples = resampler.feed(_mono(block, sound))
+        samples = _mono(block, sound)
+        if resampler is not None:
+            samples = resampler.resample_chunk(samples)
         num_samples += len(samples)
         _check_samples(num_samples, max_samples)
         yield samples
     if not num_frames:
         raise RequestError(f"the {sound.format} audio of {len(data)} bytes has no samples: send one that has some")
-    yield resampler.finish()
+    if resampler is not None:
+        last = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        num_left = sound.num_samples(num_frames) - num_samples
+        yield np.pad(last[:num_left], (0, max(num_left - len(last), 0)))  # libsoxr rounds the number, we round it up
+
+
+def _resampler(rate: int) -> Any:
+    """Return a stream of libsoxr's from this rate to SAMPLE_RATE; None if they are equal."""
+    if rate == SAMPLE_RATE:
+        return None
+    try:
+        import soxr
+    except (ImportError, OSError):
+        raise RequestError(NOT_INSTALLED) from None
+    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
 
 def _mono(block: Samples, sound: Sound) -> Samples:

@@ -15,6 +15,7 @@ Samples: TypeAlias = NDArray[np.float32]
 
 MIN_RATE, MAX_RATE = 1000, 192_000  # Hz
 MAX_CHANNELS = 64
+NOT_INSTALLED = "audio is read with the extra tokenloom[audio], which is not installed: pip install 'tokenloom[audio]'"
 BLOCK_SAMPLES = 1 << 18  # of all channels, that are decoded at once
 
 
@@ -22,6 +23,7 @@ class Sound(NamedTuple):
     """An audio file whose header has been read; no sample is decoded before `blocks` is iterated."""
 
     format: str  # for errors: "WAV"
+    coding: str  # of the samples, in libsndfile's name: "PCM_16"
     rate: int  # Hz
     num_channels: int
     num_frames: int  # samples of each channel, as the header says

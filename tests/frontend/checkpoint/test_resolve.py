@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,16 @@ def test_the_cache_holds_two_of_the_longest_clips(tmp_path: Path) -> None:
         ConfigError, match="749 is below the 750 embeddings of the longest audio clip: raise it, or lower"
     ):
         spec_of(folder, max_audio_s=59.0, encoder_cache_tokens=749, **options)
+
+
+@pytest.mark.parametrize("package", ["soundfile", "soxr"])
+def test_without_its_packages_a_model_that_hears_audio_is_not_started(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"hears audio, .*: pip install 'tokenloom\[audio\]'"):
+        spec_of(voxtral(tmp_path), load_format="dummy")
+    assert spec_of(voxtral(tmp_path), load_format="dummy", language_model_only=True).model.audio is None
 
 
 @pytest.mark.parametrize("off", [{"language_model_only": True}, {"limit_mm_per_prompt": {"audio": 0}}])

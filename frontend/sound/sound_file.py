@@ -1,4 +1,4 @@
-"""FLAC, Ogg Vorbis, Ogg Opus and MP3, decoded by libsndfile, which the extra tokenloom[audio] brings."""
+"""WAV, FLAC, Ogg Vorbis, Ogg Opus and MP3, decoded by libsndfile, which the extra tokenloom[audio] brings."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...ipc.errors import RequestError
-from .sound import BLOCK_SAMPLES, Samples, Sound
+from .sound import BLOCK_SAMPLES, NOT_INSTALLED, Samples, Sound
 
-FORMATS = {"FLAC": "FLAC", "Ogg Vorbis": "OGG", "Ogg Opus": "OGG", "MP3": "MP3"}  # ours: libsndfile's
+FORMATS = {  # ours: libsndfile's
+    "WAV": ("WAV", "WAVEX"),
+    "FLAC": ("FLAC",),
+    "Ogg Vorbis": ("OGG",),
+    "Ogg Opus": ("OGG",),
+    "MP3": ("MP3",),
+}
 UNKNOWN_FRAMES = 1 << 62  # a header with at least these does not say how many there are
 MAX_REASON = 80  # characters of libsndfile's message in ours
 
 
-def open_compressed(data: memoryview, format: str) -> Sound:
+def open_sound(data: memoryview, format: str) -> Sound:
     """Read the header of a file of this format; RequestError if it is damaged, or libsndfile is not installed."""
     try:
         import soundfile  # costs 15 MB, and is an extra
     except (ImportError, OSError):
-        raise RequestError(
-            f"{format} audio is read with the extra tokenloom[audio], which this engine has not: send WAV, or install "
-            "it with the engine: pip install 'tokenloom[audio]'"
-        ) from None
+        raise RequestError(NOT_INSTALLED) from None
     try:
-        with _silent_stderr():
+        with _silent_stderr(format):
             file = soundfile.SoundFile(io.BytesIO(data))
     except (RuntimeError, TypeError, ValueError) as error:
         raise _damaged(format, len(data), error) from None
-    if file.format != FORMATS[format]:
+    if file.format not in FORMATS[format]:
         raise RequestError(f"the {format} audio is {file.format} within: save it again")
     if file.frames >= UNKNOWN_FRAMES:
         raise RequestError(f"the {format} audio does not say how long it is: save it to a file, not through a pipe")
-    return Sound(format, file.samplerate, file.channels, file.frames, _blocks(file, format, len(data)))
+    blocks = _blocks(file, format, len(data))
+    return Sound(format, file.subtype, file.samplerate, file.channels, file.frames, blocks)
 
 
 def _blocks(file: Any, format: str, num_bytes: int) -> Iterator[Samples]:
     step, num_read = max(1, BLOCK_SAMPLES // file.channels), 0
     while True:
         try:
-            with _silent_stderr():
+            with _silent_stderr(format):
                 block: Samples = file.read(step, dtype="float32", always_2d=True)
         except (RuntimeError, ValueError) as error:
             raise _damaged(format, num_bytes, error) from None
@@ -54,8 +58,11 @@ def _blocks(file: Any, format: str, num_bytes: int) -> Iterator[Samples]:
 
 
 @contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
+def _silent_stderr(format: str) -> Iterator[None]:
     """Keep libmpg123 from writing a line to the engine's log for each fault of a file."""
+    if format != "MP3":
+        yield
+        return
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nothing, 2)
@@ -70,4 +77,6 @@ def _damaged(format: str, num_bytes: int, error: Exception) -> RequestError:
     reason = str(getattr(error, "error_string", error))
     is_plain = reason.isascii() and reason.isprintable() and "<" not in reason and len(reason) <= MAX_REASON
     why = f" ({reason})" if is_plain else ""
-    return RequestError(f"the {format} audio of {num_bytes} bytes is damaged or cut off{why}: send all of it")
+    return RequestError(
+        f"the {format} audio of {num_bytes} bytes is damaged or cut off{why}: send all of it, or save it again"
+    )
