@@ -190,7 +190,11 @@ def refused() -> object:
             lambda: client.messages.create(**ASK | {"messages": [{"role": "user", "content": [picture]}]})
         ),
         "server_tool": error_of(
-            lambda: client.messages.create(**ASK | {"tools": [{"type": "web_search_20250305", "name": "web_search"}]})
+            lambda: client.messages.create(
+                **ASK,
+                tools=[{"type": "web_search_20250305", "name": "web_search"}],
+                tool_choice={"type": "tool", "name": "web_search"},
+            )
         ),
     }
 

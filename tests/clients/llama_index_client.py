@@ -59,7 +59,7 @@ def called_in_a_stream() -> object:
 @seen
 def cut() -> object:
     response = OpenAILike(**COMMON, max_tokens=CUT_AT).chat_with_tools([TOOL], **FORCED)
-    return [response.raw.choices[0].finish_reason, response.message.content or None]
+    return [response.raw.choices[0].finish_reason, bool(response.message.content)]
 
 
 @seen
