@@ -123,6 +123,12 @@ def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def test_the_bare_package_imports_this_checkout(tmp_path: Path, environment: dict[str, str]) -> None:
+    program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"
+    found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=tmp_path, text=True)
+    assert Path(found.strip()) == tmp_path / "tokenloom" / "__init__.py"
+
+
 def test_the_bare_package_knows_the_marks_of_this_checkout() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     assert all(f"    {mark.partition(':')[0]}:" in PYTEST_INI for mark in options["markers"])

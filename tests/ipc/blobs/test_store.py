@@ -83,6 +83,39 @@ def test_a_blob_is_read_only_and_a_missing_one_is_none(folder: Path) -> None:
         assert store.open(digest) is None and not store.pin(digest, "a")
 
 
+@pytest.mark.parametrize("damage", ["flipped bit", "shorter", "longer", "empty"])
+def test_a_damaged_blob_is_removed_counted_and_missing_until_it_is_put_again(folder: Path, damage: str) -> None:
+    data = random.Random(1).randbytes(5000)
+    digest = BlobStore(folder, 1 << 20).put(data)
+    path = folder / digest.hex()
+    flipped = bytearray(data)
+    flipped[4321] ^= 4
+    path.write_bytes(
+        {"flipped bit": bytes(flipped), "shorter": data[:-1], "longer": data + b"\0", "empty": b""}[damage]
+    )
+    store = BlobStore(folder, 1 << 20)
+    assert store.open(digest) is None and store.num_corrupt == 1
+    assert names(folder) == set()
+    path.write_bytes(flipped)
+    assert store.put(data, "user") == digest and store.num_corrupt == 2
+    assert content(store, digest) == data
+    store.unpin(digest, "user")
+
+
+def test_a_pin_of_a_damaged_blob_holds_the_one_that_replaces_it_after_the_next_pin(folder: Path) -> None:
+    store = BlobStore(folder, 10)
+    digest = store.put(b"12345", "a")
+    (folder / digest.hex()).write_bytes(b"1234x")
+    assert BlobStore(folder, 10).open(digest) is None
+    assert not store.pin(digest, "b")
+    store.put(b"12345")
+    assert store.pin(digest, "b")
+    store.unpin(digest, "b")
+    with pytest.raises(Overloaded):
+        store.put(b"6789ab")  # "a" still holds it
+    store.unpin(digest, "a")
+
+
 def test_content_is_hashed_once_for_each_identity(folder: Path) -> None:
     store = BlobStore(folder, 100)
     digest = store.put(b"right")
