@@ -21,7 +21,8 @@ REFUSAL = r"2 frontends have ended while they worked on this request, so it is r
 
 
 def num_frontends_lost(engine: Engine) -> int:
-    return engine.errors.read_text(encoding="utf-8").count(" supervisor: frontend is back\n")
+    """Count the ends of frontends. The next may come before a frontend is back."""
+    return engine.errors.read_text(encoding="utf-8").count(" ERROR supervisor: frontend ")
 
 
 def post(engine: Engine, body: bytes) -> httpx2.Response | None:
