@@ -113,7 +113,9 @@ def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that an assignment binds, each with its value; of `a, b = x, y` both."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
         yield node.target.id, node.value
-    for target in node.targets if isinstance(node, ast.Assign) else ():
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
         if isinstance(target, ast.Name):
             yield target.id, node.value
         elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
