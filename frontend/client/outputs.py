@@ -93,7 +93,6 @@ class OutputBuilder:
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
-        self._metrics_by_index: dict[int, RequestMetrics] = {}
         self._num_cached_tokens = 0
         self._embedding: BulkArray | None = None
         self.error: TokenloomError | None = None
@@ -124,8 +123,6 @@ class OutputBuilder:
                 del self._prompt_logprobs[update.prompt_start :]
                 self._prompt_logprobs += unpack_logprobs(update.prompt_logprobs)
             self._embedding = update.embedding or self._embedding
-            if update.metrics is not None:
-                self._metrics_by_index[update.index] = update.metrics
             self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
 
     def build(self) -> RequestOutput:
@@ -153,7 +150,7 @@ class OutputBuilder:
     def _merge_metrics(self) -> RequestMetrics:
         """Return the times of the request from its first step to its last token, and the counts of all its answers. The
         prompt is loaded for the first answer; the others find it in the pool."""
-        answers = list(self._metrics_by_index.values())
+        answers = [answer.metrics for answer in self._answers if answer.metrics is not None]
         if len(answers) < 2:
             return answers[0] if answers else RequestMetrics()
         return RequestMetrics(
@@ -189,6 +186,7 @@ class _CompletionBuilder:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.metrics: RequestMetrics | None = None
         self._num_tokens_shown = self._num_characters_shown = 0
         self._has_shown_finish = False
 
@@ -197,6 +195,7 @@ class _CompletionBuilder:
         self.text += delta.text
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.metrics = delta.metrics or self.metrics
         if delta.logprobs is not None and self.logprobs is not None:
             new = unpack_logprobs(delta.logprobs)
             self.logprobs += new
