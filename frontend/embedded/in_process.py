@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from ...core.engine import BEAT_S, EngineCore
+from ...core.engine import EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
 from ...core.links.control_queue import ControlQueue
 from ...core.links.frontend_port import handle
@@ -22,7 +22,7 @@ from ...ipc.messages.core import CoreToFrontend
 from ...ipc.messages.supervisor import Initialize, Served, SetLogLevel, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
-from ...ipc.process.awake_clock import AwakeClock, steady_time
+from ...ipc.process.awake_clock import steady_time
 from ...ipc.sockets.addresses import RunDirectory
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...workers.worker import Worker
@@ -86,14 +86,12 @@ class InProcessEngine:
             measured = self._worker.measure()
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
-            self._clock = AwakeClock(BEAT_S)
             grammars = GrammarLocalHost(self.spec)
             self._core = EngineCore(
                 self.spec,
                 num_blocks,
                 self._steps,
                 grammars,
-                clock=self._clock,
                 has_exact_drafts=measured.has_exact_drafts,
             )
             self._controls = ControlQueue(
@@ -140,7 +138,7 @@ class InProcessEngine:
             self._is_reloaded = False
             self._controls.on_reloaded()
         self._core.expire(steady_time())
-        self._core.adapters.expire(self._clock.look())
+        self._core.adapters.expire(self._core.look())
         self._core.step()
         self._core.grammars.take()
         if self._steps.waiting:
