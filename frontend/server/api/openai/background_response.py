@@ -1,7 +1,7 @@
-"""Generate a response in the background, across restarts of the frontend.
+"""BackgroundResponse: a response that is generated in the background and survives restarts of the frontend.
 
 Events are stored before they are sent. After a restart the new frontend generates the same answer again from the stored
-seed, and sends only the events that are not stored.
+seed, and stores and sends only the events that are not stored yet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPEN = ("queued", "in_progress")
 
 
 class BackgroundResponse:
-    """Response that is generated without a waiting client. `response` is its newest form; one task executes `run`."""
+    """Response that is generated while no client waits. `response` is its newest state; one task executes `run`."""
 
     stream_end = b""
     task: asyncio.Task[None]
@@ -38,22 +38,23 @@ class BackgroundResponse:
         start: Callable[[], Awaitable[ResponseCreation]],
         stored: list[bytes] | None,
     ) -> None:
-        """`stored`: the stored events; None if the response is not a stream."""
+        """`start` creates the ResponseCreation to run. `stored`: the events stored so far; None if the response is not
+        a stream."""
         self._store, self.response, self._start, self._events = store, response, start, stored
         self._is_over = False
         self._publish_lock = asyncio.Lock()
         self._changed = asyncio.Event()  # set, and replaced, after each change
 
     async def whole(self) -> bytes:
-        """Return the response as it is now, without waiting for its end: clients poll."""
+        """Return the response in its present state (JSON) without waiting for its end, since clients poll."""
         return encode_json(self.response)
 
     def events(self) -> AsyncGenerator[bytes, None]:
         return self.follow(-1)
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events after sequence number `after` (-1: all), to the end of the stream; RequestError if
-        this is not a stream."""
+        """Yield the encoded events after sequence number `after` (-1: all events) until the stream ends. RequestError
+        if the response is not a stream."""
         if self._events is None:
             raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
         position = after + 1
@@ -74,8 +75,8 @@ class BackgroundResponse:
         await self._end("cancelled")
 
     async def run(self) -> None:
-        """Generate the response, trying again while the engine is overloaded; any other error ends it as failed. If the
-        task is cancelled, the response stays open for the next frontend."""
+        """Generate the response; while the engine is overloaded, try again. Any other error ends the response as
+        failed. If the task is cancelled, the response stays open, and the next frontend continues it."""
         unsent = _UnsentEvents(self._events or ())
         try:
             creation = await self._start()
@@ -84,7 +85,7 @@ class BackgroundResponse:
                     async for turn in creation.progress():
                         await asyncio.shield(self._publish([each for event in turn for each in unsent.of(event)]))
                     self._finish()
-                except Overloaded as error:  # raised before the first event: the response stays queued
+                except Overloaded as error:  # raised only before the first event: the response is still queued
                     await asyncio.sleep(error.retry_after_s)
         except Exception as error:
             if not isinstance(error, (HttpError, TokenloomError)):
@@ -106,7 +107,8 @@ class BackgroundResponse:
         self._finish()
 
     async def _publish(self, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Store events and the newest response among them, then show both to followers. Does nothing after the end."""
+        """Store events and the newest response that they hold, then show both to followers. Do nothing if the response
+        has ended."""
         async with self._publish_lock:
             if self.response["status"] not in OPEN:
                 return
@@ -124,8 +126,8 @@ class BackgroundResponse:
 
 
 class _UnsentEvents:
-    """Filter for the events of an answer that is generated again: drops the stored ones. The new answer has the same
-    text, which may be cut into other deltas."""
+    """Filter for the events of an answer that is generated again; it drops those already stored. The new answer has the
+    same text, but the text may be cut into deltas at other places."""
 
     def __init__(self, stored: Sequence[bytes]) -> None:
         bodies = [msgspec.json.decode(event.partition(b"\ndata: ")[2]) for event in stored]
@@ -133,7 +135,7 @@ class _UnsentEvents:
         self._num_others = sum("delta" not in body for body in bodies)
 
     def of(self, event: tuple[str, dict[str, Any]]) -> Iterator[Event]:
-        """Yield the event unless it is stored; of a delta, yield the part of its text that is not stored."""
+        """Yield the event unless it is stored. Of a delta yield only the part of the text that is not stored."""
         kind, fields = event
         if "delta" not in fields:
             self._num_others -= 1

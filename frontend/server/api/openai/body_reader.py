@@ -1,8 +1,8 @@
-"""Read and decode the body of an HTTP request.
+"""BodyReader: receives and decodes the bodies of HTTP requests.
 
-The event loop decodes a small body. An intake process (`intake/process.py`) decodes a large one, tokenizes long prompts
-and returns the rest in bounded size; a large body for an endpoint without prompts is refused. The loop joins a large
-body's chunks only to store it (Responses, at most MAX_RECORD_BYTES), and never decodes the whole.
+The event loop decodes a small body. An intake process (`bodies/process.py`) decodes a large one, tokenizes long prompts
+and returns the rest in bounded size; a large body for an endpoint without prompts is refused. The event loop joins the
+chunks of a large body only to store it (Responses, at most MAX_RECORD_BYTES), and never decodes it as a whole.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 _JSON = re.compile(r"application/([^/]+\+)?json")
 
-WARNING = "tokenloom.warning"  # key in a scope: text of the response's warning header
-LOG_EVERY_S = 60.0  # at most one line about unknown fields
-MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
+WARNING = "tokenloom.warning"  # key in a scope: the text of the response's warning header
+LOG_EVERY_S = 60.0  # interval between log lines about unknown fields
+MAX_HELD_BYTES = 1 << 30  # total size of the bodies being received or decoded
 
 
 class BodyReader:
-    """Reader of request bodies. Refuses a body (Overloaded) if all bodies being received or decoded would hold more
-    than `max_held_bytes`."""
+    """Reader of request bodies. It refuses a body (Overloaded) if all bodies being received or decoded would together
+    have more than `max_held_bytes`."""
 
     def __init__(
         self,
@@ -58,21 +58,22 @@ class BodyReader:
         hold: Callable[[Iterable[bytes]], None] = lambda digests: None,
     ) -> None:
         """`is_strict`: refuse unknown fields, which are otherwise removed with a warning. `hold` is called in a thread
-        with the digests of a large body's images, to keep them until their request comes."""
+        of the pool with the digests of a large body's images, to keep them until the request that uses them is
+        submitted."""
         self._hold_media = hold
         self._thread_pool = thread_pool
         self._limits = limits
         self._is_strict = is_strict
         self._max_held_bytes = max_held_bytes
-        self._log_at = 0.0  # when unknown fields are logged again
+        self._log_at = 0.0  # earliest time of the next log line about unknown fields
         self._num_held = 0
 
     async def read(self, request: Request, body_type: type[BodyT]) -> ParsedBody[BodyT]:
         """Receive and decode the body; name removed unknown fields in `request.scope[WARNING]`.
 
-        HttpError if it is not plain JSON, or a form, by its headers, is empty or too large, or does not match the
-        schema; RequestError for an invalid value; Overloaded at the limit of all bodies' bytes; ClientDisconnect if the
-        client leaves."""
+        HttpError if the headers do not announce plain JSON (or a form, for a form's type), or if the body is empty, too
+        large or does not match the schema; RequestError for an invalid value; Overloaded at the limit for the bytes of
+        all bodies; ClientDisconnect if the client disconnects."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
@@ -97,7 +98,7 @@ class BodyReader:
         return parsed
 
     def _warn(self, request: Request, ignored: str) -> None:
-        """Name ignored fields and items in a response header, and at most once a minute in the log."""
+        """Name the ignored fields in a response header, and at most once per LOG_EVERY_S in the log."""
         warning = f"unknown fields were ignored: {ignored}"
         request.scope[WARNING] = warning
         if (now := time.monotonic()) >= self._log_at:
@@ -115,8 +116,10 @@ class BodyReader:
     async def parse(
         self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = "", boundary: str = ""
     ) -> ParsedBody[BodyT]:
-        """Decode a body, with the errors of `read`; HttpError 413 for a large body unless its type is in LARGE_TYPES.
-        Intake processes share their time fairly among `owner`s, the clients' connections. `boundary`: of a form."""
+        """Decode a body; errors as in `read`, and HttpError 413 if a large body's type is not in LARGE_TYPES.
+
+        Intake processes share their time fairly among `owner`s, which are client connections. `boundary`: the boundary
+        of a form; empty: the body is JSON."""
         if not num_bytes:
             raise HttpError(400, f"the body is empty: send {'a form' if boundary else 'a JSON object'}")
         name, is_small = body_type.__name__, num_bytes <= SMALL_BYTES
@@ -145,7 +148,7 @@ class BodyReader:
             raise _http_error(error) from None
 
     def _unpacked(self, answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-        """Return the body that an intake process decoded, or raise its error."""
+        """Return the body that an intake process has decoded, or raise the error that it reports."""
         if isinstance(answer, BodyRead):
             self._hold_media(medium.digest for each in answer.inputs for medium in each.media if medium.digest)
             return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)
@@ -156,7 +159,7 @@ class BodyReader:
 
 
 def _boundary(content_type: str, body_type: type[msgspec.Struct]) -> str:
-    """Return the boundary of a form, empty if bodies of this type are JSON. HttpError for another content type."""
+    """Return the boundary of a form, or "" if bodies of this type are JSON. HttpError 415 for another content type."""
     media_type = content_type.partition(";")[0].strip().lower()
     if issubclass(body_type, Form):
         if media_type != FORM_TYPE:
@@ -175,7 +178,7 @@ def _http_error(error: BodyError) -> HttpError:
 
 
 async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
-    """Start a job and return its result, or raise its error; cancelling this coroutine cancels the job."""
+    """Start a job and return its result, or raise its error. Cancelling this coroutine cancels the job."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     job = start(partial(_settle, future))
     try:

@@ -1,4 +1,4 @@
-"""ChatCompletion: the response of /v1/chat/completions, the assistant's next message, whole or as events."""
+"""ChatCompletion: the response of /v1/chat/completions, the assistant's next message, as a whole or as events."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "functio
 
 
 class ChatCompletion(ChoicesResponse):
-    """Response to one chat. Created by `start`."""
+    """Response to one request for a chat completion. Created by `start`."""
 
     kind, chunk_kind, prompt_field, streams_empty_text = "chat.completion", "chat.completion.chunk", "messages", False
 
     def __init__(
         self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, echoed: str
     ) -> None:
-        """`echoed`: text with which each answer begins."""
+        """`echoed`: the text at the start of each answer that the request asks to repeat ("" for none)."""
         super().__init__(engine, body, model, submit.request_id, [submit])
         self._echoed = echoed
         self._body = body
@@ -52,7 +52,8 @@ class ChatCompletion(ChoicesResponse):
         tool_parser: str,
         reasoning_parser: str,
     ) -> ChatCompletion:
-        """Check all fields and make the prompt; generation starts with `whole` or `events`."""
+        """Check all fields, make the prompt and return the response; `whole` or `events` starts the generation.
+        RequestError for invalid fields, or for tools if the model's chat template cannot show them."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_calls(body), chat_params(body)
         has_tools = shows_tools(body)
@@ -108,7 +109,8 @@ class ChatCompletion(ChoicesResponse):
         return [self.choice(index, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
-        """Yield the only answer's parts by delta, a list per turn of the frontend. `run`: the entered `self.run()`."""
+        """Yield each delta of the only answer with its parts, one list per turn of the frontend. `run`: the value of
+        the entered `self.run()`."""
         text = AnswerText(self._style)
         async for deltas in run.deltas():
             read = [(text.read(delta), delta) for _, delta in deltas]
@@ -123,7 +125,7 @@ class ChatChoice(Choice):
         self._text, self._token_bytes = AnswerText(style), token_bytes
         super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
         self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
-        self._has_functions = bool(body.functions)  # the older form of tools: a call is a function_call
+        self._has_functions = bool(body.functions)  # the older form of tools, with `function_call` in the message
         self._parts: list[Part] = []
 
     def add(self, delta: Delta) -> None:
@@ -182,7 +184,8 @@ class ChatChoice(Choice):
         return chat_logprobs(delta, self._token_bytes, with_ids=bool(self._body.return_tokens_as_token_ids))
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
-        """Return one delta per call that the parts begin or continue: a call's first delta has its name and id."""
+        """Return one delta for each call that the parts begin or continue. The first delta of a call has its name and
+        id."""
         calls: dict[int, dict[str, dict[str, str]]] = {}
         heads: dict[int, JsonObject] = {}
         index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
@@ -198,11 +201,12 @@ class ChatChoice(Choice):
         return [{"index": i, **heads.get(i, {}), **call} for i, call in calls.items()]
 
     def _called(self, calls: list[JsonObject]) -> JsonObject:
-        """Return the field with the calls, or with pieces of them."""
+        """Return the message field that holds the calls, or pieces of them."""
         return {"function_call": calls[0]["function"]} if self._has_functions else {"tool_calls": calls}
 
     def _thought(self, parts: list[Part]) -> JsonObject:
-        """Return the reasoning in `parts` under vLLM's current and former field; {} if empty or excluded."""
+        """Return the reasoning in `parts` in vLLM's current and former field; {} if there is none or the request
+        excludes it."""
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
         shows = thought and self._body.include_reasoning is not False
         return {"reasoning": thought, "reasoning_content": thought} if shows else {}
@@ -220,7 +224,7 @@ class ChatChoice(Choice):
 
 
 def chat_params(body: ChatRequest) -> SamplingParams:
-    """Return the sampling parameters of a chat; RequestError for contradicting fields. `body`: result of
+    """Return the sampling parameters of a chat. RequestError for invalid or contradictory fields. `body`: a result of
     `with_allowed_tools`."""
     forced = _forced_calls(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
@@ -239,13 +243,15 @@ def chat_params(body: ChatRequest) -> SamplingParams:
 
 
 def _tools_field(body: ChatRequest) -> str:
-    """Return the field that holds the tools."""
+    """Return the name of the request field that holds the tools."""
     return "functions" if body.functions else "tools"
 
 
 def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
-    """Return the constraint that forces calls; None if tool_choice is null, none or auto. The call of a named custom
-    tool with a grammar is text of that grammar; other calls are JSON."""
+    """Return the constraint that forces tool calls; None if tool_choice is null, none or auto.
+
+    The call of a named custom tool with a grammar is text of that grammar; other calls are JSON. RequestError if there
+    are no tools, the named tool is missing, or a tool with a lark grammar is not named."""
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):
         return None

@@ -1,4 +1,4 @@
-"""ChatBatch: the response of /v1/chat/completions/batch, one choice for each of several chats."""
+"""ChatBatch: the response of /v1/chat/completions/batch, which has one choice for each of several chats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .local_engine import LocalEngine, Run
 
 
 class ChatBatch(ChatCompletion):
-    """Response to several chats. Created by `start_all`; not streamed."""
+    """Response to several chats in one request, never streamed. Created by `start_all`."""
 
     def __init__(self, chats: Sequence[ChatCompletion], request_id: str) -> None:
         first = chats[0]
@@ -34,7 +34,8 @@ class ChatBatch(ChatCompletion):
     async def start_all(
         cls, engine: LocalEngine, parsed: ParsedBody[BatchChatRequest], model: str, reasoning_parser: str
     ) -> ChatBatch:
-        """Check all fields and make the prompts; generation starts with `whole`."""
+        """Check all fields, make the prompts and return the response; `whole` starts the generation. RequestError if
+        `messages` is empty or holds more than MAX_PROMPTS chats, or for an invalid field."""
         body, inputs = parsed.body, parsed.inputs
         refuse_unserved(body)
         if not 0 < len(body.messages) <= MAX_PROMPTS:

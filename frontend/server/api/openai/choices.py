@@ -1,6 +1,6 @@
-"""Run the Submit messages of an HTTP request and build its response: for completions and chats whole or as events.
+"""Base classes of responses. A response runs the Submit messages of one HTTP request and builds the body or the events.
 
-Does not know the fields of a choice: the endpoint's Choice builds these.
+The base classes do not know the fields of a choice: each endpoint has a Choice that builds them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_tra
 
 
 class Choice(ABC):
-    """Choice of a response. A stream calls `opening` once and `chunk` per delta, except for deltas that TextEvents
-    encodes; a whole response calls `add` per delta and then `build`."""
+    """One element of a response's `choices`. A stream calls `opening` once and `chunk` for each delta, except for
+    deltas that TextEvents encodes; a whole response calls `add` for each delta and then `build`."""
 
     has_begun = False  # the first chunk was built
     last: Delta  # the newest delta that was added
 
     def __init__(self, index: int, run: Run, *, is_plain: bool) -> None:
-        """`is_plain`: the chunks between the first and the last hold only text."""
+        """`is_plain`: whether all chunks between the first and the last hold only text."""
         self._index, self._run, self.is_plain = index, run, is_plain
         self.texts: list[str] = []
         self.token_ids = bytearray()
         self.with_logprobs: list[Delta] = []
-        self.with_prompt_logprobs: list[Delta] = []  # any answer to a prompt may bring a part of them
+        self.with_prompt_logprobs: list[Delta] = []  # each answer to a prompt may carry a part
 
     def add(self, delta: Delta) -> None:
         self.last = delta
@@ -53,7 +53,8 @@ class Choice(ABC):
 
     @property
     def prompt_logprobs(self) -> list[Logprobs]:
-        """Return the prompt's logprobs in order of position; complete once all answers to the prompt have ended."""
+        """Return the prompt's logprobs in order of position. They are complete once all answers to the prompt have
+        ended."""
         parts = sorted(self.with_prompt_logprobs, key=attrgetter("prompt_start"))
         return [each.prompt_logprobs for each in parts if each.prompt_logprobs is not None]
 
@@ -61,26 +62,26 @@ class Choice(ABC):
     def build(self) -> JsonObject: ...
 
     def opening(self) -> list[JsonObject]:
-        """Return the chunks that precede all tokens."""
+        """Return the chunks to send before the first token."""
         return []
 
     @abstractmethod
     def chunk(self, delta: Delta) -> JsonObject | None:
-        """Return the chunk of a delta, or None if the delta has nothing visible."""
+        """Return the chunk for a delta, or None if the delta has nothing to show."""
 
     @abstractmethod
     def text_chunk(self, text: str) -> JsonObject:
-        """Return the entry of a chunk's `choices` for a delta that brings only text to a plain choice."""
+        """Return the entry of a chunk's `choices` for a delta of a plain choice, which holds only text."""
 
 
 class EngineResponse(ABC):
-    """Base of responses. A response runs the `submits` of one HTTP request; `whole` may be called once."""
+    """Base class of responses. A response runs the `submits` of one HTTP request; `whole` may be called once."""
 
-    prompt_field: str  # begins the errors about a prompt
-    max_open: int | None = None  # submits that are open at a time
+    prompt_field: str  # request field that errors about a prompt name
+    max_open: int | None = None  # the most submits that run at a time; None: all
 
     def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
-        """`model`: name of the served model, or of an adapter."""
+        """`model`: the name of the served model or of an adapter."""
         self._engine, self.model, self._submits = engine, model, submits
         self.id, self._created = request_id, int(time.time())
 
@@ -91,24 +92,24 @@ class EngineResponse(ABC):
             yield run
 
     def pin_adapter(self, digest: bytes) -> None:
-        """Use the adapter of this content, whatever its name stands for now."""
+        """Use the adapter with this digest, even if its name stands for another adapter when the requests run."""
         self._submits = [msgspec.structs.replace(each, adapter_digest=digest) for each in self._submits]
 
     @abstractmethod
     async def whole(self) -> bytes | Response:
-        """Generate until all answers have ended; return the body as JSON, or as a Response if it is not JSON."""
+        """Generate until all answers have ended; return the body as JSON, or a Response if the body is not JSON."""
 
     def _head(self, kind: str) -> JsonObject:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.model}
 
 
 class ChoicesResponse(EngineResponse):
-    """Base of responses to completions and chats. Only one of `whole` and `events` may be called, once."""
+    """Base class of the responses to completions and chats. Only one of `whole` and `events` may be called, once."""
 
     stream_end = DONE
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
-    streams_empty_text: ClassVar[bool]  # tokens without text are an event
+    streams_empty_text: ClassVar[bool]  # whether a delta without text becomes an event
 
     def __init__(
         self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
@@ -124,10 +125,10 @@ class ChoicesResponse(EngineResponse):
 
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
-        """Make the choices, one at a time: there may be thousands."""
+        """Create the choices lazily, one at a time: there may be thousands."""
 
     async def _new_choices(self, run: Run) -> list[Choice]:
-        """Make the choices; those of a prompt share the list of deltas with its logprobs."""
+        """Return new choices. The choices of one prompt share the list of deltas that hold its logprobs."""
         choices = await in_slices(self._choices(run))
         for index, choice in enumerate(choices):
             choice.with_prompt_logprobs = choices[index - index % run.num_answers].with_prompt_logprobs
@@ -144,21 +145,23 @@ class ChoicesResponse(EngineResponse):
             return encode_json(envelope | _UNUSED | self._prompt_fields(run, choices[0]))
 
     def _timings(self, run: Run) -> JsonObject:
-        """Return the field `metrics`, the answer's durations, if responses include it and there is one choice."""
+        """Return the field `metrics`, the answer's durations; {} unless timings are enabled and there is exactly one
+        choice."""
         if not self._engine.has_timings or run.num_choices != 1:
             return {}
         return {"metrics": timings(run.metrics, run.num_completion_tokens)}
 
     def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
-        """Return the fields about the prompt that a whole response has beside its choices."""
+        """Return the fields about the prompt that a whole response has in addition to its choices."""
         return {}
 
     def _first_chunk_fields(self, run: Run) -> JsonObject:
-        """Return the fields that the first chunk of a choice has beside the choice."""
+        """Return the fields that the first chunk of a choice has in addition to the choice."""
         return {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events, those of a turn of the frontend joined; the caller sends `stream_end`."""
+        """Yield the encoded events; those of one turn (loop iteration) of the frontend are joined. The caller sends
+        `stream_end`."""
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:

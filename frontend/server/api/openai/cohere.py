@@ -48,7 +48,7 @@ class CohereEmbeddings(Embeddings):
             return encode_json(body)
 
     def _check_lengths(self, run: Run) -> None:
-        """Raise RequestError if a text is longer than max_tokens, after any truncation."""
+        """Raise RequestError if a prompt, truncated if the request asks for it, has more than max_tokens."""
         most = self._request.max_tokens
         for index in range(run.num_choices):
             num_tokens = num_ids(run.prompt_ids(index))

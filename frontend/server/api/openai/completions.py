@@ -1,4 +1,6 @@
-"""Completion: the response of /v1/completions, continuations of texts or token ids, whole or as events."""
+"""Completion: the response of /v1/completions, continuations of texts or of lists of token ids, as a whole or as
+events.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .local_engine import LocalEngine, Run
 
 
 class Completion(ChoicesResponse):
-    """Response to one request for completions."""
+    """Response to one request for completions of one or more prompts."""
 
     kind, chunk_kind, prompt_field, streams_empty_text = "text_completion", "text_completion", "prompt", True
 
@@ -49,9 +51,9 @@ class _Choice(Choice):
     ) -> None:
         super().__init__(index, run, is_plain=body.logprobs is None)
         self._body, self._prompt_text, self._inputs = body, prompt_text, inputs
-        self._columns: CompletionLogprobs | None = None  # from the first delta on, if logprobs are asked for
-        self._num_echoed = 0  # of the deltas with logprobs of the prompt
-        self._num_characters = 0  # of the text in all chunks
+        self._columns: CompletionLogprobs | None = None  # set with the first delta if logprobs are asked for
+        self._num_echoed = 0  # entries of with_prompt_logprobs already in a chunk
+        self._num_characters = 0  # characters of text in all chunks so far
 
     def build(self) -> JsonObject:
         body, prompt_logprobs = self._body, self.prompt_logprobs
@@ -68,7 +70,7 @@ class _Choice(Choice):
     def chunk(self, delta: Delta) -> JsonObject:
         if delta.prompt_logprobs is not None:
             self.with_prompt_logprobs.append(delta)
-        new = self.with_prompt_logprobs[self._num_echoed :]  # also of other answers: they precede all tokens
+        new = self.with_prompt_logprobs[self._num_echoed :]  # any answer's: they precede all tokens
         self._num_echoed += len(new)
         return self._chunk(delta.text, delta, [each.prompt_logprobs for each in new], [delta.logprobs], delta.token_ids)
 
@@ -80,8 +82,9 @@ class _Choice(Choice):
         logprobs: Sequence[Logprobs | None],
         token_ids: bytes,
     ) -> JsonObject:
-        """Return the entry of the answer's next text and tokens, the first with the prompt before them if `echo` is
-        set. `echoed`: logprobs of the prompt's next tokens."""
+        """Return the choice's entry for its next text and tokens. If `echo` is set, the first entry starts with the
+        prompt. `newest`: the last of the deltas in the entry; `echoed`, `logprobs`: the logprobs of the next prompt and
+        answer tokens."""
         if not self.has_begun:
             text = self._begin() + text
         choice = self.text_chunk(text)
@@ -102,8 +105,8 @@ class _Choice(Choice):
         return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _begin(self) -> str:
-        """Return the text before the answer: the prompt if `echo` is set, otherwise none. Make the logprobs' columns,
-        if they are asked for, with the first token of an echoed prompt."""
+        """Return the text that precedes the answer: the prompt if `echo` is set, otherwise "". If logprobs are asked
+        for, create `_columns`, with the first prompt token if the prompt is echoed."""
         body, token_ids = self._body, self._run.prompt_ids(self._index)
         text = self._prompt_text if body.echo and token_ids else ""
         if text is None:

@@ -24,7 +24,7 @@ from .local_engine import LocalEngine, Run
 from .slices import in_slices
 
 T = TypeVar("T")
-MAX_DESCRIBED = 512  # vectors per metadata header: clients accept lines up to 64 KiB
+MAX_DESCRIBED = 512  # most vectors in a metadata header: clients accept lines of up to 64 KiB
 
 
 class Embeddings(EngineResponse):
@@ -34,7 +34,7 @@ class Embeddings(EngineResponse):
         body = parsed.body
         self._body = body
         self.prompt_field = "input" if body.messages is None else "messages"
-        self._form = body.embed_dtype or "float32", body.endianness or "native"  # of the numbers of a packed vector
+        self._form = body.embed_dtype or "float32", body.endianness or "native"  # dtype and byte order if packed
         if body.encoding_format == "bytes" and len(parsed.inputs) > MAX_DESCRIBED:
             raise RequestError(
                 f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
@@ -52,7 +52,7 @@ class Embeddings(EngineResponse):
 
     @classmethod
     async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
-        """Check all fields and, for a chat, make its prompt; embedding starts with `whole`."""
+        """Check all fields and, for a chat, make the prompt; return the response. `whole` starts the embedding."""
         if parsed.body.messages is not None:
             cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
             with prompt_errors_about("messages"):
@@ -84,7 +84,8 @@ class Embeddings(EngineResponse):
         return packed(vector, *self._form)
 
     async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
-        """Return the concatenated vectors; unless encoding_format is bytes_only, a header describes each of them."""
+        """Return the concatenated vectors as a response. Unless encoding_format is bytes_only, a header describes each
+        vector."""
         pieces = await in_slices(map(self._packed, vectors))
         answer = Response(b"".join(pieces), media_type="application/octet-stream")
         if self._body.encoding_format == "bytes":
@@ -99,9 +100,9 @@ class Embeddings(EngineResponse):
 
 
 async def results_of(run: Run, field: str, verb: str, result: Callable[[Delta], T | None]) -> list[T]:
-    """Return the last `result` of each prompt's deltas that is not None; RequestError if a prompt ends without one.
+    """Return, for each prompt, the last value of `result` over its deltas that is not None.
 
-    The error names an item of `field`, which cannot be `verb` (a participle)."""
+    RequestError if a prompt ends without one: it says that an item of `field` cannot be `verb` (a participle)."""
     results: dict[int, T] = {}
     async for deltas in run.deltas():
         for index, delta in deltas:

@@ -1,7 +1,8 @@
-"""Send server-sent events: one write per turn (loop iteration) of the frontend, none after a disconnect.
+"""EventStream: a response of server-sent events, with one write per turn (loop iteration) of the frontend.
 
-The headers wait for the first chunk: an error before it is raised and sets the status, a later error is an event.
-Without task groups and objects per chunk, because every token takes this path.
+The headers are sent with the first chunk: an error before it is raised and sets the status, a later error becomes an
+event. A disconnect of the client ends the stream. The code avoids task groups and objects per chunk, because every
+token takes this path.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ....forms.openai.errors import encode_json, stream_error
 
 T = TypeVar("T")
 
-SERVER_SEND = "tokenloom.send"  # key in a scope: the server's own send, for use after the headers
+SERVER_SEND = "tokenloom.send"  # key in a scope: the server's own send function, to be used after the headers
 DONE = b"data: [DONE]\n\n"
-_MARK = "\0text\0"  # unique: names and ids are printable
+_MARK = "\0text\0"  # placeholder that occurs nowhere else, since names and ids are printable
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,25 +30,26 @@ _HEADERS = [
 
 
 def event(body: object, kind: str = "") -> bytes:
-    """Encode one event; `kind`, if given, is its name."""
+    """Return one encoded event; `kind`, if given, is its name."""
     name = b"event: " + kind.encode() + b"\n" if kind else b""
     return name + b"data: " + encode_json(body) + b"\n\n"
 
 
 class TextEvents:
-    """Encoder of one choice's events that differ only in their text. The rest is encoded once."""
+    """Encoder for the events of one choice that differ only in their text; everything else is encoded once."""
 
     def __init__(self, body: Callable[[str], object]) -> None:
-        """`body` returns the body of an event, which holds the text exactly once."""
+        """`body` returns the body of an event with the given text, which must occur in it exactly once."""
         self._head, self._tail = event(body(_MARK)).split(encode_json(_MARK))
 
     def event(self, text: str) -> bytes:
-        """Encode the event with this text."""
+        """Return the encoded event with this text."""
         return self._head + encode_json(text) + self._tail
 
 
 class EventStream(Response):
-    """Response that sends `chunks`, bytes of whole events, and then `end`. A disconnect closes `chunks` at once."""
+    """Response that sends `chunks`, each one or more whole events, and then `end`. A disconnect closes `chunks` at
+    once."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._chunks = chunks
@@ -75,7 +77,7 @@ class EventStream(Response):
 
 
 async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Coroutine[object, object, T]) -> T | None:
-    """Return the result of `work`, or cancel it and return None if the client disconnects first."""
+    """Return the result of `work`; if the client disconnects first, cancel `work` and return None."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_disconnect(receive))
     try:
@@ -86,7 +88,7 @@ async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Corou
             each.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
-        del task  # its error holds this frame
+        del task  # its error refers to this frame: break the cycle
 
 
 async def _wait_disconnect(receive: Callable[[], Awaitable[object]]) -> None:

@@ -1,7 +1,7 @@
-"""GenerativeScoring: the response of /generative_scoring, a score for each item.
+"""GenerativeScoring: the response of /generative_scoring, which has one score for each item.
 
-The score is the probability that the first label token follows query and item, by default normalized over the label
-tokens.
+The score is the probability that the first label token follows the query and the item (in the order that the request
+sets), by default normalized over the label tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GenerativeScoring(EngineResponse):
     async def start(
         cls, engine: LocalEngine, parsed: ParsedBody[GenerativeScoringRequest], model: str
     ) -> GenerativeScoring:
-        """Check all fields and tokenize query and items; scoring starts with `whole`."""
+        """Check all fields, tokenize query and items, and return the response; `whole` starts the scoring."""
         body, limits = parsed.body, engine.inputs.limits
         cut_side = limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
         with prompt_errors_about("query"):

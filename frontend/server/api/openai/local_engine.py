@@ -1,8 +1,8 @@
-"""Give HTTP handlers access to the engine: submit, await deltas, control, abort.
+"""LocalEngine: the HTTP handlers' access to the engine, to submit requests, await deltas, control and abort.
 
-A LocalEngine is a client of the Frontend in the same process and event loop. A turn (loop iteration) of the frontend
-wakes each run with new deltas once. At most RUNS_PER_GROUP runs wake at a time: the loop serves its sockets between two
-groups, so that a probe or a new request does not wait for hundreds of runs.
+A LocalEngine is a client of the Frontend in the same process and event loop. Each turn (loop iteration) of the frontend
+wakes every run that has new deltas once. At most RUNS_PER_GROUP runs are woken together: between two groups the event
+loop serves its sockets, so that a probe or a new request does not wait for hundreds of runs.
 
 A choice is one answer to one prompt: choice = position of the prompt × n + index of the answer.
 """
@@ -65,27 +65,29 @@ ChoiceDeltas = list[tuple[int, Delta]]
 
 class Run:
     """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
-    event loop calls the rest."""
+    event loop calls the other methods."""
 
     def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, peer: str = "") -> None:
-        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache. `peer`: as in AccessRecord."""
+        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `peer`: the caller, as in
+        AccessRecord."""
         self._block_size, self.peer = block_size, peer
         self.num_choices = num_prompts * num_answers
         self.num_answers = num_answers
         self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
         self._num_prompts_open = num_prompts
-        self._updates: list[tuple[int, Accepted | Delta]] = []  # with the position of their prompt
+        self._updates: list[tuple[int, Accepted | Delta]] = []  # (position of the prompt, update)
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
         self.metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
-        self._num_drafts = self._num_accepted_drafts = 0  # of ended answers
-        self.num_thought_tokens = 0  # of the completion tokens; chats count them
+        self._num_drafts = self._num_accepted_drafts = 0  # counted for ended answers
+        self.num_thought_tokens = 0  # those of the completion tokens that are reasoning; set by chats
         self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
-        self.waiting: Iterator[Callable[[], None]] | None = None  # submits, of which each end of a prompt does the next
+        self.waiting: Iterator[Callable[[], None]] | None = None  # submits still to do, one whenever a prompt ends
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
-        """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last one."""
+        """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last
+        update."""
         self._updates.append((position, update))
         if isinstance(update, Accepted) or update.finish_reason is None:
             return False
@@ -99,7 +101,8 @@ class Run:
             self._waiter.set_result(None)
 
     async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
-        """Yield (choice, delta) pairs, a list per turn of the frontend, until all have ended; raise the first error."""
+        """Yield (choice, delta) pairs, one list per turn of the frontend, until all choices have ended. Raise the first
+        error of a choice."""
         while self._num_prompts_open or self._updates:
             if not self._updates:
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -128,17 +131,17 @@ class Run:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Count the tokens of each prompt once, for any n."""
+        """The number of prompt tokens; each prompt counts once, whatever `n` is."""
         return sum(map(num_ids, self._prompts))
 
     @property
     def num_cached_tokens(self) -> int:
-        """Count the prompt tokens that the prefix cache had."""
+        """The number of prompt tokens that were found in the prefix cache."""
         return sum(self._num_cached)
 
     @property
     def num_cache_writes(self) -> int:
-        """Count the prompt tokens that the prefix cache did not have and an equal prompt will find."""
+        """The number of prompt tokens that were not in the prefix cache and that an equal prompt will find there."""
         if not self._block_size:
             return 0
         size = self._block_size
@@ -146,10 +149,10 @@ class Run:
         return sum(max(0, each - found) for each, found in zip(kept, self._num_cached, strict=True))
 
     def usage(self, num_sent: int | None = None) -> JsonObject:
-        """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived.
+        """Return OpenAI's usage. `num_sent`: the completion tokens to report; None: all that have arrived.
 
-        The engine's own drafts have names of their own: OpenAI's prediction tokens are those of the field `prediction`,
-        and are billed."""
+        The engine's own drafts have field names of their own, because OpenAI's prediction tokens are those of the
+        request's field `prediction`, and are billed."""
         num_prompt = self.num_prompt_tokens
         num_completion = self.num_completion_tokens if num_sent is None else num_sent
         prompt = {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": self.num_cache_writes}
@@ -166,8 +169,8 @@ class Run:
 
 
 class LocalEngine:
-    """Client of the Frontend in the same process. It knows a request id from the submit until the last answer ends or
-    the caller leaves `run`."""
+    """Client of the Frontend in the same process. A request id is in use from `run` until the last answer ends or the
+    caller leaves the context of `run`."""
 
     def __init__(
         self,
@@ -178,8 +181,8 @@ class LocalEngine:
         has_timings: bool = False,
         block_size: int = 0,
     ) -> None:
-        """`wake` schedules a turn of the frontend. `has_timings`: responses include their durations. `block_size`: as
-        in Run."""
+        """`wake` schedules a turn of the frontend. `has_timings`: whether responses include their durations.
+        `block_size`: tokens per block of the prefix cache, or 0 if there is none."""
         self.has_timings = has_timings
         self._block_size = block_size
         self._frontend = frontend
@@ -190,15 +193,15 @@ class LocalEngine:
         self.wake = wake
         self.slice_s = SLICE_S
         self._session = frontend.open_local(self._deliver, self._peer_of)
-        self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
+        self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the prompt's position in the run
         self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
         self._query_ids = itertools.count()
-        self._to_wake: dict[Run, None] = {}  # in order; unless empty, `_wake_group` is scheduled
+        self._to_wake: dict[Run, None] = {}  # an ordered set; unless it is empty, `_wake_group` is scheduled
         self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
 
     async def model_of(self, body: object) -> str:
-        """Return the name for answers of the model that a body asks for: that of the served model, or of an adapter,
-        which is loaded if need be. HttpError 404 for an unknown name."""
+        """Return the name to report for the model that a body asks for: the served model's or an adapter's. Load the
+        adapter if needed. HttpError 404 if the name is unknown."""
         find = partial(self._frontend.adapters.find, getattr(body, "model", None) or "")
         try:
             info: AdapterInfo | None = await in_thread_pool(self._frontend.thread_pool, find)
@@ -214,8 +217,8 @@ class LocalEngine:
     async def chat_prompt(
         self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
     ) -> BodyInput:
-        """Return the prompt of a chat. For a large body an intake process has made it; otherwise it is rendered and
-        tokenized now. `cut_side`: side at which the caller will truncate the prompt."""
+        """Return the prompt of a chat. If an intake process has read the body, the prompt is in `parsed`; otherwise it
+        is rendered and tokenized now. `cut_side`: the side on which the caller will truncate the prompt."""
         if parsed.inputs:
             return parsed.inputs[0]
         chat = chat_input(parsed.body, self.inputs.media_limits)
@@ -225,14 +228,14 @@ class LocalEngine:
         return chat.prompt(prompt.token_ids, prompt.text)
 
     def put(self, media: Iterable[Medium]) -> None:
-        """Put those media into the store whose bytes are in this process, for a request that is about to come."""
+        """Store the media whose bytes are in this process, for a request that is about to be submitted."""
         for medium in held_media(media):
             self._frontend.media.put(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
 
     @contextlib.asynccontextmanager
     async def pieces(self, clip: Medium, piece_s: float, wait_s: float) -> AsyncIterator[Sequence[ReadPiece]]:
-        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s`. In this context requests may name a
-        piece as a medium, by the digest of its media file."""
+        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s` seconds. Inside this context requests
+        may refer to a piece, as a medium, by the digest of its media file."""
         jobs: list[MediaJob] = []
 
         def start(then: Then[Sequence[ReadPiece]]) -> None:
@@ -246,11 +249,11 @@ class LocalEngine:
                 self._frontend.media.release(job)
 
     async def rendered(self, turns: list[ChatMessage]) -> str:
-        """Return a chat as the model's template shows it, up to the answer."""
+        """Return the text of a chat in the model's chat template, up to the start of the answer."""
         return (await self._prompt(ReadPrompt(chat=turns))).text or ""
 
     async def chat_tokens(self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest]) -> bytes:
-        """Return the token ids of a chat's prompt, those of its images included."""
+        """Return the token ids of a chat's prompt, including those of its media."""
         prompt = await self.chat_prompt(parsed)
         token_ids = prompt.token_ids or b""
         if not prompt.media:
@@ -260,7 +263,8 @@ class LocalEngine:
         return expanded.token_ids
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
-        """Return the token ids of a text; `given` may hold them already. `cut_side`: as in chat_prompt."""
+        """Return the token ids of a text, or those that `given` already holds. `cut_side`: the side on which the caller
+        will truncate the text."""
         if given.token_ids is not None:
             return given.token_ids
         question = ReadPrompt(prompt=given.text, add_special_tokens=add_special_tokens, cut_side=cut_side)
@@ -271,16 +275,16 @@ class LocalEngine:
         return await in_thread_pool(self._frontend.thread_pool, start)
 
     async def text_of(self, token_ids: bytes) -> str:
-        """Detokenize token ids."""
+        """Return the text of token ids."""
         start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
         return await in_thread_pool(self._frontend.thread_pool, start)
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
-        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`; leaving the context aborts
-        those that are still open. With `max_open` so many are open at a time, in order.
+        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`. Leaving the context aborts the
+        requests that are still open. If `max_open` is given, at most that many requests run at a time, in order.
 
-        All submits have the same `n`. RequestError for an id that is in use."""
+        All submits must have the same `n`. RequestError if a request id is in use."""
         for submit in submits:
             self.check_id(submit.request_id)
         record, trace = access_record.get(), incoming_trace.get()
@@ -315,13 +319,13 @@ class LocalEngine:
             raise id_is_open(request_id)
 
     def _submit(self, run: Run, trace: TraceContext, adapter: str, submit: Submit) -> None:
-        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
+        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller has already left `run`
             if adapter or trace.traceparent:
                 submit = msgspec.structs.replace(submit, adapter=adapter, **trace._asdict())
             self._frontend.on_message(self._session, submit)
 
     def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
-        """Do as much of `work` as `slice_s` allows; queue the rest for later turns of the event loop."""
+        """Run as much of `work` as `slice_s` allows; queue the rest for later turns of the event loop."""
         pending, is_idle = iter(work), not self._to_do
         self._do_slice(pending)
         self._to_do.extend(pending)
@@ -336,7 +340,7 @@ class LocalEngine:
         self.wake()
 
     def _do_slice(self, work: Iterator[Callable[[], None]]) -> None:
-        """Do at least one piece of `work`, and more until `slice_s` have passed."""
+        """Run at least one item of `work`, and more until `slice_s` has passed."""
         deadline = time.monotonic() + self.slice_s
         for each in work:
             each()
@@ -344,7 +348,8 @@ class LocalEngine:
                 return
 
     def abort(self, request_id: str) -> int:
-        """Abort the submits of an answer, ID and ID/N, and return their number; their `run` gets partial answers."""
+        """Abort the submits ID and ID/N of a response, and return their number. Their `run` gets the partial
+        answers."""
         request_id = submitted_id(request_id)
         found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
         for each in found:
@@ -354,7 +359,7 @@ class LocalEngine:
         return len(found)
 
     async def control(self, control: Control) -> Done:
-        """Send a control message, with a fresh query id, and await its reply; raise the error of a QueryFailed."""
+        """Send a control message with a fresh query id, and return its reply. Raise the error of a QueryFailed."""
         query_id = next(self._query_ids)
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._controls[query_id] = done
@@ -366,7 +371,8 @@ class LocalEngine:
             del self._controls[query_id], done  # the future's error holds this frame
 
     async def load_adapter(self, query: LoadAdapter) -> None:
-        """Load an adapter from beneath --adapter-folder. RequestError if it cannot be, NotFound if it is not there."""
+        """Load an adapter from a folder in --adapter-folder. NotFound if it does not exist, RequestError if it cannot
+        be loaded."""
         load = partial(self._frontend.adapters.load, query, is_confined=True)
         await in_thread_pool(self._frontend.thread_pool, load)
 

@@ -1,7 +1,7 @@
-"""Store responses for later reads, in one SQLite file of the engine's run directory, which all frontends share.
+"""ResponseStore: stored responses, in one SQLite file of the engine's run directory, which all frontends share.
 
-A thread of its own executes the SQL. The file outlives the frontend, and ends with the engine. Writes are not synced to
-the disk: the kernel keeps the commits of a killed process.
+The store's own thread executes the SQL. The file outlives a frontend, and ends with the engine. Writes are not synced
+to the disk: the kernel keeps the commits of a killed process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .....ipc.spec.config.engine_spec import EngineSpec
 T = TypeVar("T")
 
 FILE = "responses.sqlite"
-NUM_FILES = 4  # that SQLite may have to open: the database, its log, its index, a folder
-SPARE_BYTES = 1 << 20  # a disk with less is full
+NUM_FILES = 4  # files that SQLite may have to open: database, log, index, folder
+SPARE_BYTES = 1 << 20  # a disk with less free space counts as full
 LOCK_S = 30.0  # longest wait for the transactions of other frontends
-MAX_RECORD_BYTES = 4 << 20  # of a stored conversation: the event loop reads its top-level fields, at 1 ms per MiB
+MAX_RECORD_BYTES = 4 << 20  # limit for a stored conversation: the event loop scans its top-level fields, 1 ms per MiB
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
@@ -48,20 +48,20 @@ _FIELDS = "id, is_open, is_background, items, request, response, owner"
 
 
 def boot_time() -> float:
-    """Return the seconds since the machine's start, suspensions included: nobody can set this clock."""
+    """Return the seconds since the machine booted, including suspensions. Nothing can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Record(NamedTuple):
-    """Stored response with its conversation."""
+    """Stored response and its conversation."""
 
     id: str
     is_open: bool  # queued or in progress, in the background
     is_background: bool
-    items: bytes  # JSON list: the input, earlier turns included
+    items: bytes  # JSON list: the input, including earlier turns
     request: bytes  # the other fields of the body; empty unless is_background
     response: bytes
-    owner: int = 0  # index of the frontend that made it, or is making it
+    owner: int = 0  # index of the frontend that generates or has generated it
 
     @property
     def num_bytes(self) -> int:
@@ -69,14 +69,15 @@ class Record(NamedTuple):
 
 
 class ResponseStore:
-    """Bounded store of responses. Calls take effect in order. They raise Overloaded if the disk is full or something
-    else has run out, InternalError if SQLite fails otherwise.
+    """Bounded store of responses. Its calls take effect in order. They raise Overloaded if the disk is full or another
+    resource has run out, and InternalError if SQLite fails otherwise.
 
     Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
     """
 
     def __init__(self, spec: EngineSpec, owner: int = 0, clock: Callable[[], float] = boot_time) -> None:
-        """`owner`: index of this frontend. clock: seconds, the same for all processes, that never jump."""
+        """`owner`: the index of this frontend. `clock`: seconds; a clock that all processes share and that never
+        jumps."""
         self._owner, self._clock = owner, clock
         self.path = Path(spec.run_directory) / FILE
         config = spec.config
@@ -87,9 +88,9 @@ class ResponseStore:
         self._database: sqlite3.Connection | None = None  # used only by the thread
 
     async def add(self, record: Record) -> None:
-        """Add a response, whose id is new, and delete the oldest ended ones until it fits.
+        """Add a response with a new id, and delete the oldest ended ones until it fits.
 
-        Overloaded, and nothing is deleted, if it does not fit."""
+        Overloaded, with nothing deleted, if it cannot fit."""
 
         def work(database: sqlite3.Connection) -> None:
             if not self._make_room(database, record.num_bytes):
@@ -103,9 +104,10 @@ class ResponseStore:
     async def update(
         self, response_id: str, response: bytes, *, is_open: bool, first: int = 0, events: Sequence[bytes] = ()
     ) -> None:
-        """Append events, numbered from `first`, to an open response, and replace it unless `response` is empty.
+        """Append events, numbered from `first`, to an open response, and replace the response unless `response` is
+        empty.
 
-        If `is_open` is False it ends. Does nothing if no such response is open."""
+        `is_open` False ends the response. Does nothing if no response with this id is open."""
 
         def work(database: sqlite3.Connection) -> None:
             changed = database.execute(
@@ -134,7 +136,7 @@ class ResponseStore:
         return row and Record(*row)
 
     async def open_records(self) -> list[Record]:
-        """Return the open responses of this frontend, and of those with its index before it, oldest first."""
+        """Return the open responses that this frontend, or an earlier one with its index, has added; oldest first."""
         query, owner = f"SELECT {_FIELDS} FROM responses WHERE is_open AND owner = ? ORDER BY created", self._owner
         rows = await self._do(lambda database: database.execute(query, (owner,)).fetchall())
         return [Record(*row) for row in rows]
@@ -171,7 +173,8 @@ class ResponseStore:
             raise self._failure(error) from None
 
     def _failure(self, error: sqlite3.Error) -> TokenloomError:
-        """Return the error for the caller. SQLite does not always say why it cannot open or extend its files."""
+        """Return the error to raise for a failure of SQLite, which does not always say why it cannot open or extend its
+        files."""
         cause: Exception = error
         match error.sqlite_errorcode & 0xFF:
             case sqlite3.SQLITE_FULL:
@@ -184,7 +187,7 @@ class ResponseStore:
         return shortage_of(cause, what) or InternalError(f"{what}: {error}")
 
     def _shortage(self) -> OSError | None:
-        """Return what SQLite's files lack now: descriptors or room."""
+        """Return an OSError if SQLite's files now lack descriptors or disk space, otherwise None."""
         try:
             check_free(NUM_FILES)
             status = os.statvfs(self.path.parent)
@@ -198,7 +201,7 @@ class ResponseStore:
         try:
             database.executescript(_SCHEMA)
         except sqlite3.Error:
-            database.close()  # the next call makes the tables that are missing
+            database.close()  # the next call connects again and creates the missing tables
             raise
         return database
 
@@ -207,8 +210,7 @@ class ResponseStore:
 
     def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> bool:
         """Delete expired responses, and then the oldest ended ones until a record of `num_bytes` fits (0: no record).
-
-        Returns whether it fits."""
+        Return whether it fits."""
         database.execute("DELETE FROM responses WHERE NOT is_open AND created < ?", (self._oldest(),))
         count, total = database.execute("SELECT COUNT(*), TOTAL(num_bytes) FROM responses").fetchone()
         count, total = count + (num_bytes > 0), total + num_bytes

@@ -1,4 +1,4 @@
-"""Split long work in the event loop into slices, so that sockets are served in between."""
+"""Slices of long work in the event loop, between which sockets are served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLICE_S = 0.002
 
 
 async def in_slices(items: Iterable[T], slice_s: float = SLICE_S) -> list[T]:
-    """Return the items of a lazy iterable; let other tasks of the event loop run every `slice_s` meanwhile."""
+    """Return the items of a lazy iterable; every `slice_s` seconds let other tasks of the event loop run."""
     found, deadline = list[T](), time.monotonic() + slice_s
     for item in items:
         found.append(item)

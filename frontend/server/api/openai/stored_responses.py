@@ -1,6 +1,6 @@
-"""Create, continue, store and cancel responses of /v1/responses.
+"""StoredResponses: creates, continues, stores and cancels responses of /v1/responses.
 
-All clients share one store; the secret in the id of a response is the only protection against others.
+All clients share one store. A response's id contains a secret, which alone protects the response from other clients.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from .responses import ResponseCreation
 logger = logging.getLogger("tokenloom.http")
 
 Fields = dict[str, msgspec.Raw]  # fields of a body, undecoded
-_DIGEST = "adapter_digest"  # beside the fields of a stored request: in hex, empty without an adapter
+_DIGEST = "adapter_digest"  # key added to a stored request's fields: digest in hex, empty without an adapter
 NewChat = Callable[[ParsedBody[ResponsesRequest], str], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
 
 
 class StoredResponses:
-    """Creator of all responses, and owner of those that are generated in the background. Call `resume` first."""
+    """Creator of all responses, and owner of the background responses that are being generated. Call `resume` first."""
 
     def __init__(self, engine: LocalEngine, store: ResponseStore, new_chat: NewChat) -> None:
-        """`new_chat` returns a body with the model's defaults, and the chat of that model that answers it."""
+        """`new_chat` returns the body completed with the defaults of the model that it names, and the chat that answers
+        it."""
         self._engine, self._store, self._new_chat = engine, store, new_chat
         self._running: dict[str, BackgroundResponse] = {}
 
@@ -52,8 +53,9 @@ class StoredResponses:
             logger.warning("responses of an earlier frontend are lost: %s", error)
 
     async def start(self, parsed: ParsedBody[ResponsesRequest], model: str) -> ResponseCreation | BackgroundResponse:
-        """Check a request and return its response; if it is for the background, store and start it. HttpError 400 if it
-        is for the background and cannot be stored; further errors as of `with_previous`."""
+        """Check a request and return its response. A background response is also stored and started.
+
+        HttpError 400 if a background response cannot be stored; further errors as in `with_previous`."""
         body = parsed.body
         parsed = await self.with_previous(parsed)
         is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES
@@ -88,9 +90,9 @@ class StoredResponses:
         return self._run(record, created, [] if body.stream else None)
 
     async def with_previous(self, parsed: ParsedBody[ResponsesRequest]) -> ParsedBody[ResponsesRequest]:
-        """Return the body with the conversation of previous_response_id, if given, before its input.
+        """Return the body with the conversation of previous_response_id, if that is given, before its own input.
 
-        HttpError 400 if that response is not stored; RequestError if it has not ended, or the body is longer than
+        HttpError 400 if that response is not stored; RequestError if it has not ended, or if the body is longer than
         MAX_RECORD_BYTES."""
         previous_id = parsed.body.previous_response_id
         if previous_id is None:
@@ -115,15 +117,15 @@ class StoredResponses:
         return joined._replace(raw=raw)
 
     async def find(self, response_id: str) -> Record:
-        """Return a stored response; HttpError 404 if there is none."""
+        """Return a stored response; HttpError 404 if it is not stored."""
         record = await self._store.get(response_id)
         if record is None:
             raise HttpError(404, f"Response with id '{response_id:.200}' not found.", param="response_id")
         return record
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[bytes, None]:
-        """Return a generator of a background response's events after sequence number `after` (-1: all); RequestError if
-        it is not a stream."""
+        """Return a generator of a background response's events after sequence number `after` (-1: all events).
+        RequestError if the response is not a stream."""
         if (running := self._running.get(record.id)) is not None:
             return running.follow(after)
         stored = await self._store.events(record.id)
@@ -136,8 +138,8 @@ class StoredResponses:
         return events()
 
     async def cancel(self, response_id: str) -> bytes:
-        """Cancel a background response, unless it has ended, and return it as stored (JSON). HttpError 400 for another
-        response, 404 if none is stored."""
+        """Cancel a background response unless it has ended, and return it as it is then stored (JSON). HttpError 404 if
+        it is not stored, 400 if it is not a background response."""
         if not (await self.find(response_id)).is_background:
             raise HttpError(400, "Cannot cancel a synchronous response.", param="response_id")
         if (running := self._running.get(response_id)) is not None:
@@ -145,7 +147,7 @@ class StoredResponses:
         return (await self.find(response_id)).response
 
     async def delete(self, response_id: str) -> None:
-        """Delete a response, after cancelling it if it is in progress; HttpError 404 if none is stored."""
+        """Delete a response; cancel it first if it is in progress. HttpError 404 if it is not stored."""
         await self.find(response_id)
         if (running := self._running.get(response_id)) is not None:
             await running.cancel()
@@ -161,7 +163,7 @@ class StoredResponses:
         return running
 
     async def _recreate(self, record: Record) -> ResponseCreation:
-        """Return a ResponseCreation that generates again a response of an earlier frontend, under the same id."""
+        """Return a ResponseCreation that generates a response of an earlier frontend again, under the same id."""
         fields = msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)}
         digest = bytes.fromhex(msgspec.json.decode(fields.pop(_DIGEST, b'""')))
         raw, before = encode_json(fields), msgspec.json.decode(record.response)
@@ -172,7 +174,8 @@ class StoredResponses:
         return ResponseCreation(self._engine, body, chat, created=before["created_at"], response_id=record.id)
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
-        """Store a response. If the store fails or is full, log a warning and return False: the client still gets it."""
+        """Store a response and return True. If the store fails or is full, log a warning and return False; the client
+        still gets the response."""
         _, items = conversation(raw)
         try:
             await self._store.add(
@@ -185,7 +188,7 @@ class StoredResponses:
 
 
 def conversation(raw: bytes) -> tuple[Fields, list[msgspec.Raw]]:
-    """Return the fields of a body except `input`, and the input as a list of items, a text as one user message."""
+    """Return the fields of a body except `input`, and the input as a list of items. Text becomes one user message."""
     fields = msgspec.json.decode(raw, type=Fields)
     given = fields.pop("input")
     if bytes(memoryview(given)[:1]) == b"[":

@@ -1,7 +1,7 @@
-"""Transcription: the response of /v1/audio/transcriptions and /v1/audio/translations, whole or as events.
+"""Transcription: the response of /v1/audio/transcriptions and /v1/audio/translations, as a whole or as events.
 
-A clip is cut into pieces, each of which is a request; so many are open at a time. The first error of a piece is the
-error of all. In a stream the text of a piece waits for the pieces before it.
+A clip is cut into pieces, and each piece becomes a request; at most MAX_OPEN_PIECES of a clip run at a time. The first
+error of a piece ends the whole response with that error. A stream sends the pieces' texts in order.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
 from ..openai.local_engine import ChoiceDeltas, LocalEngine, Run
 
-MAX_OPEN_PIECES = 16  # of one clip
-FRAMES_PER_S = 100  # of `seek`
+MAX_OPEN_PIECES = 16  # requests of one clip that run at a time
+FRAMES_PER_S = 100  # the unit of a segment's `seek`
 
 
 class Hearing(NamedTuple):
-    """A model that hears audio."""
+    """Properties of a model that accepts audio."""
 
-    piece_s: float  # of the longest piece
+    piece_s: float  # length of the longest piece in seconds
     prompts: TranscriptionPrompts
     defaults: Mapping[str, object]  # the model's sampling parameters
-    on_heard: Callable[[float], None]  # gets the seconds of each clip that was answered
+    on_heard: Callable[[float], None]  # called with the seconds of each transcribed clip
 
 
 class Transcription(EngineResponse):
-    """Response to one form. Only one of `whole` and `events` may be called, once. Created by `start`."""
+    """Response to one form with an audio clip. Only one of `whole` and `events` may be called, once. Created by
+    `start`."""
 
     prompt_field, stream_end, max_open = "file", DONE, MAX_OPEN_PIECES
 
@@ -75,11 +76,11 @@ class Transcription(EngineResponse):
         parsed: ParsedBody[TranscriptionRequest] | ParsedBody[TranslationRequest],
         model: str,
     ) -> Transcription:
-        """Check all fields and make the prompt; the clip is read with `whole` or `events`."""
+        """Check all fields, make the prompt and return the response; `whole` or `events` reads the clip."""
         body, question = parsed.body, hearing.prompts.language_question
         check_form(body)
         task, params = task_of(body), params_of(body, hearing.defaults)
-        language = task.language or (question and question.any_language)  # until the model has named it
+        language = task.language or (question and question.any_language)  # until the model has detected it
         prompt = hearing.prompts.prompt(task._replace(language=language))
         engine.put(parsed.inputs[0].media)
         prompt_ids = await prompt_tokens(engine, prompt)
@@ -88,7 +89,8 @@ class Transcription(EngineResponse):
 
     @contextlib.asynccontextmanager
     async def _transcribing(self) -> AsyncIterator[tuple[Run, Transcript]]:
-        """Read the clip, and submit its pieces."""
+        """Read the clip, cut it into pieces and submit them; the context's value is their run and an empty
+        transcript."""
         inputs, prompts = self._engine.inputs, self._hearing.prompts
         async with contextlib.AsyncExitStack() as stack:
             reading = self._engine.pieces(self._clip, self._hearing.piece_s, inputs.wait_s(self._params))
@@ -105,13 +107,13 @@ class Transcription(EngineResponse):
                 )
                 for place, piece in enumerate(pieces)
             ]
-            self.pin_adapter(self._engine.adapter_digest(self.model))  # also for the last piece
+            self.pin_adapter(self._engine.adapter_digest(self.model))  # so that all pieces use the same adapter
             transcript = Transcript(pieces, lambda: prompts.new_reader(self._task), inputs.eos_token_ids)
             with self.run() as run:
                 yield run, transcript
 
     async def _detect_language(self, piece: bytes, question: LanguageQuestion) -> None:
-        """Let the model name the language of a piece, which becomes that of all."""
+        """Let the model detect the language of one piece, and use it for the whole clip."""
         with prompt_errors_about(self.prompt_field):
             language = await detect_language(self._engine, question, f"{self.id}/language", piece, self._params)
         self._task = self._task._replace(language=language)
@@ -183,7 +185,7 @@ class Transcription(EngineResponse):
         }
 
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject:
-        """Return the field `logprobs`, if the caller wants it."""
+        """Return the field `logprobs` for `tokens`; {} unless the request asks for it."""
         if not self._has_logprobs:
             return {}
         token_bytes = self._engine.inputs.token_bytes
@@ -191,7 +193,8 @@ class Transcription(EngineResponse):
         return {"logprobs": shown}
 
     def _usage(self, run: Run) -> JsonObject:
-        """Return OpenAI's usage: the tokens of the prompt but a marker are text, all others of the input audio."""
+        """Return OpenAI's usage. The tokens of the prompts, without the audio's marker, are text; all other input is
+        audio."""
         num_input, num_output = run.num_prompt_tokens, run.num_completion_tokens
         num_text = run.num_choices * (num_ids(self._prompt_ids) - self._hearing.prompts.has_marker)
         return {
@@ -204,7 +207,7 @@ class Transcription(EngineResponse):
 
 
 async def prompt_tokens(engine: LocalEngine, prompt: TaskPrompt) -> bytes:
-    """Return the token ids of a prompt."""
+    """Return the token ids of a prompt, with the end of its context, if it has one, before it."""
     text = (await engine.rendered([*prompt.turns]) if prompt.turns else "") + prompt.text
     token_ids = await engine.text_tokens(BodyInput(text=text), False)
     if prompt.context is None:
@@ -217,7 +220,10 @@ async def prompt_tokens(engine: LocalEngine, prompt: TaskPrompt) -> bytes:
 async def detect_language(
     engine: LocalEngine, question: LanguageQuestion, request_id: str, clip: bytes, params: SamplingParams
 ) -> Language:
-    """Ask about a clip, by the digest of its media file. params: of the requests about it."""
+    """Return the language that the model detects in a clip: one greedy token among `question.languages`.
+
+    `clip`: the digest of its media file; `params`: those of the transcription. RequestError if no token is generated.
+    """
     submit = Submit(
         request_id=request_id,
         params=params.replace(
