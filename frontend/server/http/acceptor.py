@@ -1,8 +1,8 @@
-"""Acceptor: accepts connections from a listening socket while file descriptors are left.
+"""Acceptor: accepts connections from a listening socket as long as file descriptors are left.
 
-Without descriptors libuv accepts new connections and resets them at once. This class leaves them in the socket's
-backlog until other connections have closed, and reserves some descriptors for the engine's own files and sockets.
-It has the methods of asyncio.Server that uvicorn calls.
+When descriptors run out, libuv accepts new connections and resets them at once. This class leaves them in the socket's
+backlog until other connections have closed, and reserves some descriptors for the engine's own files and sockets. It
+has the methods of asyncio.Server that uvicorn calls.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ....ipc.process.log import is_worth_a_line
 
 logger = logging.getLogger("tokenloom.http")
 
-PAUSE_S = 0.25  # until the next attempt to accept
-MAX_ACCEPTS = 64  # per iteration of the event loop
-MAX_RESERVE = 64  # descriptors that HTTP connections may not use, but for
-NUM_PROBES = 16  # of them, whoever has all others: those that ask for /health and /metrics are answered
+PAUSE_S = 0.25  # pause before the next attempt to accept
+MAX_ACCEPTS = 64  # most connections accepted per iteration of the event loop
+MAX_RESERVE = 64  # descriptors that HTTP connections may not use once NUM_PROBES of them are open
+NUM_PROBES = 16  # so that probes are answered even if other sockets hold all other descriptors
 LEAST_RESERVE = 8  # descriptors that no HTTP connection may use
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Acceptor of one listening socket. Owns the tasks that set up its new connections, with their TLS handshakes."""
+    """Acceptor of one listening socket. Owns the tasks that set up its new connections, including their TLS
+    handshakes."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class Acceptor:
         tls: SSLContext | None = None,
         tls_handshake_s: float | None = None,
     ) -> None:
-        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting pauses. `num_open`: the
-        HTTP connections that are open."""
+        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting is paused. `num_open`
+        returns the number of open HTTP connections."""
         self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
         self._tls, self._tls_handshake_s, self._num_open = tls, tls_handshake_s, num_open
         self._loop = asyncio.get_running_loop()
@@ -54,7 +55,7 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept_all)
 
     def close(self) -> None:
-        """Stop accepting. Open connections stay open."""
+        """Stop accepting. Connections that are open stay open."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
@@ -80,7 +81,8 @@ class Acceptor:
             task.add_done_callback(self._setups.discard)
 
     def _check_room(self) -> None:
-        """Raise EMFILE if few descriptors are left: the kernel hands out the lowest free one, and it is high."""
+        """Raise OSError (EMFILE) if few descriptors are left: the kernel hands out the lowest free one, so a high one
+        shows it."""
         fd = os.dup(self._listener.fileno())
         os.close(fd)
         has_share = self._num_open() + len(self._setups) >= NUM_PROBES

@@ -1,10 +1,10 @@
-"""AccessLog: one line for each finished HTTP request with client, path, status, size and time.
+"""AccessLog: one line for each finished HTTP request, with client, path, status, size and time.
 
     127.0.0.1:51234 POST /v1/completions 200 5312 bytes 0.532 s first 0.021 s tokens 12+34 id 6f1c…
 
-Query strings and bodies, and so prompts, are never logged. `all` costs two clock readings and a line per request, and
-a call per event of a stream. `errors`, the default, logs failed requests only, with a limit per second, so that a
-flood of them cannot fill a disk.
+Query strings and bodies, and therefore prompts, are never logged. `all` costs two clock readings and a line per
+request, and a call per event of a stream. `errors`, the default, logs only failed requests, and only so many a second
+that a flood of them cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MAX_PATH_CHARACTERS = 200
 
 
 class AccessLog:
-    """ASGI middleware around the whole app. `has_all`: log all requests; otherwise only failed ones, without probes and
+    """ASGI middleware around the whole app. `has_all`: log all requests; otherwise only failed ones except probes, and
     at most MAX_ERRORS_PER_S a second."""
 
     def __init__(self, app: ASGIApp, *, has_all: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._has_all, self._clock = app, has_all, clock
         self._second = self._num_in_second = self._num_dropped = 0
-        self._time_of_day = ""  # of `_second`
+        self._time_of_day = ""  # `_second` as text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = AccessRecord(peer=(scope.get("client") or ("",))[0])
@@ -52,7 +52,7 @@ class AccessLog:
 
         path = scope["path"]
         if not self._has_all:
-            scope[SERVER_SEND] = send  # bytes of successful streams need not be counted
+            scope[SERVER_SEND] = send  # bypasses `counting`: bytes of successful streams need not be counted
         try:
             await self._app(scope, receive, counting)
         finally:
@@ -79,7 +79,9 @@ class AccessLog:
         self._write(f"{_peer(client)} - - {error.status} {error}", self._clock())
 
     def _write(self, line: str, now: float) -> None:
-        """Write a line, unless the log level is above INFO; without `has_all`, count it if this second has too many.
+        """Write a line, unless the log level is above INFO. Without `has_all`, only count the line if this second has
+        too many.
+
         `logging` is bypassed because it would take twice as long as everything else here."""
         if not logger.isEnabledFor(logging.INFO):
             return
@@ -99,7 +101,7 @@ class AccessLog:
 
 
 def _peer(client: tuple[str, int] | None) -> str:
-    """Format an address as HOST:PORT. Clients of a unix socket have none: "unix"."""
+    """Return an address as HOST:PORT, or "unix" for clients of a unix socket, which have no address."""
     if not client:
         return "unix"
     host = client[0].removeprefix("::ffff:")

@@ -22,7 +22,7 @@ from ..requests.frontend import Frontend
 from .endpoint import AnyBody, Endpoint
 from .peers import Peers
 
-PIECE_BYTES = 1 << 16  # of token ids, encoded without yielding to the event loop
+PIECE_BYTES = 1 << 16  # size of token ids that are encoded without yielding to the event loop
 
 
 class AdminEndpoints:
@@ -62,7 +62,7 @@ class AdminEndpoints:
         return json_response(model_info(card) if VERSION_HEADER.decode() in request.headers else card)
 
     def _card(self, name: str) -> JsonObject:
-        """Return the card of a model or an adapter; HttpError 404 if there is none of this name."""
+        """Return the description of a model or an adapter; HttpError 404 if the name is unknown."""
         if name in self._spec.model_names:
             return self._model(name)
         info = next((info for info in self._frontend.adapters.infos if info.name == name), None)
@@ -132,7 +132,8 @@ class AdminEndpoints:
         return json_response(body, 503 if health.is_stalled else 200)
 
     async def ready(self, request: Request) -> Response:
-        """Return 200 if a new request would be accepted, else 503. During a pause or sleep it would be, and wait."""
+        """Return 200 if a new request would be accepted, else 503. A pause or sleep counts as ready: requests then
+        wait."""
         health = self._frontend.health()
         return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
@@ -143,7 +144,7 @@ class AdminEndpoints:
         return json_response({"server_load": num_open})
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics in Prometheus' text format. No key is needed, as scrapers expect."""
+        """Return the metrics in Prometheus' text format. It needs no key, as scrapers expect."""
         return Response(self._frontend.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:

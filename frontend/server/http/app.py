@@ -1,6 +1,6 @@
-"""new_app: the ASGI app of the HTTP server. GeneratingEndpoints decode bodies and start the work for them.
+"""new_app: the ASGI app of the HTTP server. GeneratingEndpoints decode bodies and start the work that they ask for.
 
-Does not know the fields of bodies (`openai/forms/schema.py`) or the engine's messages (`openai/local_engine.py`).
+Does not know the fields of bodies (`forms/openai/schema.py`) or the engine's messages (`api/openai/local_engine.py`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Work: TypeAlias = Streamed | Whole  # a checked request
 
 
 class GeneratingEndpoints:
-    """Endpoints that generate or embed, from completions to Anthropic's messages."""
+    """Handlers of all endpoints that generate or embed, from completions to Anthropic's messages."""
 
     def __init__(
         self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore, peers: Peers
@@ -88,7 +88,8 @@ class GeneratingEndpoints:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Count a request as refused if this context raises an expected error. The engine gets the request later."""
+        """Count a request as refused if this context raises an expected error. At this point the engine does not have
+        the request yet."""
         try:
             yield
         except (HttpError, TokenloomError) as error:
@@ -148,7 +149,7 @@ class GeneratingEndpoints:
         speech, spec = speech_of(self._spec.model), self._spec
 
         async def refuse(request: Request) -> Response:
-            async for _ in request.stream():  # a client that is still sending may not read the answer
+            async for _ in request.stream():  # a client may not read the answer before it has sent everything
                 pass
             with self._refusals():
                 name = f"{spec.served_model_name!r:.200}"
@@ -204,7 +205,8 @@ def new_app(
     peers: Peers,
     open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
-    """Build the ASGI app: routes, HttpMiddleware around them, CORS, if set, outermost, so that errors have it too."""
+    """Return the ASGI app: routes, with HttpMiddleware around them. CORS, if set, is outermost, so that errors have its
+    headers too."""
     template = engine.inputs.chat_template
     others = (
         AdminEndpoints(engine, frontend, spec, peers),

@@ -1,14 +1,15 @@
-"""Connections: limits the time in which an HTTP client must send a request, its head, and the number of connections.
+"""Connections: limits on HTTP clients: the time for sending a request, the size of its head, the number of connections.
 
 If a client sends a head or body too slowly, it gets 408 and its connection is closed. One timer checks all connections
-that wait for their client, a few times within the limit; without such connections no timer runs. An answer may take
-any time.
+whose client has to act, a few times within the limit; without such connections no timer runs. Answers have no limit of
+time.
 
-A head may have MAX_HEAD_BYTES and MAX_HEADERS, trailers included, or the client gets 431. Bytes are counted as they
-come, before a key is checked; a refused client may go on sending for a while, since it may read its answer only then.
+A head may have MAX_HEAD_BYTES and MAX_HEADERS, including trailers; above that the client gets 431. Bytes are counted as
+they arrive, before a key is checked. A refused client may continue to send for a while, since it may read its answer
+only after that.
 
-At the limit of connections a new one replaces the connection that has been idle for longest. If none is idle, requests
-on the new connection get 503, except probes.
+If the limit of connections is reached, a new one replaces the connection that has been idle longest. If none is idle,
+requests on the new connection get 503, except probes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenloom.http")
 
 CHECKS_PER_LIMIT = 4  # runs of the timer within the time limit
-MIN_BYTES_PER_S = 1024  # average rate at which a body must arrive
-MAX_HEAD_BYTES = 64 << 10  # of URL and headers of a request, and of the trailers behind its body
-MAX_HEADERS = 256  # of a request, trailers included
-MAX_PIPELINED = 128  # requests of a connection that wait for the answer before them
-NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files, and for ZeroMQ clients
+MIN_BYTES_PER_S = 1024  # least average rate at which a body must arrive
+MAX_HEAD_BYTES = 64 << 10  # size of a request's URL and headers, and of the trailers after its body
+MAX_HEADERS = 256  # number of a request's headers, including trailers
+MAX_PIPELINED = 128  # requests of a connection that wait for earlier answers
+NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files and for ZeroMQ clients
 
 
 def connection_limit() -> int:
@@ -48,7 +49,7 @@ def connection_limit() -> int:
 
 
 class Stage(enum.Enum):
-    """Progress of the newest request of a connection."""
+    """Progress of the newest request on a connection."""
 
     NEW = enum.auto()  # connected, nothing received
     HEAD = enum.auto()  # part of the head received
@@ -63,13 +64,14 @@ _WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE, Stage.REFUSED))
 
 
 class Connections:
-    """All open connections and the timer. Keeps those that wait for their client, and those without a request in the
-    order in which they became so."""
+    """All open connections and the timer. It keeps the set of those whose client has to act, and those without a
+    request in the order in which they became so."""
 
     def __init__(
         self, timeout_s: float, max_connections: int, on_refused: Callable[[HttpConnection, HttpError, str], None]
     ) -> None:
-        """`on_refused` is called for each error sent without the app: connection, error, reason (a metric label)."""
+        """`on_refused` is called with connection, error and reason (a metric label) for each error that is sent without
+        the app."""
         self.timeout_s, self.max_connections, self.on_refused = timeout_s, max_connections, on_refused
         self._open: set[HttpConnection] = set()
         self.loop = asyncio.get_running_loop()
@@ -88,7 +90,8 @@ class Connections:
         return len(self._open)
 
     def open(self, connection: HttpConnection) -> bool:
-        """Add a connection. Over the limit close those longest without a request; False if that is not enough."""
+        """Add a connection. If there are too many, close those that have been without a request longest; return False
+        if there are still too many."""
         self._open.add(connection)
         while self.num_open > self.max_connections and self._without_request:
             longest = next(iter(self._without_request))
@@ -138,8 +141,8 @@ class Connections:
 
 
 class WithoutChunks:
-    """App for clients older than HTTP/1.1, which do not know chunks: the end of the connection, which uvicorn closes
-    behind the answer, ends a body whose length is not known before."""
+    """App for clients older than HTTP/1.1, which do not know chunked encoding: a body of unknown length ends with the
+    connection, which uvicorn closes after the answer."""
 
     def __init__(self, app: ASGI3Application) -> None:
         self._app = app
@@ -161,19 +164,19 @@ class WithoutChunks:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits of time and size for the client."""
+    """uvicorn's HTTP protocol with limits on the client's time and sizes."""
 
     def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
-        """`is_local`: only a process of this machine can have connected."""
+        """`is_local`: whether only processes of this machine can connect."""
         super().__init__(config, server_state, {}, connections.loop)
         self._connections = connections
         self._stage = Stage.NEW
         self._marks = {LOCAL: True} if is_local else {}  # added to the ASGI scope of each request
-        self._answered: RequestResponseCycle | None = None  # the oldest request without a whole answer; `cycle`: newest
+        self._answered: RequestResponseCycle | None = None  # oldest request without a whole answer; `cycle`: newest
         self._num_body_bytes = 0
-        self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
-        self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
-        self._body_parts: list[bytes] = []  # of the data that is being parsed
+        self._num_head_bytes = self._num_headers = 0  # of the head, as passed on by the parser
+        self._num_unread_bytes = 0  # given to the parser since it last passed on a head or a part of a body
+        self._body_parts: list[bytes] = []  # found in the data that is being parsed
         self._new_app, self._old_app = self.app, WithoutChunks(self.app)  # for HTTP/1.1, and before it
         self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
@@ -192,7 +195,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.close(self)
-        self._end_answers()  # uvicorn ends that of `cycle` alone
+        self._end_answers()  # uvicorn itself ends only the answer of `cycle`
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -245,8 +248,8 @@ class HttpConnection(HttpToolsProtocol):
         self._body_parts.append(body)
 
     def _pass_body_on(self) -> None:
-        """Pass on the parts of a body that have come, as one: uvicorn copies all that waits for each, and chunks may
-        have one byte."""
+        """Pass on the received parts of a body as one. For each part that it gets, uvicorn copies all bytes that wait,
+        and chunks may be as small as one byte."""
         if self._body_parts:
             super().on_body(b"".join(self._body_parts))
             self._body_parts.clear()
@@ -268,8 +271,9 @@ class HttpConnection(HttpToolsProtocol):
     # ── limits ──
 
     def check(self, now: float, late_s: float) -> None:
-        """Close the connection, with a 408 if a request has begun, if its client is too slow. Excluded are `late_s`,
-        the seconds by which the loop was late, and the time in which an earlier answer is open or reading pauses."""
+        """Close the connection if its client is too slow, with a 408 if a request has begun. Not counted are `late_s`,
+        the seconds by which the event loop was late, and the time during which an earlier answer is open or reading is
+        paused."""
         if self._is_answering_earlier or self.flow.read_paused:
             self._since = self._last_at = now
             return
@@ -303,14 +307,14 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_answering_earlier(self) -> bool:
-        """Whether the answer to a request before the newest is open."""
-        if self._stage is Stage.HEAD:  # `cycle` is still of the request before
+        """Whether the answer to an earlier request than the newest is still open."""
+        if self._stage is Stage.HEAD:  # `cycle` still belongs to the previous request
             return self.cycle is not None and not self.cycle.response_complete
         return len(self.pipeline) > 0
 
     @property
     def _may_send_error(self) -> bool:
-        """Whether no answer is half sent and no complete request waits for one."""
+        """Whether no answer is partly sent and no complete request waits for its answer."""
         has_begun = self._stage is Stage.BODY and self.cycle.response_started
         return self._stage is not Stage.ANSWER and not has_begun and not self._is_answering_earlier
 
@@ -326,9 +330,11 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(431, text, "head")
 
     def _refuse(self, status: int, message: str, why: str) -> None:
-        """Send an error without the app and close, at once if the error can be taken for an answer to another request,
-        or if the client is slow; else when the client closes: a socket that is closed with unread bytes resets the
-        connection, and the client may lose the error."""
+        """Send an error without the app, and close the connection.
+
+        It is closed at once if the client is slow, or if the client could take the error for the answer to another
+        request (the error is then not sent). Otherwise it is closed once the client closes: closing a socket with
+        unread bytes resets the connection, and the client may lose the error."""
         may_send = self._may_send_error
         if may_send:
             error = HttpError(status, message)
@@ -337,7 +343,7 @@ class HttpConnection(HttpToolsProtocol):
             length = b"content-length: %d\r\n" % len(body)
             head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
             self.transport.write(head + body)
-        self._end_answers()  # the app sends nothing behind the error, or to a closed connection
+        self._end_answers()  # so that the app sends nothing after the error or to a closed connection
         if not may_send or status == 408:
             self.transport.close()
             return
@@ -346,7 +352,7 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(Stage.REFUSED)
 
     def _end_answers(self) -> None:
-        """End the open answers: the app sends nothing more, and gets the event of a client that has left."""
+        """End the open answers: the app sends nothing more, and receives a disconnect event."""
         for cycle in (self._answered, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected, cycle.waiting_for_100_continue = True, False

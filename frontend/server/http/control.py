@@ -1,7 +1,7 @@
 """ControlEndpoints: pause, reload, sleep, profile and similar commands over HTTP, as the client library has them.
 
-With --api-key the key is required. Without one, only callers on this machine are accepted: unix sockets and loopback
-ports. Of web pages only our own are accepted then, because a browser lets any page post to a local port.
+If --api-key is set, the key is required. Otherwise only callers on this machine are accepted: on unix sockets and
+loopback ports. Of web pages only our own are then accepted, because a browser lets any page post to a local port.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RestartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number of the replica to restart; none: all, one after the other."""
+    """Number of the replica to restart; if absent, all replicas are restarted, one after the other."""
 
     replica: int | None = None
 
 
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lowest log level that all processes of the engine write."""
+    """Lowest level of the log lines that all processes of the engine write."""
 
     level: LogLevel
 
 
 class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompt to load the KV blocks of: prompt, a text or token ids, or prompt_token_ids."""
+    """Prompt whose KV blocks are to be loaded: prompt (a text or token ids) or prompt_token_ids."""
 
     prompt: str | list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -68,22 +68,22 @@ class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True):
-    """Adapter to load: a folder beneath --adapter-folder, and the name that requests will give as their model."""
+    """Adapter to load: a folder below --adapter-folder, and the name that requests will give as their model."""
 
     lora_name: str = ""
     lora_path: str = ""
-    load_inplace: bool = False  # replace the adapter that has the name
+    load_inplace: bool = False  # whether to replace the adapter that has this name
 
 
 class UnloadAdapterRequest(msgspec.Struct, frozen=True):
-    """Adapter to unload. Its number is not used."""
+    """Adapter to unload, by its name; lora_int_id is ignored."""
 
     lora_name: str = ""
     lora_int_id: int | None = None
 
 
 class ControlEndpoints:
-    """Handlers of commands, which answer once the engine has carried them out, and of queries for their state."""
+    """Handlers of commands, which answer once the engine has executed them, and of queries for their state."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend, self._spec = engine, frontend, spec
@@ -115,7 +115,8 @@ class ControlEndpoints:
     def _command(
         self, action: ControlAction, summary: str, body_type: type[BodyT], answer: Callable[[BodyT], JsonObject]
     ) -> Endpoint:
-        """Make the endpoint of a command with the fields of its body; `answer` returns the JSON of its success."""
+        """Return the endpoint of a command whose parameters are the fields of its body. `answer` returns the JSON for
+        success."""
 
         async def handle(request: Request) -> Response:
             body = await self._read(request, body_type)
@@ -163,7 +164,7 @@ class ControlEndpoints:
         return json_response({"num_tokens": done.num_tokens})
 
     async def load_adapter(self, request: Request) -> Response:
-        """Load an adapter from beneath --adapter-folder, with vLLM's statuses and texts."""
+        """Load an adapter from a folder below --adapter-folder. Statuses and texts are vLLM's."""
         body = await self._read_order(request, LoadAdapterRequest)
         if not body.lora_name or not body.lora_path:
             raise HttpError(400, "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
@@ -175,7 +176,7 @@ class ControlEndpoints:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(self, request: Request) -> Response:
-        """Unload an adapter, with vLLM's statuses and texts."""
+        """Unload an adapter. Statuses and texts are vLLM's."""
         body = await self._read_order(request, UnloadAdapterRequest)
         if not body.lora_name:
             raise HttpError(400, "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name")
@@ -186,7 +187,7 @@ class ControlEndpoints:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def _read_order(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Read an order about adapters; HttpError 403 unless the operator allows them."""
+        """Return the body of an order about adapters; HttpError 403 unless --allow-runtime-lora is set."""
         if not self._spec.config.allow_runtime_lora:
             raise HttpError(
                 403, "adapters are not loaded over HTTP here: start with --allow-runtime-lora and --adapter-folder"
@@ -198,7 +199,8 @@ class ControlEndpoints:
         return json_response({"level": self._frontend.log_level})
 
     async def _read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Check that the caller may send commands, and decode the body. It may be empty if all fields have defaults."""
+        """Check that the caller may send commands, and return the decoded body, which may be empty if all fields have
+        defaults."""
         self._check(request)
         has_defaults = not any(each.required for each in msgspec.structs.fields(body_type))
         if has_defaults and not await request.body():
@@ -206,8 +208,10 @@ class ControlEndpoints:
         return (await self._engine.bodies.read(request, body_type)).body
 
     def _check(self, request: Request) -> None:
-        """Raise 403 for a remote caller or another site's page if no key is set. HttpMiddleware checks a set key, and
-        has refused most pages already: those of --cors-origins get no further than this."""
+        """If no API key is set, raise HttpError 403 for a remote caller or a page of another site.
+
+        HttpMiddleware checks the key if one is set, and has already refused most pages; pages of --cors-origins, which
+        it lets pass, are refused here."""
         if self._has_key:
             return
         if self._own_pages.origin_fault(dict(request.scope["headers"])):

@@ -1,6 +1,6 @@
 """Endpoint: one path and method of the HTTP server, with its handler and its entry in /openapi.json.
 
-Does not know the fields of bodies (`openai/forms/schema.py`).
+Does not know the fields of bodies (`forms/openai/schema.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from ...forms.openai.errors import ErrorBody
 
 
 class AnyBody(msgspec.Struct, frozen=True):
-    """Body that is accepted and not read."""
+    """Body that is accepted but not read."""
 
 
 class Endpoint(NamedTuple):
-    """Route with its documentation: a POST if it has a `body_type`, else a GET, unless `other_method` is set."""
+    """Route with its documentation. The method is `other_method` if set, else POST if there is a `body_type`, else
+    GET."""
 
     path: str
     answer: Callable[[Request], Awaitable[Response]]
@@ -41,7 +42,7 @@ class Endpoint(NamedTuple):
 
 
 def routes(endpoints: Iterable[Endpoint]) -> list[Route]:
-    """Make one route per path, so that a 405 lists all methods of the path."""
+    """Return one route per path, so that a 405 answer lists all methods of the path."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for each in endpoints:
         by_path.setdefault(each.path, {})[each.method] = each

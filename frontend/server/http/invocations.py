@@ -1,8 +1,8 @@
 """Invocations: SageMaker's single path for generation and embeddings.
 
 The fields of the body choose the endpoint: `encoding_format` or `dimensions` embeddings (also of a chat), else
-`messages` chat, `prompt` completions, `input` embeddings. Only the first bytes of the body are searched, so that a
-large body is still decoded in an intake process.
+`messages` chat, else `prompt` completions, else `input` embeddings. Only the first SMALL_BYTES of the body are
+searched, so that a large body is still decoded in an intake process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...forms.openai.errors import HttpError
 from ..bodies.body_parser import SMALL_BYTES
 from .endpoint import Endpoint
 
-PATH_BY_FIELD = {  # first match wins: a chat to embed has messages too
+PATH_BY_FIELD = {  # the first match decides: a chat to embed has messages too
     "encoding_format": "/v1/embeddings",
     "dimensions": "/v1/embeddings",
     "messages": "/v1/chat/completions",
@@ -30,7 +30,7 @@ _TOKEN = re.compile(rf"({JSON_STRING})(\s*:)?|[{{}}\[\]]".encode())
 
 
 class Invocations:
-    """Dispatcher: passes each request to one of the given endpoints, chosen by the fields of its body."""
+    """Handler that passes each request to one of the given endpoints, chosen by the fields of its body."""
 
     def __init__(self, endpoints: list[Endpoint]) -> None:
         self._by_path: Mapping[str, Endpoint] = {each.path: each for each in endpoints}
@@ -61,7 +61,7 @@ class Invocations:
 
 
 def top_level_fields(head: bytes) -> set[str]:
-    """Find the field names of the outermost object in the beginning of a JSON text."""
+    """Return the field names of the outermost object in the first bytes of a JSON text."""
     depth, fields = 0, set()
     for token in _TOKEN.finditer(head):
         if token[0] in (b"{", b"["):

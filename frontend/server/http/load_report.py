@@ -1,4 +1,4 @@
-"""The engine's load as a response header, for load balancers: Open Request Cost Aggregation (ORCA).
+"""The engine's load as a response header for load balancers: Open Request Cost Aggregation (ORCA).
 
 https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
 """
@@ -14,7 +14,7 @@ FORMAT_HEADER = "endpoint-load-metrics-format"  # request header
 
 
 def load_headers(form: str, metrics: EngineMetrics) -> Mapping[str, str]:
-    """Return the load header with vLLM's metric names; empty if `form` is neither TEXT nor JSON."""
+    """Return the load header, with vLLM's metric names; empty unless `form` is TEXT or JSON."""
     load = {"kv_cache_usage_perc": metrics.kv_use, "num_requests_waiting": float(metrics.progress.num_waiting)}
     reports = {
         "TEXT": ", ".join(f"named_metrics.{name}={value}" for name, value in load.items()),

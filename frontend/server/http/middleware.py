@@ -1,10 +1,11 @@
 """HttpMiddleware: checks the caller and the body size of every HTTP request, and turns exceptions into error answers.
 
-With keys a caller must send one; without, it must not be a web page of another site (`listening/web_pages.py`).
+If API keys are set, a caller must send one of them. Otherwise the request must not come from a web page of another site
+(`listening/web_pages.py`).
 
-Errors have OpenAI's form, on Anthropic's paths Anthropic's. Each answer gets `x-request-id` (the caller's or a new
-one), the caller's W3C trace context, and a `warning` if fields of the body had no effect. Plain ASGI, because every
-streamed token passes through it.
+Errors have OpenAI's form, and Anthropic's on Anthropic's paths. Each answer gets `x-request-id` (the caller's or a new
+one), the caller's W3C trace context, and a `warning` if fields of the body were ignored. It is plain ASGI, because
+every streamed token passes through it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
 
 logger = logging.getLogger("tokenloom.http")
 
-PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served above the connection limit too
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served even above the connection limit
 OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # static: they hold no data
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
@@ -46,8 +47,8 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class HttpMiddleware:
-    """ASGI middleware around `app`. All paths except OPEN_PATHS require one of the keys, if there are any, and else a
-    caller that `pages` lets in."""
+    """ASGI middleware around `app`. All paths except OPEN_PATHS require one of the API keys, if any are set, and
+    otherwise a request that `pages` accepts."""
 
     def __init__(
         self,
@@ -60,8 +61,9 @@ class HttpMiddleware:
         pages: WebPages | None = None,
         note: ReadingNote | None = None,
     ) -> None:
-        """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it.
-        `note` gets each request but probes while it is worked on; default: in memory."""
+        """`on_refused` is called with the reason of each refusal (a metric label). `root_path` is removed from paths if
+        the proxy has left it there. `note` records which request, probes excepted, is being worked on; None: a note in
+        memory."""
         self._app = app
         self._on_refused, self._note = on_refused, note or ReadingNote()
         self._api_keys = [key.encode() for key in api_keys or ()]
@@ -86,7 +88,7 @@ class HttpMiddleware:
         async def send_with_headers(message: Message) -> None:
             nonlocal has_started, is_open
             if message["type"] == "http.response.body" and not message.get("more_body") and is_open:
-                is_open = False  # before the client can have the whole response: a loss no longer cuts it
+                is_open = False  # before the client has the whole response, which a loss now no longer cuts
                 self._open_requests.add(-1)
             if message["type"] == "http.response.start":
                 has_started = True
@@ -111,7 +113,7 @@ class HttpMiddleware:
         finally:
             if is_open:
                 self._open_requests.add(-1)
-            del scope[SERVER_SEND]  # which holds the scope: a cycle
+            del scope[SERVER_SEND]  # it refers to the scope: break the cycle
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:
@@ -144,9 +146,11 @@ class HttpMiddleware:
             raise HttpError(403, fault, "permission_error")
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app, and note each slice of its work on this request under a key of the method, path, query and body
-        so far. Raises HttpError 413 once the body exceeds the limit, since content-length may be absent, and 400 for a
-        request that has ended frontends."""
+        """Run the app. Record each slice of its work on this request under a key made of the method, path, query and
+        the body received so far.
+
+        HttpError 413 once the body exceeds the limit, since content-length may be absent; HttpError 400 if the request
+        has ended frontends before (see ReadingNote)."""
         if scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
             return
@@ -164,7 +168,7 @@ class HttpMiddleware:
                     raise self._too_large()
                 found.update(body)
                 work.key = found.digest()
-                self._note.begin(work.key)  # for the rest of this slice, too
+                self._note.begin(work.key)  # also for the rest of this slice
                 self._refuse_deadly(work.key)
                 maybe_fail("frontend.read", num_bytes)
             return message
@@ -174,7 +178,7 @@ class HttpMiddleware:
             self._refuse_deadly(work.key)
             await work
         finally:
-            work.close()  # if it was refused before it began
+            work.close()  # in case it was refused before it started
 
     def _refuse_deadly(self, key: bytes) -> None:
         if self._note.is_deadly(key):
@@ -187,8 +191,10 @@ class HttpMiddleware:
 
 
 def _error_response(error: Exception, scope: Scope) -> Response:
-    """Return the answer to a failed request, and log a bug. No frame in the error's traceback may hold the error, or
-    the request stays in memory until a full garbage collection: hence this function."""
+    """Return the answer to a failed request, and log the error if it is a bug.
+
+    This is a function of its own because no frame in the error's traceback may hold the error: otherwise the request
+    would stay in memory until a full garbage collection."""
     answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
     if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
         logger.error("%s %s failed", scope["method"], shown_path(scope["path"]), exc_info=error)
@@ -198,12 +204,12 @@ def _error_response(error: Exception, scope: Scope) -> Response:
 
 
 def shown_path(path: str) -> str:
-    """Return a path for the log: without the id of a stored response, which alone protects it."""
+    """Return a path for the log, without the id of a stored response: the id alone protects the response."""
     return _STORED.sub("/v1/responses/ID", path)
 
 
 def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:
-    """Return the fault of the credentials, empty if they are valid. Anthropic's clients send the key in x-api-key,
+    """Return why the credentials are invalid, or "" if they are valid. Anthropic's clients send the key in x-api-key,
     others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
     if (alone := headers.get(b"x-api-key", b"").strip()) and _is_any_of(alone, keys):
@@ -218,12 +224,12 @@ def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str
 
 
 def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
-    """Compare with all keys, in a time that does not depend on which one it is."""
+    """Whether the token is one of the keys; the time it takes does not depend on which one."""
     return True in [hmac.compare_digest(token, key) for key in keys]
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
-    """Convert the router's error about an unknown path or method."""
+    """Return the HttpError for the router's error about an unknown path or method."""
     message = f"{scope['method']} {scope['path']:.200}: {error.detail.lower()}; /openapi.json lists all paths"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 

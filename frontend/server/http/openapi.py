@@ -1,4 +1,5 @@
-"""Build the OpenAPI document /openapi.json: all endpoints with a summary, from the structs that decode their bodies."""
+"""The OpenAPI document /openapi.json: all endpoints that have a summary, with schemas from the structs of their
+bodies."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # exa
 
 
 def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
-    """Build the OpenAPI 3.1 document of the endpoints that have a summary."""
+    """Return the OpenAPI 3.1 document of the endpoints that have a summary."""
     listed = [each for each in endpoints if each.summary]
     bodies = [each.body_type for each in listed if each.body_type is not None]
     schemas, components = msgspec.json.schema_components(
@@ -82,7 +83,7 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
 
 
 def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
-    """Add minimum and maximum to a field that is a sampling parameter, unless its type has limits."""
+    """Add minimum and maximum to a field that is a sampling parameter, unless its type already has limits."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
     if limits is None:
         return
@@ -96,7 +97,7 @@ def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
 
 
 def _limit_ids(schema: object, highest: int) -> None:
-    """Set the maximum of every token id in a schema, in place; TOKEN_ID is their title."""
+    """Set the maximum of every token id in a schema, in place. Token ids are the schemas with the title TOKEN_ID."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema["maximum"] = highest
@@ -107,7 +108,7 @@ def _limit_ids(schema: object, highest: int) -> None:
 
 
 def _anything(kind: type) -> JsonObject:
-    """Give fields of type `object` a schema that allows any JSON value (msgspec's schema_hook)."""
+    """Return a schema that allows any JSON value, for fields of type `object` (msgspec's schema_hook)."""
     if kind is not object:
         raise NotImplementedError(f"{kind} has no JSON schema")
     return {"description": "any JSON value"}

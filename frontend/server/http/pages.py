@@ -1,8 +1,8 @@
-"""PageEndpoints: the HTML pages (dashboard, chat, docs) and the data of the dashboard.
+"""PageEndpoints: the HTML pages (dashboard, chat, docs) and the dashboard's data.
 
-Each page is one file without external assets; its content security policy allows only its icon. Pages hold no data and
-need no key, the requests that they send do. The dashboard's data are totals and cumulative buckets of the metrics; the
-page computes rates and quantiles.
+Each page is one file without external assets; its content security policy allows only its own icon. Pages hold no data
+and need no key, but the requests that they send do. The dashboard's data are totals and cumulative buckets of the
+metrics; the page computes rates and quantiles from them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _HEADERS = {
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Key of the open answer to abort."""
+    """Key of the open answer to abort, from the dashboard's data."""
 
     key: str
 
 
 class PageEndpoints:
-    """Handlers of the pages. Files are read once; the dashboard's data are collected for each poll."""
+    """Handlers of the pages. Each file is read once, at the start; the dashboard's data are collected for each poll."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec, peers: Peers) -> None:
         self._engine, self._frontend, self._spec, self._peers = engine, frontend, spec, peers
@@ -62,7 +62,8 @@ class PageEndpoints:
         ]
 
     def _redirect(self, page: str) -> Callable[[Request], Awaitable[Response]]:
-        """Make a handler that redirects to `page` under the proxy's root path; without one, by a relative link."""
+        """Return a handler that redirects to `page` under the proxy's root path, or, if none is set, by a relative
+        link."""
         root = self._spec.config.root_path  # without one the link is relative, for proxies with an unknown prefix
 
         async def redirect(request: Request) -> Response:
@@ -71,7 +72,7 @@ class PageEndpoints:
         return redirect
 
     async def data(self, request: Request) -> Response:
-        """Return the dashboard's data; with `?history` also the samples of the last two minutes."""
+        """Return the dashboard's data; with `?history`, also the samples of the last two minutes."""
         health = self._frontend.health()
         metrics, others = self._frontend.metrics, self._frontend.shared.others
         joined = metrics.registry.joined
@@ -123,7 +124,7 @@ class PageEndpoints:
 
 
 def _page(name: str, media_type: str = "text/html; charset=utf-8") -> Callable[[Request], Awaitable[Response]]:
-    """Read a file of FOLDER now, and make a handler that returns its content."""
+    """Read a file of FOLDER now, and return a handler that answers with its content."""
     content = (FOLDER / name).read_bytes()
 
     async def page(request: Request) -> Response:

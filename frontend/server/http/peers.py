@@ -1,8 +1,8 @@
-"""Peers: HTTP requests that another frontend of the engine has to answer, since it has what they are about.
+"""Peers: passes HTTP requests on to the frontend of the same engine that can answer them.
 
-A connection reaches any frontend, but an open answer, or a response that is made in the background, is at one. Each
-frontend therefore listens on a socket in the run directory, and passes such a request on to another with its headers;
-a request that was passed on is passed no further.
+A connection reaches any frontend, but an open answer, or a response being generated in the background, belongs to one.
+Each frontend therefore listens on a socket in the run directory, and passes such a request, with its headers, on to
+another frontend. A request that was passed on is not passed on again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from starlette.responses import Response, StreamingResponse
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.openai.errors import HttpError
 
-PASSED_ON = "x-tokenloom-passed-on"  # header of a request from another frontend
+PASSED_ON = "x-tokenloom-passed-on"  # header that marks a request from another frontend
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "keep-alive", "expect")
 _BACKLOG = 128
 
 
 class Peers:
-    """The other frontends. Owns the listening socket of this one, from `listen` on."""
+    """The other frontends of the engine. Owns this frontend's listening socket, once `listen` was called."""
 
     def __init__(self, spec: EngineSpec, index: int) -> None:
         self.index = index
@@ -35,19 +35,20 @@ class Peers:
         self._others = [each for each in range(spec.config.api_server_count) if each != index]
 
     def listen(self) -> list[socket.socket]:
-        """Return the socket for other frontends; none if there are no others."""
+        """Return the listening socket for other frontends, in a list; empty if there are no others."""
         if not self._others:
             return []
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(self.index))  # of the frontend before this one
+            os.unlink(self._path(self.index))  # left by this frontend's predecessor
         listener.bind(self._path(self.index))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         return [listener]
 
     async def ask_all(self, request: Request, body: bytes) -> Response | None:
-        """Return the first successful answer of another frontend to a request; None if no other one has any."""
+        """Return the first successful answer of another frontend to the request; None if none succeeds, or if the
+        request was passed on already."""
         for index in self._others if PASSED_ON not in request.headers else ():
             with contextlib.suppress(HttpError):
                 response = await self.ask(request, index, body)
@@ -56,7 +57,8 @@ class Peers:
         return None
 
     async def ask(self, request: Request, index: int, body: bytes = b"") -> Response:
-        """Let another frontend answer a request with this body; 503 if it is being replaced."""
+        """Return another frontend's answer to the request with this body; HttpError 503 if that frontend is being
+        replaced."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path(index))
             try:

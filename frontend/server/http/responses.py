@@ -1,4 +1,4 @@
-"""ResponseEndpoints: retrieve, cancel and delete stored responses, list their input, count input tokens."""
+"""ResponseEndpoints: retrieve, cancel and delete stored responses, list their input items, and count input tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..bodies.body_parser import ParsedBody
 from .endpoint import AnyBody, Endpoint
 from .peers import PASSED_ON, Peers
 
-MAX_LISTED = 100  # items per page, as at OpenAI
+MAX_LISTED = 100  # items per page; OpenAI's limit
 
 
 class ResponseEndpoints:
-    """Endpoints of stored responses."""
+    """Handlers for stored responses, and for the token count of an input."""
 
     def __init__(self, engine: LocalEngine, responses: StoredResponses, peers: Peers) -> None:
         self._engine, self._responses, self._peers = engine, responses, peers
@@ -69,11 +69,11 @@ class ResponseEndpoints:
         return Response(await self._responses.cancel(record.id), media_type="application/json")
 
     def _is_elsewhere(self, record: Record, request: Request) -> bool:
-        """Whether another frontend is making a response in the background."""
+        """Whether another frontend is generating the response in the background."""
         return record.is_open and record.owner != self._peers.index and PASSED_ON not in request.headers
 
     async def list_items(self, request: Request) -> Response:
-        """List one page of a response's input items, newest first unless `order` is asc."""
+        """Return one page of a response's input items, newest first unless `order` is asc."""
         record = await self._responses.find(request.path_params["response_id"])
         items: list[JsonObject] = msgspec.json.decode(record.items)
         unique = item_prefix(record.id)
@@ -104,13 +104,13 @@ class ResponseEndpoints:
         parsed = await self._responses.with_previous(parsed)
         chat = chat_request(parsed.body)
         with schema_errors_about(schema_field(parsed.body)):
-            chat_params(with_allowed_tools(chat))  # as a response would be refused
+            chat_params(with_allowed_tools(chat))  # raises the errors that POST /v1/responses would raise
         token_ids = await self._engine.chat_tokens(ParsedBody(chat, parsed.inputs))
         return json_response({"object": "response.input_tokens", "input_tokens": num_ids(token_ids)})
 
 
 def _in_parts(item: JsonObject) -> JsonObject:
-    """Replace text content by a list with one text part."""
+    """Return the item with its text content, if it has one, replaced by a list with one text part."""
     if not isinstance(text := item.get("content"), str):
         return item
     kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -118,7 +118,7 @@ def _in_parts(item: JsonObject) -> JsonObject:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """Read an integer query parameter; `default` if it is absent, RequestError if it is no integer."""
+    """Return an integer query parameter, or `default` if it is absent; RequestError if it is not an integer."""
     given = request.query_params.get(name)
     try:
         return default if given is None else int(given)

@@ -5,7 +5,7 @@ core's message to the client's socket without a lock, a queue or a second proces
 
 ZeroMQ's descriptors are edge-triggered: they signal an event, not pending data. So each turn ends with a check of the
 sockets, and if any is still readable another turn follows. At most one turn is pending, however many handlers ask for
-one: their messages go out together.
+one: their messages are sent together.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from .peers import Peers
 T = TypeVar("T")
 
 IDLE_S = 75  # keep-alive time of a connection without a request
-FAREWELL_S = 2  # for unfinished answers when the engine stops
+FAREWELL_S = 2  # time for unfinished answers to end when the engine stops
 
 
 class TurnTaker(Protocol):
-    """Protocol of the frontend process: its turns run on the event loop of the HTTP server."""
+    """Interface of a frontend process, whose turns run on the HTTP server's event loop."""
 
     is_stopping: bool
     wakeup_fd: int
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """Return the ZeroMQ sockets that a turn reads."""
+        """The ZeroMQ sockets that a turn reads."""
         ...
 
     def turn(self) -> None:
@@ -62,11 +62,12 @@ class TurnTaker(Protocol):
         ...
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Return the seconds until a turn is due even without new messages; None: never. `now` in monotonic seconds."""
+        """Return the seconds until a turn is due even without new messages; None: no turn is due. `now`: monotonic
+        seconds."""
         ...
 
     def stop(self) -> None:
-        """End all requests and tell their clients that the engine stops."""
+        """End all requests, and tell their clients that the engine is stopping."""
         ...
 
 
@@ -78,8 +79,8 @@ def run_with_http(
     open_requests: OpenRequests,
     index: int = 0,
 ) -> None:
-    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process is stopping. `index`: of
-    this frontend."""
+    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process stops. `index`: the
+    number of this frontend."""
     listeners = [socket.socket(fileno=fd) for fd in fds]
     for each in listeners:
         each.set_inheritable(False)  # child processes must not inherit them
@@ -121,7 +122,7 @@ async def _serve(
 
     await generating.responses.resume()
     server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
-    await turns.run()  # in place of uvicorn's main loop, which wakes ten times a second
+    await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
@@ -131,12 +132,13 @@ async def _serve(
 def _new_task(
     note: ReadingNote, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any
 ) -> asyncio.Task[T]:
-    """Make a task; one that is made while a request is read is noted as work on this request."""
+    """Return a new task. If it is created while a request is worked on, its slices are recorded as work on that
+    request."""
     return asyncio.Task(work if note.current == NONE else note.slices(work), loop=loop, **options)
 
 
 def new_server(app: ASGIApp) -> uvicorn.Server:
-    """Make a uvicorn server to run without its main loop and without sockets of its own."""
+    """Return a uvicorn server that is run without its main loop and without sockets of its own."""
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -163,8 +165,8 @@ def accept(
     config: EngineConfig,
     on_exhausted: Callable[[], None],
 ) -> Acceptor:
-    """Start to accept connections from `listener`. `on_exhausted` is called when descriptors run out. Closing the
-    returned Acceptor leaves the listener open."""
+    """Accept connections from `listener` until the returned Acceptor is closed, which leaves the listener open.
+    `on_exhausted` is called when descriptors run out."""
     is_unix = listener.family == socket.AF_UNIX
     is_local = is_unix or is_loopback(listener.getsockname()[0])
 
@@ -177,25 +179,26 @@ def accept(
 
 
 class TurnLoop:
-    """Scheduler of a process's turns on the event loop: by its sockets, by time, and on request."""
+    """Scheduler of a process's turns on the event loop: a turn follows events of its sockets, a time, or a call of
+    `wake`."""
 
     def __init__(self, process: TurnTaker) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._is_pending = False
         self._timer: asyncio.TimerHandle | None = None
-        self._sockets: Sequence[zmq.Socket[bytes]] = ()  # whose descriptors are watched
+        self._sockets: Sequence[zmq.Socket[bytes]] = ()  # those whose descriptors are watched
         self._fds: list[int] = []
         self._end: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
-        """Schedule a turn, unless one is pending. Call only from the loop's thread."""
+        """Schedule a turn, unless one is pending. Call it only from the event loop's thread."""
         if not self._is_pending and not self._end.done():
             self._is_pending = True
             self._loop.call_soon(self._turn)
 
     async def run(self) -> None:
-        """Run turns until the process is stopping. Raises the exception of a turn."""
+        """Run turns until the process is stopping. If a turn raises an exception, raise it."""
         self._loop.add_reader(self._process.wakeup_fd, self.wake)
         self.wake()
         try:
@@ -218,16 +221,16 @@ class TurnLoop:
             return
         if self._process.is_stopping:
             self._end.set_result(None)
-        # The descriptor becomes readable once for an event, not for each message, and a send handles events, too: one
-        # that came with a message after the turn had read its socket is used up, and would wake nobody. EVENTS tells
-        # what is there. Another turn instead of a loop here: handlers and connections get their share in between.
+        # The descriptor becomes readable once per event, not per message, and a send consumes events, too: the event of
+        # a message that arrived after the turn had read its socket may be consumed, and no turn would follow. So EVENTS
+        # is checked. Another turn reads the rest, not a loop here, so that handlers and connections run in between.
         elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._sockets):
             self.wake()
         else:
             self._set_timer()
 
     def _watch(self, sockets: Sequence[zmq.Socket[bytes]]) -> None:
-        """Let the descriptors of these sockets cause turns, instead of those before; some may have been replaced."""
+        """Let the descriptors of these sockets cause turns, in place of the former sockets' descriptors."""
         if sockets == self._sockets:
             return
         for fd in self._fds:

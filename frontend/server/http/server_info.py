@@ -1,4 +1,4 @@
-"""InfoEndpoints: the engine's configuration under vLLM's names, and the tokenizer's configuration.
+"""InfoEndpoints: the engine's configuration in vLLM's groups, and the tokenizer's configuration.
 
 Secrets are left out: keys, tokens, and URLs that may contain them.
 """
@@ -24,7 +24,7 @@ from ...forms.openai.errors import HttpError, json_response
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
-GROUPS = {  # of vLLM, and our options in each
+GROUPS = {  # vLLM's groups, and our options in each
     "model_config": "model tokenizer revision trust_remote_code quantization seed enforce_eager max_logprobs "
     "served_model_name dtype max_model_len",
     "cache_config": "block_size gpu_memory_utilization enable_prefix_caching cache_dtype num_gpu_blocks",
@@ -32,11 +32,11 @@ GROUPS = {  # of vLLM, and our options in each
     "lora_config": "enable_lora max_loras max_lora_rank max_cpu_loras lora_target_modules lora_modules",
     "parallel_config": "tensor_parallel_size pipeline_parallel_size data_parallel_size",
 }
-PATH_FIELDS = ("vocab_file", "merges_file")  # of tokenizer_config.json: they show local paths
+PATH_FIELDS = ("vocab_file", "merges_file")  # fields of tokenizer_config.json that show local paths
 
 
 class InfoEndpoints:
-    """Endpoints of the configuration, /tokenizer_info only if enabled. Both need the API key if one is set."""
+    """Handlers for the configuration; /tokenizer_info exists only if enabled. Both need the API key if one is set."""
 
     def __init__(self, frontend: Frontend, spec: EngineSpec, chat_template: str | None) -> None:
         self._frontend, self._spec, self._chat_template = frontend, spec, chat_template
@@ -48,8 +48,8 @@ class InfoEndpoints:
         return found
 
     async def server_info(self, request: Request) -> Response:
-        """Return a JSON object with configuration, system and version, as vLLM does. The configuration is one text, or
-        objects with `?config_format=json`; HttpError for another format."""
+        """Return a JSON object with configuration, system and version, as vLLM does. The configuration is text, or
+        objects with `?config_format=json`. HttpError 400 for any other format."""
         config_format = request.query_params.get("config_format", "text")
         if config_format not in ("text", "json"):
             message = f"config_format {config_format!r:.100} is neither text nor json"
@@ -67,8 +67,8 @@ class InfoEndpoints:
         )
 
     def _groups(self) -> dict[str, JsonObject]:
-        """Return all options except secrets, in vLLM's groups and engine_config. Automatic options that the engine spec
-        resolves have that value; others, such as the parsers, stay "auto"."""
+        """Return all options except secrets, in vLLM's groups, with the remaining ones in engine_config. Automatic
+        options that the engine spec resolves have the resolved value; others, such as the parsers, stay "auto"."""
         spec, metrics = self._spec, self._frontend.metrics
         options = {
             name: hide_credentials(value) if isinstance(value, str) else value
@@ -88,7 +88,7 @@ class InfoEndpoints:
 
     @cached_property
     def _tokenizer_info(self) -> JsonObject:
-        """Return tokenizer_config.json without paths, with special tokens as text and the chat template in use."""
+        """tokenizer_config.json without paths, with special tokens as text, and with the chat template in use."""
         path = Path(self._spec.tokenizer_folder, "tokenizer_config.json")
         config: JsonObject = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
         info = {name: _plain(value) for name, value in config.items() if name not in PATH_FIELDS}
@@ -97,7 +97,7 @@ class InfoEndpoints:
 
 
 def _plain(value: object) -> object:
-    """Replace tokens that are written as objects by their text, at any depth."""
+    """Return the value with each token that is an object replaced by its text, at any depth."""
     if isinstance(value, dict):
         return value["content"] if "content" in value else {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
