@@ -1,7 +1,7 @@
-"""AdapterMetrics: metrics of LoRA adapters, of ended answers and from the core's Progress. Only engines with
---enable-lora have them.
+"""AdapterMetrics: metrics of LoRA adapters, from ended answers and from the core's Progress.
 
-The label `adapter` is a name, for the first MAX_NAMES that requests give, and then `other`.
+Only engines with --enable-lora have it. The label `adapter` is the adapter's name for the first MAX_NAMES names that
+requests use, and `other` for all further ones.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ....ipc.messages.adapter import AdaptersProgress
 from .registry import Counter, Gauge, Metric, Readings
 
 MAX_NAMES = 100
-MAX_SHOWN = 20  # on the dashboard
+MAX_SHOWN = 20  # rows on the dashboard
 OTHER = "other"
 
 
 class AdapterMetrics:
-    """Owns the counters and gauges of adapters."""
+    """Owner of the counters and gauges of adapters."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class AdapterMetrics:
         max_loras: int,
         max_names: int = MAX_NAMES,
     ) -> None:
-        """`increase`: returns how much a total of the core has grown since its last report, by any key. `names_of`:
-        returns the names of an adapter."""
+        """`increase(key, total)` returns how much a total of the core has grown since its last report under that key.
+        `names_of` returns the names of the adapter with a digest."""
         self._increase, self._names_of = increase, names_of
         self._max_loras, self._max_names = max_loras, max_names
         self._state, self._reported_at = AdaptersProgress(num_slots=max_loras), 0.0
@@ -59,7 +59,8 @@ class AdapterMetrics:
         return [(labels, self._reported_at)]
 
     def _shown(self, digests: list[bytes]) -> list[str]:
-        """Return the names of adapters; the beginning of the digest for those that have lost theirs."""
+        """Return the names of adapters, or the first characters of the digest of an adapter that no longer has a
+        name."""
         names = [
             name for digest in digests[: self._max_names] for name in self._names_of(digest) or [digest.hex()[:12]]
         ]
@@ -72,7 +73,7 @@ class AdapterMetrics:
         return [({"state": name}, count) for name, count in counts.items()]
 
     def on_end(self, name: str, num_prompt_tokens: int, num_tokens: int) -> None:
-        """Count an ended answer of an adapter."""
+        """Count an ended answer that used the adapter `name`."""
         is_known = (name,) in self.requests.totals or len(self.requests.totals) < self._max_names
         label = name if is_known else OTHER
         self.requests.add(1, label)

@@ -1,5 +1,7 @@
-"""EncoderMetrics: metrics of the workers' encoder caches, from the core's Progress. Only engines of models that take
-media have them."""
+"""EncoderMetrics: metrics of the workers' encoder caches, from the core's Progress.
+
+Only engines of models that take media have it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from .registry import Counter, Gauge, Metric, Readings
 
 
 class EncoderMetrics:
-    """Owns the counters and gauges of encoded media."""
+    """Owner of the counters and gauges of encoded media."""
 
     def __init__(self, increase: Callable[[Hashable, float], float]) -> None:
-        """`increase`: returns how much a total of the core has grown since its last report, by any key."""
+        """`increase(key, total)` returns how much a total of the core has grown since its last report under that
+        key."""
         self._increase = increase
         self._state = EncoderProgress(capacity=0)
         self.encodes = Counter("encoder_encodes_total", "Media that steps began to encode.")

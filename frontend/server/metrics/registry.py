@@ -1,9 +1,9 @@
 """Counters, gauges and histograms of one thread, rendered by prometheus_client at a scrape. Knows nothing of requests.
 
-The totals are our own, because they change for each message of the core, and prometheus_client's take a lock for each
-change: an observation costs 170 ns here and 880 ns there, an addition 110 and 330 ns, with a label 150 and 1240 ns.
-prometheus_client takes 20 ms to import, so an engine without HTTP does not; the HTTP server imports it before it
-listens, as a scrape must not need a free descriptor.
+The totals are kept here, because they change with each message of the core, and prometheus_client's take a lock for
+each change: an observation costs 170 ns here and 880 ns there, an addition 110 and 330 ns, with a label 150 and 1240
+ns. Importing prometheus_client takes 20 ms, so an engine without HTTP does not import it; the HTTP server imports it
+before it listens, because a scrape must not need a free descriptor.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
 
 Labels: TypeAlias = dict[str, str]
-Readings: TypeAlias = list[tuple[Labels, float]]  # a gauge's values by their labels
+Readings: TypeAlias = list[tuple[Labels, float]]  # a gauge's values, each with its labels
 
 
 class MetricState(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers of a metric, for the same one in another frontend."""
+    """The numbers of a metric, to be added to the same metric in another frontend."""
 
-    values: list[tuple[tuple[str, ...], float]] = []  # of a counter by label values, of a gauge by names and values
-    counts: list[int] = []  # of a histogram, in each bucket alone
-    sum: float = 0.0  # of its observations
+    values: list[tuple[tuple[str, ...], float]] = []  # a counter's by label values, a gauge's by label names and values
+    counts: list[int] = []  # a histogram's, in each bucket by itself (not cumulative)
+    sum: float = 0.0  # of a histogram's observations
 
 
 class Counter:
-    """A total for each combination of label values; never decreases."""
+    """Totals that never decrease, one for each combination of label values."""
 
     def __init__(self, name: str, help: str, label_names: Sequence[str] = ()) -> None:
-        """`name` ends in _total."""
+        """`name` must end in _total."""
         self.name, self.help = name, help
         self._label_names = tuple(label_names)
         self.totals: dict[tuple[str, ...], float] = {} if label_names else {(): 0.0}
@@ -45,7 +45,7 @@ class Counter:
         self.totals[label_values] = self.totals.get(label_values, 0.0) + amount
 
     def raise_to(self, total: float, *label_values: str) -> None:
-        """Set the total to that of an external counter; a lower value is ignored."""
+        """Set the total to that of an external counter; ignore a lower value."""
         self.totals[label_values] = max(total, self.totals.get(label_values, 0.0))
 
     def get(self, *label_values: str) -> float:
@@ -78,7 +78,7 @@ class Counter:
 
 
 class Gauge:
-    """Metric with the result of `read` at the scrape: a number, or one for each set of labels."""
+    """Metric whose value is the result of `read` at the scrape: a number, or one number for each set of labels."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Gauge:
         read: Callable[[], float | Readings],
         read_own: Callable[[], float | Readings] | None = None,
     ) -> None:
-        """`read_own`: the part that is of this process alone, if not all."""
+        """`read_own` returns the part that belongs to this process alone; None: all of it."""
         self.name, self.help = name, help
         self._read, self._read_own = read, read_own or read
         self._added: list[MetricState] = []
@@ -122,7 +122,7 @@ def _readings(read: Callable[[], float | Readings]) -> Readings:
 
 
 class Histogram:
-    """Numbers of observations by upper bound, and the sum of their values."""
+    """Number of observations in each bucket, given by upper bounds, and the sum of their values."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self.name, self.help = name, help
@@ -135,7 +135,8 @@ class Histogram:
         self.sum += value * times
 
     def add_counts(self, counts: Sequence[int], sum: float) -> None:
-        """Add the observations of another histogram with the same bounds: count of each bucket alone, and sum."""
+        """Add the observations of another histogram with the same bounds. `counts`: the count of each bucket by itself,
+        not cumulative; `sum`: the sum of the values."""
         for place, count in enumerate(counts):
             self._counts[place] += count
         self.sum += sum
@@ -158,12 +159,12 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[int]:
-        """Number of observations at or below each bound, then of all."""
+        """The number of observations at or below each bound, and last the number of all."""
         return list(accumulate(self._counts))
 
     @property
     def buckets(self) -> dict[str, int]:
-        """`cumulative` by bound as text; the last is +Inf."""
+        """`cumulative` by its bound as text; the last bound is +Inf."""
         bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return dict(zip(bounds, self.cumulative, strict=True))
 
@@ -176,11 +177,12 @@ MetricT = TypeVar("MetricT", bound=Counter | Gauge | Histogram)
 
 
 class Registry:
-    """Metrics in the order of their addition, with a common name prefix and common labels; a collector of
+    """Metrics in the order in which they were added, with a common name prefix and common labels. It is a collector of
     prometheus_client.
 
-    `own`: those that count in this process what others of the engine count too. All reads show the sums, with the
-    states that `others` returns, by the names of metrics. Each process knows the remaining metrics as a whole."""
+    `own`: the metrics that count events of this process only. Reads show their sums over all frontends of the engine,
+    by adding the states, by metric name, that `others` returns. Every process knows the remaining metrics completely.
+    """
 
     def __init__(self, prefix: str, labels: Labels) -> None:
         self._prefix = prefix
@@ -190,7 +192,7 @@ class Registry:
         self.others: Callable[[], Sequence[Mapping[str, MetricState]]] = tuple
 
     def joined(self, metric: MetricT) -> MetricT:
-        """Return a metric with the sums of all processes of the engine."""
+        """Return the metric with the sums over all frontends of the engine."""
         states = [found[metric.name] for found in self.others() if metric.name in found]
         if not states or not any(each is metric for each in self.own):
             return metric
@@ -203,17 +205,17 @@ class Registry:
         return [self.joined(metric) for metric in self.metrics]
 
     def read(self) -> list[messages.Metric]:
-        """Read all metrics as messages for clients, with prefix and common labels."""
+        """Return all metrics as messages for clients, with prefix and common labels."""
         return [each for metric in self._joined_all() for each in metric.read(self._prefix + metric.name, self._labels)]
 
     def render(self) -> str:
-        """Format all metrics in Prometheus's text format 0.0.4."""
+        """Return all metrics in Prometheus's text format 0.0.4."""
         from prometheus_client import generate_latest
 
         return generate_latest(self).decode()
 
     def collect(self) -> Iterator[Family]:
-        """Yield a family of prometheus_client for each metric, also for one without samples."""
+        """Yield a family of prometheus_client for each metric, even for one without samples."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for metric in self._joined_all():

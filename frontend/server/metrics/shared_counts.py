@@ -1,8 +1,8 @@
-"""SharedCounts: the counts of each frontend of an engine in a file, so that any of them shows the sums of all.
+"""SharedCounts: the counts of each frontend of an engine in a file, so that each frontend can show the sums of all.
 
-A frontend writes its file at most once a second, and only after something has happened. The totals of a lost frontend
-stay, and its successor continues them: a total never falls. What is true only now, such as the number of open
-requests, counts while its frontend runs. An engine with one frontend has no file.
+A frontend writes its file at most once a second, and only if something has changed. The totals of a lost frontend stay,
+and its successor continues them: a total never falls. Momentary values, such as the number of open requests, count only
+while their frontend runs. An engine with one frontend has no file.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .registry import MetricState
 logger = logging.getLogger("tokenloom.frontend")
 
 WRITE_INTERVAL_S = 1.0
-MAX_SHOWN = 100  # open answers in a file
-NEVER = float("inf")  # as a time
+MAX_SHOWN = 100  # most open answers in a file
+NEVER = float("inf")  # monotonic time of an event that never comes
 
 
 class FrontendCounts(msgspec.Struct, frozen=True):
-    """The file of one frontend."""
+    """Content of the file of one frontend."""
 
-    identity: str  # of the process that wrote it
-    totals: dict[str, MetricState] = {}  # by name, since the engine's start
+    identity: str  # of the process that wrote the file
+    totals: dict[str, MetricState] = {}  # by metric name, since the engine's start
     gauges: dict[str, MetricState] = {}
     num_open_requests: int = 0
-    open_answers: list[JsonObject] = []  # as the dashboard shows them, the oldest first
+    open_answers: list[JsonObject] = []  # as the dashboard shows them, oldest first
 
 
 class SharedCounts:
-    """This frontend's file, and a view of the others. `own` collects what it holds; `next_at`: when `tick` writes
-    next, in monotonic seconds."""
+    """This frontend's file, and a view of the other frontends' files. `own` collects the content to write; `next_at`:
+    the time of the next write in `tick`, in monotonic seconds."""
 
     def __init__(
         self,
@@ -50,21 +50,22 @@ class SharedCounts:
         is_running: Callable[[str], bool],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`index`: of this frontend. `is_running`: whether the frontend with an identity runs."""
+        """`index`: the number of this frontend. `is_running(identity)`: whether the frontend with this identity
+        runs."""
         paths = [_path(spec.run_directory, each) for each in range(spec.config.api_server_count)]
         self._path, self._paths = paths[index], [path for path in paths if path != paths[index]]
         self._own, self._is_running, self._monotonic = own, is_running, monotonic
         self._written, self._written_at, self._num_unwritten = b"", -WRITE_INTERVAL_S, 0
-        self._cached: dict[Path, tuple[tuple[int, int], FrontendCounts]] = {}  # with inode and time of change
+        self._cached: dict[Path, tuple[tuple[int, int], FrontendCounts]] = {}  # with its inode and time of change
         self.next_at = NEVER
 
     def predecessor(self) -> FrontendCounts | None:
-        """Return what the frontend before this one left; None if this is the first."""
+        """Return the counts that this frontend's predecessor left; None if this is the first."""
         return _read(self._path) if self._paths else None
 
     @property
     def others(self) -> list[FrontendCounts]:
-        """The counts of the other frontends, without gauges and open requests of those that do not run."""
+        """The counts of the other frontends; without gauges and open requests for frontends that do not run."""
         found = [counts for path in self._paths if (counts := self._read_cached(path)) is not None]
         gone = {"gauges": {}, "num_open_requests": 0, "open_answers": []}
         return [
@@ -72,11 +73,12 @@ class SharedCounts:
         ]
 
     def states(self) -> Sequence[Mapping[str, MetricState]]:
-        """Return the states of the other frontends' metrics."""
+        """Return the states of the other frontends' metrics, one dict by metric name for each frontend."""
         return [{**counts.totals, **counts.gauges} for counts in self.others] if self._paths else ()
 
     def tick(self, now: float) -> None:
-        """Write the file if it is due; else note that something may have changed. Call it in each turn."""
+        """Write the file if that is due and its content has changed; otherwise set `next_at`. To be called in each
+        turn."""
         if not self._paths:
             return
         due = self._written_at + WRITE_INTERVAL_S

@@ -1,6 +1,6 @@
-"""SpeculationMetrics: metrics of guessed tokens, from the core's Progress. Only engines with speculation have them.
+"""SpeculationMetrics: metrics of draft tokens, from the core's Progress. Only engines with speculation have them.
 
-The label `source` is `own` for guesses from a request's own tokens and `corpus` for those from earlier answers.
+The label `source` is `own` for drafts from a request's own tokens and `corpus` for those from earlier answers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .registry import Counter, Gauge, Metric
 
 
 class SpeculationMetrics:
-    """Owns the counters. `increase`: returns how much a total of the core has grown since its last report, by any
-    key."""
+    """Owner of the counters. `increase(key, total)` returns how much a total of the core has grown since its last
+    report under that key."""
 
     def __init__(self, increase: Callable[[Hashable, float], float]) -> None:
         self._increase = increase
@@ -44,7 +44,7 @@ class SpeculationMetrics:
             counter.add(self._increase((counter.name, labels), total), *labels)
 
     def summary(self) -> JsonObject:
-        """Return totals for the dashboard: answers' results with drafts, drafts, and those that were right."""
+        """Return totals for the dashboard: results of answers with drafts, draft tokens, and accepted draft tokens."""
         state = self._state
         return {
             "steps": sum(state.num_steps_by_drafts.values()),

@@ -1,6 +1,6 @@
 """TierMetrics: metrics of the KV tiers, from the core's Progress. Only engines with tiers have them.
 
-The label `source` is disk, remote or peer, and `host` for the slots in this machine's memory.
+The label `source` is disk, remote or peer, or `host` for the slots in this machine's memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .registry import Counter, Gauge, Metric, Readings
 
 
 class TierMetrics:
-    """Owns the counters and gauges of tiers. `increase`: returns how much a total of the core has grown since its last
-    report, by any key."""
+    """Owner of the counters and gauges of tiers. `increase(key, total)` returns how much a total of the core has grown
+    since its last report under that key."""
 
     def __init__(self, increase: Callable[[Hashable, float], float]) -> None:
         self._increase = increase

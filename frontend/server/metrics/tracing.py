@@ -1,4 +1,4 @@
-"""Exports OpenTelemetry spans of requests, if --otlp-endpoint or OpenTelemetry's own variables configure an exporter.
+"""Tracing: exports OpenTelemetry spans of requests, if --otlp-endpoint or OpenTelemetry's variables name an exporter.
 
     llm_request ─┬─ queue      from arrival to the first step
                  ├─ prefill    to the first token
@@ -31,7 +31,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 logger = logging.getLogger("tokenloom.frontend")
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-FLUSH_S = 2.0  # for the last spans when the engine stops
+FLUSH_S = 2.0  # time for sending the last spans when the engine stops
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?")
 _KEY = r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _MEMBER = re.compile(_KEY + r"=(?=[^,=]{1,256}$)[\x20-\x7e]*[\x21-\x7e]")  # one vendor's entry of a tracestate
@@ -40,22 +40,22 @@ MAX_MEMBERS = 32
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of an answer's events in monotonic seconds, 0 = not yet, and its token counts."""
+    """Token counts of an answer, and the times of its events in monotonic seconds; 0: has not happened yet."""
 
     submit: Submit
     num_prompt_tokens: int
     arrived_at: float
-    started_at: float = 0.0  # its first step
-    first_at: float = 0.0  # its first token
-    last_at: float = 0.0  # its newest tokens
+    started_at: float = 0.0  # the answer's first step
+    first_at: float = 0.0  # the answer's first token
+    last_at: float = 0.0  # the answer's newest tokens
     num_tokens: int = 0
-    num_resumed: int = 0  # tokens of earlier attempts, which the client has
-    shown_key: str = ""  # random, once the dashboard has shown the answer
+    num_resumed: int = 0  # tokens of earlier attempts, which the client already has
+    shown_key: str = ""  # a random key, set when the dashboard first shows the answer
 
 
 class _Complaints(logging.Handler):
-    """Logs OpenTelemetry's warnings as ours, the 1st, 2nd, 4th … with the remedy: it repeats them for each batch of
-    spans."""
+    """Log handler that repeats OpenTelemetry's warnings as ours, with the remedy: the 1st, 2nd, 4th, … only, since
+    OpenTelemetry logs one for each batch of spans."""
 
     def __init__(self, place: str) -> None:
         super().__init__(logging.WARNING)
@@ -69,11 +69,12 @@ class _Complaints(logging.Handler):
 
 
 class Tracing:
-    """Owns the exporter and its thread. Sets no global of OpenTelemetry, since the embedding program may use them."""
+    """Owner of the exporter and its thread. It sets no global of OpenTelemetry, since the embedding program may use
+    them."""
 
     def __init__(self, endpoint: str | None, model: str, run_id: str) -> None:
-        """`endpoint`: URL of a collector of OTLP over HTTP; None: read OpenTelemetry's variables. ImportError without
-        OpenTelemetry."""
+        """`endpoint`: URL of a collector of OTLP over HTTP; None: read OpenTelemetry's variables. ImportError if
+        OpenTelemetry is not installed."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -125,8 +126,9 @@ class Tracing:
 
 
 def new_tracing(spec: EngineSpec) -> Tracing | None:
-    """Create the tracing; None if no exporter is configured. Without the package OpenTelemetry --otlp-endpoint raises
-    ConfigError, and variables alone only log a warning."""
+    """Return the tracing, or None if no exporter is configured or OpenTelemetry is not installed.
+
+    If OpenTelemetry is not installed, --otlp-endpoint raises ConfigError; variables alone only log a warning."""
     endpoint = spec.config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
         return None
@@ -143,7 +145,7 @@ def new_tracing(spec: EngineSpec) -> Tracing | None:
 
 
 def _phases(answer: Timeline, ended_at: float) -> list[tuple[str, float, float]]:
-    """Return name, begin and end of each phase that the answer reached."""
+    """Return name, start and end of each phase that the answer reached."""
     begins = (("queue", answer.arrived_at), ("prefill", answer.started_at), ("decode", answer.first_at))
     came = [(name, begin) for name, begin in begins if begin]
     ends = [*(begin for _, begin in came[1:]), ended_at]
@@ -155,7 +157,7 @@ def _nanoseconds(unix_time: float) -> int:
 
 
 class TraceContext(NamedTuple):
-    """Values of the traceparent and tracestate headers of an HTTP request; empty if missing."""
+    """Values of the traceparent and tracestate headers of an HTTP request; each is empty if missing."""
 
     traceparent: str = ""
     tracestate: str = ""
@@ -167,7 +169,7 @@ incoming_trace: ContextVar[TraceContext] = ContextVar("incoming_trace", default=
 
 
 def read_trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-    """Read the trace context of a request's headers. A malformed header counts as missing, and so does a tracestate
+    """Return the trace context in a request's headers. A malformed header counts as missing, and so does a tracestate
     without a traceparent."""
     values: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
     for name, value in headers:
