@@ -1,7 +1,7 @@
-"""ChatTemplate: a list of chat turns → the prompt text that the checkpoint was trained on.
+"""ChatTemplate: renders a list of chat turns to the prompt text that the checkpoint was trained on.
 
 The template is Jinja in Hugging Face's dialect and comes with the checkpoint or a request. It is untrusted and runs in
-a sandbox; any exception in it is a RequestError. Knows nothing of tokens.
+a sandbox; any exception in it becomes a RequestError. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .tokenizer import Tokenizer, read_tokenizer_config
 from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
 
 MODEL_FORM = ChatForm()
-NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
-MAX_CHARACTERS = 4 << 20  # of a file with a template
+NO_MEDIA = MediaMarker("image", "", "")  # for a model that takes only text
+MAX_CHARACTERS = 4 << 20  # limit for a template file
 _PROBE = "\ue000one text\ue000"  # occurs in no real text
 DEFAULTS = EngineConfig()
-_PARTS: dict[MediaKind, JsonObject] = {  # of media; Qwen2-Audio's templates look for the URL
+_PARTS: dict[MediaKind, JsonObject] = {  # parts for media; Qwen2-Audio's templates look for the URL
     "image": {"type": "image"},
     "audio": {"type": "audio", "audio_url": ""},
 }
@@ -49,7 +49,7 @@ _END_MARK = (
 
 
 class ChatTemplate:
-    """Compiled template with the special tokens by name (bos_token …) and the default variables."""
+    """Compiled template with the special tokens by name (bos_token, …) and the default variables."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class ChatTemplate:
         defaults: JsonObject | None = None,
         marker: MediaMarker = NO_MEDIA,
     ) -> None:
-        """Compile `source`; ConfigError names `origin` if it is no template. `defaults`: variables that a chat may
-        override; `marker`: the text at the place of a medium."""
+        """Compile `source`; if it is not a template, raise ConfigError, which names `origin`. `defaults`: variables
+        that a chat may override; `marker`: the text that stands for a medium."""
         self.source, self.marker = source, marker
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
@@ -74,7 +74,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, spec: EngineSpec, tokenizer: Tokenizer | None, marker: MediaMarker = NO_MEDIA) -> ChatTemplate | None:
-        """Load the template of an engine's model; None if neither its files nor its architecture have one."""
+        """Load the template of an engine's model; None if neither its files nor DEFAULT_TEMPLATES have one."""
         found = cls.load(Path(spec.tokenizer_folder), tokenizer, spec.config, marker)
         default = DEFAULT_TEMPLATES.get(spec.model.architecture)
         if found is not None or default is None:
@@ -85,8 +85,8 @@ class ChatTemplate:
     def load(
         cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, marker: MediaMarker = NO_MEDIA
     ) -> ChatTemplate | None:
-        """Load the template of `config`, else chat_template.jinja in `folder`, else that in its chat_template.json or
-        tokenizer_config.json; None if there is none."""
+        """Load the template of `config`, else chat_template.jinja in `folder`, else the one in its chat_template.json
+        or tokenizer_config.json; None if there is none."""
         given, defaults = config.chat_template, config.default_chat_template_kwargs
         special_tokens = {} if tokenizer is None else tokenizer.special_tokens
         file = folder / "chat_template.jinja"
@@ -97,10 +97,10 @@ class ChatTemplate:
         return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, marker)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
-        """Render the prompt up to the answer, and `form.answer`; if `form.is_continued`, up to the end of the last
-        message's text.
+        """Return the prompt up to the start of the answer, followed by `form.answer`. If `form.is_continued`, it ends
+        with the text of the last message instead.
 
-        RequestError if the template fails."""
+        RequestError if there are no messages, the form contradicts itself, or the template fails."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
         template = self._template if form.template is None else _compile(form.template)
@@ -127,15 +127,15 @@ class ChatTemplate:
         return (_until_mark(text) if form.is_continued else text) + form.answer
 
     def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
-        """Yield the messages with their media as parts where the template may show them, else as markers in the text:
-        some templates show the media of users alone."""
+        """Yield the messages in the forms to try. The first have media as parts where the template may show them (some
+        templates show only users' media); the last has them as markers in the text."""
         if self._shows_media(template):
             yield messages
             yield [each if each.role == "user" else self._with_markers(each) for each in messages]
         yield [self._with_markers(each) for each in messages]
 
     def _with_markers(self, message: ChatMessage) -> ChatMessage:
-        """Put a marker for each medium before the text of a message, as vLLM does."""
+        """Return the message with a marker for each medium before its text, as vLLM does."""
         lines = [self.marker.framed] * _num_media(message)
         return ChatMessage(message.role, "\n".join([*lines, message.text]), message.more) if lines else message
 
@@ -144,14 +144,14 @@ class ChatTemplate:
         return names | self._given_names | form.variables
 
     def _shows_parts_alone(self, template: jinja2.Template) -> bool:
-        """Return whether a template shows lists of parts, {"type": "text", "text": …}, but no plain texts."""
+        """Return whether a template shows lists of parts, {"type": "text", "text": …}, but not plain text."""
         if template not in self._takes_parts:
             shows_text = self._shows_probe(template, as_parts=False)
             self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
         return self._takes_parts[template]
 
     def _shows_media(self, template: jinja2.Template) -> bool:
-        """Return whether a template shows the parts of users that are media."""
+        """Return whether a template shows media parts in users' messages."""
         if template not in self._takes_media:
             names, shown = self._names(MODEL_FORM), list[str]()
             forms: list[list[ContentPart]] = [[TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]]
@@ -163,7 +163,7 @@ class ChatTemplate:
         return self._takes_media[template]
 
     def _turn_shape(self, template: jinja2.Template, as_parts: bool) -> TurnShape:
-        """Return the form in which a template takes earlier answers with calls."""
+        """Return the form in which a template expects earlier answers with tool calls."""
         if template not in self._turn_shapes:
             names = self._names(MODEL_FORM)
 
@@ -188,7 +188,8 @@ class ChatTemplate:
         as_parts: bool,
         shape: TurnShape = AS_GIVEN,
     ) -> str:
-        """Render messages with the content of each as one text, or as a list of parts; with media always as parts."""
+        """Return the rendered messages. The content of each is one text, or a list of parts if `as_parts` or if it has
+        media."""
         turns: list[JsonObject] = []
         for message in messages:
             parts: list[JsonObject] = [
@@ -207,8 +208,8 @@ def check_template(config: EngineConfig) -> None:
 
 
 def read_template(given: str) -> tuple[str, str]:
-    """Return a template and its origin: the text of file `given`, or `given` itself if it has braces or newlines and is
-    no file. ConfigError for an unreadable file."""
+    """Return a template and its origin: the text of file `given`, or `given` itself if it is not a file and has braces
+    or newlines. ConfigError if the file cannot be read or is too long."""
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:
@@ -230,12 +231,12 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _compiled(source: str) -> jinja2.Template:
-    """Compile a template; ValueError, which names the line if it is known, if it is none."""
+    """Compile a template. ValueError if it is not a valid one; the error names the line if it is known."""
     try:
         return _ENVIRONMENT.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"line {error.lineno}: {error.message}") from None
-    except Exception as error:  # of Jinja, or of Python, which compiles its result
+    except Exception as error:  # by Jinja, or by Python, which compiles Jinja's output
         raise ValueError(str(error) or type(error).__name__) from None
 
 
@@ -250,7 +251,8 @@ def _with_end_mark(message: ChatMessage) -> ChatMessage:
 
 
 def _until_mark(text: str) -> str:
-    """Cut `text` after the last turn's text, and strip the end if the template strips texts."""
+    """Return `text` up to the end of the last turn's text; strip its end if the template strips texts. RequestError if
+    the template does not show the last turn's text."""
     before, mark, after = text.rpartition(_END_MARK.rstrip())
     if not mark:
         raise RequestError(
@@ -261,13 +263,14 @@ def _until_mark(text: str) -> str:
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Return the template in chat_template.json, where processors of media keep theirs."""
+    """Return the template in chat_template.json, where media processors keep theirs; None if there is none."""
     path = folder / "chat_template.json"
     return _default_template(read_json(path).get("chat_template")) if path.is_file() else None
 
 
 def _default_template(value: object) -> str | None:
-    """Return a config's template: the string, or of a list of {name, template} the one named "default"."""
+    """Return the template in a config's value: the string, or, in a list of {name, template}, the one named
+    "default"."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -278,7 +281,8 @@ def _default_template(value: object) -> str | None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the text to train on; rendering keeps the body only."""
+    """Jinja extension for `{% generation %}…{% endgeneration %}`, which marks the text to train on; only the body is
+    rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 

@@ -1,7 +1,7 @@
 """Chat templates of models that are published without one, by architecture.
 
-Mistral publishes the form of its chats as code of its own. Voxtral's, in the seventh version: turns of the user in
-[INST], an answer until </s>, and the place of a clip as a marker. Tools are left out.
+Mistral defines the form of its chats in code instead of a template. This one is Voxtral's, version 7: user turns in
+[INST], answers that end with </s>, and a marker for each clip. Tools are not supported.
 """
 
 from __future__ import annotations

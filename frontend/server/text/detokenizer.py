@@ -2,10 +2,10 @@
 
 This is the definition of an answer's text, for streams and final results alike:
 
-    Each token has a piece: the bytes that it decodes to after other text (so a word keeps its leading space), or at the
-    very beginning if nothing visible precedes it. Skipped special tokens and unknown ids have no piece. The text is the
-    UTF-8 decoding of the concatenated pieces of the output, with one U+FFFD for each maximal invalid part. A character
-    that the prompt's last tokens began belongs to the output.
+    Each token has a piece: the bytes that it decodes to after other text (so a word keeps its leading space), or, if
+    nothing visible precedes it, at the start of a text. Skipped special tokens and unknown ids have no piece. The text
+    is the UTF-8 decoding of the concatenated pieces of the output, with one U+FFFD for each maximal invalid part. A
+    character that the prompt's last tokens began belongs to the output.
 
 For output in valid UTF-8 this is decode(prompt + output) minus decode(prompt). The bytes of an incomplete character are
 held back until it is complete or invalid, or until `finish`.
@@ -27,21 +27,21 @@ from .pieces import PieceTable, comes_in_pieces, find_probe
 from .token_texts import TokenTexts
 from .tokenizer import Tokenizer
 
-MAX_TABLES = 8  # of texts with some of the special tokens
+MAX_TABLES = 8  # cached tables for answers that show some of the special tokens
 
 
 class Detokenizer(Protocol):
-    """State of one answer; replaying its tokens rebuilds it."""
+    """State of the text of one answer. Replaying the answer's tokens rebuilds it."""
 
     def append(self, token_id: int) -> str:
         """Append a token and return the text that it completes."""
 
     def finish(self) -> str:
-        """Return the text of the bytes held back, after the last token."""
+        """Return the text of the bytes that were held back; called after the last token."""
 
 
 class DetokenizerFactory:
-    """Factory of detokenizers for one tokenizer; owns the tables that they share."""
+    """Factory of detokenizers for one tokenizer. Owns the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, probe = tokenizer, find_probe(tokenizer)
@@ -58,7 +58,8 @@ class DetokenizerFactory:
         spaces_between_special_tokens: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Create a detokenizer for the output after this prompt. `shown_ids`: special tokens that are never skipped."""
+        """Return a detokenizer for the output after this prompt. `spaces_between_special_tokens`: False removes the
+        space between adjacent special tokens. `shown_ids`: special tokens that are never skipped."""
         if skip_special_tokens and shown_ids:
             return self._new_partial(prompt_token_ids, self.special_ids - shown_ids)
         detokenizer = self._new(prompt_token_ids, skip_special_tokens)
@@ -72,14 +73,14 @@ class DetokenizerFactory:
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
 
     def _new_partial(self, prompt_token_ids: Sequence[int], hidden_ids: frozenset[int]) -> Detokenizer:
-        """Create a detokenizer that skips some of the special tokens."""
+        """Return a detokenizer that skips only the special tokens in `hidden_ids`."""
         if self._comes_in_pieces:
             return PieceDetokenizer(self._table_of_hidden(hidden_ids), prompt_token_ids)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, False, hidden_ids)
 
 
 class PieceDetokenizer:
-    """Detokenizer that concatenates pieces; it holds back at most the 3 bytes of an incomplete character."""
+    """Detokenizer that joins pieces. It holds back at most the 3 bytes of an incomplete character."""
 
     def __init__(self, table: PieceTable, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
@@ -109,7 +110,8 @@ class PieceDetokenizer:
         return text
 
     def _unfinished(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """Return the bytes of an incomplete character at the prompt's end: at most 3, so the last 3 bytes suffice."""
+        """Return the bytes of an incomplete character at the prompt's end. There are at most 3, so the last 3 bytes
+        suffice."""
         data = b""
         for token_id in reversed(prompt_token_ids):
             piece = self._table[token_id]
@@ -122,7 +124,7 @@ class PieceDetokenizer:
 
 
 class TightDetokenizer:
-    """Detokenizer around another one that removes the space between adjacent special tokens."""
+    """Wrapper of a detokenizer that removes the space between adjacent special tokens."""
 
     def __init__(self, detokenizer: Detokenizer, tokenizer: Tokenizer) -> None:
         assert tokenizer.backend is not None
@@ -144,11 +146,11 @@ class TightDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizer for tokenizers without pieces: decodes the tokens since the last complete text, and those before.
+    """Detokenizer for tokenizers without pieces: it decodes the tokens since the last complete text together with those
+    before.
 
     Segments of tokens end at complete characters; a segment's text is decode(last segment + segment) minus decode(last
-    segment). A character has at most 4 bytes, so of more than 3 incomplete tokens the first is invalid.
-    """
+    segment). A character has at most 4 bytes, so the first of more than 3 incomplete tokens is invalid."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class WindowDetokenizer:
         skip_special_tokens: bool,
         hidden_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`hidden_ids`: of further tokens to skip."""
+        """`hidden_ids`: further tokens to skip."""
         self._tokenizer = tokenizer
         self._skip_special_tokens, self._hidden_ids = skip_special_tokens, hidden_ids
         self._context = list(prompt_token_ids[-8:])

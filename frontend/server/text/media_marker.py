@@ -1,4 +1,4 @@
-"""MediaMarker: the text at the place of a medium in a prompt, before its tokens replace it."""
+"""MediaMarker: the text that stands for a medium in a prompt, until the medium's tokens replace it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ....ipc.messages.media import MediaKind
 
 
 class MediaMarker(NamedTuple):
-    """`text` is the spelling of one token. `framed`, the marker in text that no template writes, has the tokens that
-    the family puts around a medium, too."""
+    """Marker of media of one kind. `text` spells one token. `framed` is the marker with the tokens that the model
+    family puts around a medium, for text that no template writes."""
 
     kind: MediaKind
     text: str

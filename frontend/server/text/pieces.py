@@ -1,7 +1,7 @@
-"""Pieces: what each token adds to a text that it does not begin.
+"""Pieces: the text that each token adds when it is not the first of a text.
 
 Most tokenizers make a text by joining the pieces of its tokens. A decoder may remove the space with which a text
-begins, so that a token that is decoded alone can lack the space of its piece; decoded after other text it has it.
+begins: a token that is decoded alone may lack the space of its piece, and has it if decoded after other text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ _LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallba
 
 
 class PieceTable(dict[int, "str | bytes"]):
-    """Token id → its piece after other text, computed on first use: str if it is whole characters, else bytes."""
+    """Token id → its piece after other text, computed on first use: str if it consists of whole characters, else
+    bytes."""
 
     def __init__(self, tokenizer: Tokenizer, probe: int | None, hidden_ids: frozenset[int]) -> None:
-        """`probe`: a result of `find_probe`; without one a token's piece is its text alone. `hidden_ids`: of tokens
-        that have no piece."""
+        """`probe`: a result of `find_probe`; if None, a token's piece is the text that it decodes to alone.
+        `hidden_ids`: tokens that have no piece."""
         super().__init__()
         self._tokenizer = tokenizer
         self._probe = [] if probe is None else [probe]
@@ -38,17 +39,17 @@ class PieceTable(dict[int, "str | bytes"]):
         return piece
 
     def at_start(self, token_id: int) -> str | bytes:
-        """Return the piece of a token with nothing visible before it."""
+        """Return the piece of a token that nothing visible precedes."""
         if not self.is_visible(token_id):
             return ""
         return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def is_visible(self, token_id: int) -> bool:
-        """Return False for unknown and hidden ids, which have no effect on the text, else True."""
+        """Return whether a token may add to the text; unknown and hidden ids have no effect on it."""
         return token_id not in self._hidden_ids and self._tokenizer.has_token(token_id)
 
     def _exact(self, token_id: int, text: str) -> str | bytes:
-        """Return `text`, or the bytes of a token that is not valid UTF-8 by itself."""
+        """Return `text`, or, if the token by itself is not valid UTF-8, its bytes."""
         if UNDECODABLE not in text:
             return text
         spelled = bytes_of(self._tokenizer.token_string(token_id))
@@ -56,7 +57,8 @@ class PieceTable(dict[int, "str | bytes"]):
 
 
 def find_probe(tokenizer: Tokenizer) -> int | None:
-    """Find a token of ASCII text that, put before any token, makes it decode to its piece; None if there is none."""
+    """Return a token of ASCII text that, put before any other token, makes that token decode to its piece; None if
+    there is none."""
     for token_id in range(tokenizer.size):
         text = tokenizer.decode([token_id], skip_special_tokens=True)
         twice = tokenizer.decode([token_id, token_id], skip_special_tokens=True)
@@ -82,7 +84,7 @@ def comes_in_pieces(tokenizer: Tokenizer) -> bool:
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[JsonObject]:
-    """Return the steps of a backend's decoder in order, in the form of tokenizer.json; empty if it has no decoder."""
+    """Return the steps of a backend's decoder in order, in the form of tokenizer.json; [] if it has no decoder."""
     if tokenizer.backend is None or tokenizer.backend.decoder is None:
         return []
     decoder = json.loads(tokenizer.backend.decoder.__getstate__())

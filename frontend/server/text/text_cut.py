@@ -1,8 +1,8 @@
 """TextCut: cuts a long text before it is tokenized, if a truncation keeps only one side of its tokens.
 
-A safe place to cut is a space between two letters, if the tokenizer is BPE and no token holds a letter followed by a
-space: no merge crosses the place, so each side has the same tokens alone. A prefix that the tokenizer puts before a
-text changes at most the first word of a right side; hence another safe place must follow.
+A safe place to cut is a space between two letters, if the tokenizer is BPE and no token contains a letter followed by a
+space: no merge crosses the place, so each side by itself has the same tokens. A prefix that the tokenizer puts before a
+text changes at most the first word of the right side; hence another safe place must follow.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import tokenizers
 from ....ipc.params.sampling_params import CutSide
 
 _PLACE = re.compile("[A-Za-z](?= [A-Za-z])")
-_IN_TOKEN = re.compile("[A-Za-z][ Ġ▁]")  # a letter and a space, in the spellings of the three kinds of vocabularies
-SEARCHED_CHARACTERS = 64 << 10  # searched for a safe place
-NEAR_CHARACTERS = 4096  # within which the next safe place must follow
-WINDOW = 128  # characters on each side of a place, given to the pre-tokenizer
+_IN_TOKEN = re.compile("[A-Za-z][ Ġ▁]")  # a letter and a space, as the three kinds of vocabularies spell it
+SEARCHED_CHARACTERS = 64 << 10  # length of the part that is searched for a safe place
+NEAR_CHARACTERS = 4096  # distance within which another safe place must follow
+WINDOW = 128  # characters on each side of a place that the pre-tokenizer gets
 
 
 class TextCut:
-    """Cutter of texts for one tokenizer. Texts stay whole if a cut could change the tokens."""
+    """Cutter of texts for one tokenizer. A text stays whole if a cut could change the tokens that are kept."""
 
     def __init__(self, backend: tokenizers.Tokenizer, max_bytes_per_token: int) -> None:
         self._backend = backend
@@ -29,8 +29,8 @@ class TextCut:
         self._may_cut = not any(map(_IN_TOKEN.search, backend.get_vocab(with_added_tokens=True)))
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """Return `text` without a part at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
-        same. Returns all of `text` if no place is safe."""
+        """Return `text`, shortened at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
+        same. Return all of `text` if no place is safe."""
         needed = num_tokens * self._max_bytes_per_token + 2 * NEAR_CHARACTERS
         end = needed + SEARCHED_CHARACTERS if cut_side == "right" else len(text) - needed
         begin = end - SEARCHED_CHARACTERS

@@ -1,9 +1,9 @@
-"""Compute the bytes of a token, and the largest number of text bytes that one token can represent.
+"""Bytes of a token, and the largest number of text bytes that one token can represent.
 
-With that number longer texts are refused unread. A normalizer that shrinks text by a known factor (Unicode forms,
-lowercase) raises it by the factor. There is no limit if text may vanish: a normalizer that strips, a pre-tokenizer that
-removes spaces, an added token that swallows the spaces beside it, an unknown word that becomes one token. Parts are
-classified by tokenizer.json; an unlisted one drops text.
+The limit allows refusing longer texts unread. A normalizer that shrinks text by a known factor (Unicode forms,
+lowercase) raises the limit by that factor. There is no limit if text may vanish: by a normalizer that strips, a
+pre-tokenizer that removes spaces, an added token that absorbs the spaces next to it, or an unknown word that becomes
+one token. Each part in tokenizer.json is classified by its type; an unlisted type counts as one that drops text.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-# Factor by which a normalizer shrinks a text at most: 𝐀 (4 bytes) becomes A, and no Unicode form shrinks by more.
+# The largest factor by which a normalizer shrinks a text: 𝐀 (4 bytes) becomes A, and no Unicode form shrinks by more.
 _SHRINK = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
 _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
 _SPLITS = frozenset(("Split", "Punctuation"))  # keep all text, unless their behavior is "Removed"
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a byte in a vocabulary with byte fallback
-_SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells as their character
-_HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # it spells these as characters from 256 on, in order
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how a vocabulary with byte fallback spells a byte
+_SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells by the same character
+_HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # spelled by the characters from 256 on
 _BYTE_BY_CHARACTER = {chr(byte): byte for byte in _SHOWN} | {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}
 
 Part = dict[str, object]
 
 
 def bytes_of(spelling: str) -> bytes | None:
-    """Return the bytes that a token's spelling in a vocabulary stands for, if it is spelled by bytes."""
+    """Return the bytes for which a token's spelling in a vocabulary stands; None if it is not spelled by bytes."""
     if (byte := _BYTE.fullmatch(spelling)) is not None:
         return bytes.fromhex(byte[1])
     if not all(character in _BYTE_BY_CHARACTER for character in spelling):
@@ -73,7 +73,7 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
 
 
 def _shrink(normalizers: Iterator[Part]) -> int | None:
-    """Return the factor by which the normalizers shrink a text's UTF-8 bytes at most; None if there is no limit."""
+    """Return the largest factor by which the normalizers shrink a text's UTF-8 bytes; None if there is no limit."""
     factor = 1
     for part in normalizers:
         pattern = part.get("pattern")

@@ -1,6 +1,6 @@
-"""Offsets of tokens in a text, in characters: those of an answer, and those of an echoed prompt before it.
+"""Offsets of tokens in a text, in characters: those of an answer's tokens, and those of an echoed prompt before it.
 
-Tokens that are parts of one character share its offset. A token without text has the offset of the next one.
+Tokens that are parts of one character have its offset. A token without text has the offset of the next token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ....ipc.codec import decode_ids
 from ...forms.openai.logprobs import TokenOffsets
 from .detokenizer import Detokenizer, DetokenizerFactory
 
-_CONTINUATION = range(0x80, 0xC0)  # bytes of a character in UTF-8 that do not begin it
+_CONTINUATION = range(0x80, 0xC0)  # the bytes of a UTF-8 character after its first
 
 
 class TextStyle(Protocol):
@@ -25,7 +25,8 @@ class TextStyle(Protocol):
 
 
 def prompt_offsets(factory: DetokenizerFactory | None, text: str | None) -> TokenOffsets:
-    """Return the offsets of a prompt's tokens in `text`, of which they were made; None: in the text that they make."""
+    """Return the offsets of a prompt's tokens in `text`, from which the tokens were made. None: in the text that they
+    decode to."""
     if factory is None:
         return NoOffsets()
     if text is None:
@@ -36,7 +37,7 @@ def prompt_offsets(factory: DetokenizerFactory | None, text: str | None) -> Toke
 def answer_offsets(
     factory: DetokenizerFactory | None, prompt_token_ids: bytes, style: TextStyle, start: int
 ) -> TokenOffsets:
-    """Return the offsets of an answer's tokens. `start`: characters of the text before the answer."""
+    """Return the offsets of an answer's tokens. `start`: the number of characters of text before the answer."""
     if factory is None:
         return NoOffsets()
     skips, spaces = style.skip_special_tokens is not False, style.spaces_between_special_tokens is not False
@@ -44,14 +45,14 @@ def answer_offsets(
 
 
 class NoOffsets:
-    """Offsets without a tokenizer: there is no text."""
+    """Offsets if there is no tokenizer and therefore no text: all are 0."""
 
     def next(self, token_id: int) -> int:
         return 0
 
 
 class DetokenizedOffsets:
-    """Offsets in the text that `detokenizer`, a new one, makes of the tokens, after `start` characters."""
+    """Offsets in the text to which `detokenizer`, a new one, decodes the tokens, after `start` characters."""
 
     def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
         self._detokenizer, self._offset = detokenizer, start
@@ -63,12 +64,12 @@ class DetokenizedOffsets:
 
 
 class TokenizedOffsets:
-    """Offsets in the text of which the tokens were made. It may lack special tokens that the tokenizer has added, and
-    the space that it has put before the first word."""
+    """Offsets in the text from which the tokens were made. The text may lack special tokens that the tokenizer has
+    added, and the space that it has put before the first word."""
 
     def __init__(self, text: str, factory: DetokenizerFactory) -> None:
         self._data, self._factory = text.encode(), factory
-        self._place = self._num_begun = 0  # bytes, and characters that begin in them
+        self._place = self._num_begun = 0  # number of bytes, and of characters that begin in them
 
     def next(self, token_id: int) -> int:
         begin, data = self._place, self._data
@@ -79,7 +80,7 @@ class TokenizedOffsets:
         return offset
 
     def _end(self, token_id: int) -> int:
-        """Return the place in the bytes at which the next token ends."""
+        """Return the byte position at which the next token ends."""
         piece = self._factory.texts.bytes_of(token_id)
         for each in (piece, piece.removeprefix(b" ")):
             if self._data.startswith(each, self._place):

@@ -6,12 +6,13 @@ from .pieces import PieceTable
 
 
 class TokenTexts(dict[int, str]):
-    """Token id → its text after other text: a word has its leading space, a part of a character is U+FFFD.
+    """Cache: token id → the token's text after other text. A word keeps its leading space; a part of a character is
+    U+FFFD.
 
-    The bytes of consecutive tokens join to the bytes of their text, but for one space with which a text begins."""
+    The bytes of consecutive tokens join to the bytes of their text, except for one space with which a text begins."""
 
     def __init__(self, pieces: PieceTable) -> None:
-        """`pieces`: those of all tokens, special ones included."""
+        """`pieces`: the pieces of all tokens, including special ones."""
         super().__init__()
         self._pieces = pieces
 
@@ -21,6 +22,6 @@ class TokenTexts(dict[int, str]):
         return text
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of text that a token stands for, which may be a part of a character."""
+        """Return the bytes of text for which a token stands; they may be a part of a character."""
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece

@@ -1,9 +1,9 @@
 """Tokenizer: text ⇄ token ids of one checkpoint.
 
 Reads `tokenizer.json` with the `tokenizers` library in 30 ms; transformers' AutoTokenizer, which takes seconds, is for
-checkpoints without that file. The post-processor of the file adds BOS and the like; `add_bos_token` in
-tokenizer_config.json is ignored, as in transformers 5. Unknown ids decode to nothing. Knows nothing of requests,
-streams (`detokenizer.py`) and chats (`chat_template.py`).
+checkpoints without that file. The post-processor in the file adds BOS and the like; `add_bos_token` in
+tokenizer_config.json is ignored, as in transformers 5. Unknown ids decode to "". Knows nothing of requests, streams
+(`detokenizer.py`) and chats (`chat_template.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
-PANIC = "PanicException"  # a BaseException of Rust's libraries, as for an expression that gives up on a text
-NUM_TIMESTAMPS = 1501  # of Whisper: each 20 ms of half a minute
+PANIC = "PanicException"  # a BaseException of Rust's libraries, for example if a regular expression gives up on a text
+NUM_TIMESTAMPS = 1501  # Whisper's: one for each 20 ms of half a minute
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
-# Expressions by which published tokenizers split a text, and which take the square of its length; for each a linear one
-# with the same splits. Each of the three looks from every place to the end of a run: 4,096 digits or blanks took 0.1 to
-# 0.2 s of the loop that sends everybody's tokens, and 256 Ki an hour of a thread. In the linear form a run is looked at
-# once, from its begin: a place behind it is excluded by what is before it. In Oniguruma's syntax `\G` is the end of the
-# match before, and `$` the end of a line.
+# Regular expressions by which published tokenizers split a text in quadratic time, each with a linear one that makes
+# the same splits. The quadratic ones scan from every place to the end of a run: 4,096 digits or blanks took 0.1 to
+# 0.2 s of the event loop that sends all clients' tokens, 256 Ki an hour of a thread. The linear ones scan a run once,
+# from its start: a look-behind excludes later places. In Oniguruma's syntax `\G` is the end of the previous match,
+# and `$` the end of a line.
 LINEAR = {
     # Cohere: groups of three digits from the right
     r"\d{1,3}(?=(?:\d{3})*\b)": r"(?<!\d)\d{1,3}(?=(?:\d{3})*+\b)|\G(?<=\d)\d{3}",
-    # SuperBPE: places before them, of which all but the last 255 digits have none
+    # SuperBPE: the places before such groups, only in the last 255 digits of a run
     r"(?=(\d{3})+(?!\d))": r"(?=(?>(?:\d{3}){1,85})(?!\d))",
     # DeepSeek LLM: blanks at the end of a line
     r"\s+$": r"(?<!\s)\s+$",
@@ -45,13 +45,13 @@ LINEAR = {
 
 @dataclass(eq=False)
 class Tokenizer:
-    """One checkpoint's tokenizer. `backend` is None if it is Python code of transformers or of the checkpoint.
+    """One checkpoint's tokenizer. `backend` is None if the tokenizer is Python code of transformers or of the
+    checkpoint.
 
-    `size` counts the ids from 0 to the highest, added tokens included; the model's vocab_size may differ either way.
-    """
+    `size`: the highest id + 1, including added tokens; the model's vocab_size may be smaller or larger."""
 
-    _encode: Callable[[str, bool], list[int]]  # text, add_special_tokens; thread-safe, as the next
-    _decode: Callable[[Sequence[int], bool], str]  # token ids, skip_special_tokens
+    _encode: Callable[[str, bool], list[int]]  # (text, add_special_tokens); thread-safe, like _decode
+    _decode: Callable[[Sequence[int], bool], str]  # (token ids, skip_special_tokens)
     size: int
     special_ids: frozenset[int]
     config: JsonObject
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
-        """Load the tokenizer in `folder`; None if it has no tokenizer's file; ConfigError for an unreadable one."""
+        """Load the tokenizer in `folder`; None if it has no tokenizer file. ConfigError if a file cannot be read."""
         config = read_tokenizer_config(folder)
         if (folder / "tokenizer.json").is_file():
             return cls.from_backend(_read_backend(folder / "tokenizer.json"), config)
@@ -69,7 +69,8 @@ class Tokenizer:
 
     @classmethod
     def from_backend(cls, backend: tokenizers.Tokenizer, config: JsonObject) -> Tokenizer:
-        """Wrap `backend`, after switching truncation and padding off and adding the tokens of `config`."""
+        """Return a tokenizer around `backend`, after switching truncation and padding off and adding the tokens of
+        `config`."""
         backend.no_truncation()
         backend.no_padding()
         make_splits_linear(backend)
@@ -96,8 +97,8 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode `text`; `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt.
-        RequestError if the library fails."""
+        """Return the token ids of `text`. `add_special_tokens` adds the special tokens that the checkpoint puts around
+        a prompt. RequestError if the library fails."""
         try:
             return self._encode(text, add_special_tokens)
         except BaseException as error:  # the libraries raise bare Exception, and a remote tokenizer anything
@@ -106,28 +107,28 @@ class Tokenizer:
             raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode `token_ids` as a whole; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of `token_ids`, decoded as a whole; invalid UTF-8 becomes U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
     def token_string(self, token_id: int) -> str:
-        """Return a token's spelling in the vocabulary; if there is no backend or the id is unknown, its text."""
+        """Return a token's spelling in the vocabulary, or its text if there is no backend or the id is unknown."""
         known = None if self.backend is None else self.backend.id_to_token(token_id)
         return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
 
     def has_token(self, token_id: int) -> bool:
-        """Return whether an id is one of the vocabulary, which may have holes."""
+        """Return whether an id belongs to a token: the vocabulary may have gaps."""
         if self.backend is None:
             return 0 <= token_id < self.size
         return token_id >= 0 and self.backend.id_to_token(token_id) is not None
 
     @cached_property
     def max_bytes_per_token(self) -> int | None:
-        """Return the largest number of text bytes that one token can represent; None if there is no certain limit."""
+        """The largest number of UTF-8 bytes of text that one token can represent; None if there is no certain limit."""
         return None if self.backend is None else max_bytes_per_token(self.backend)
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """Return `text` without a part at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
-        same. Returns all of `text` if no cut is safe."""
+        """Return `text`, shortened at `cut_side` where that is safe: the last ("left") or first ("right") `num_tokens`
+        tokens stay the same. Return all of `text` if no cut is safe."""
         return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
 
     @cached_property
@@ -137,14 +138,14 @@ class Tokenizer:
 
     @cached_property
     def text_end(self) -> bytes:
-        """Return the encoded ids that the checkpoint appends to a text, such as an embedding model's last token."""
+        """The encoded ids that the checkpoint appends to a text, such as an embedding model's last token."""
         bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
         ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
         return encode_ids(next(ends, ()))
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """Return the special tokens of tokenizer_config.json by name (bos_token, eos_token …), for chat templates."""
+        """The special tokens of tokenizer_config.json by name (bos_token, eos_token, …), for chat templates."""
         named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
         return {name: token for name, token in named.items() if token is not None}
 
@@ -155,14 +156,14 @@ class Tokenizer:
 
 
 def read_tokenizer_config(folder: Path) -> JsonObject:
-    """Read tokenizer_config.json, empty if there is none."""
+    """Return the content of tokenizer_config.json, or {} if there is no such file."""
     path = folder / "tokenizer_config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
-    """Truncate encoded ids to `num_kept` tokens: the first ones, and at the end the tokens that the checkpoint appends
-    to a text, if the prompt ends with them."""
+    """Return the first `num_kept` of encoded ids. If the prompt ends with the tokens that the checkpoint appends to a
+    text, these stay at the end of the result and count in `num_kept`."""
     end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]
@@ -171,7 +172,7 @@ def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> byt
 
 @cache
 def read_prefixes(folder: Path) -> dict[str, str]:
-    """Read the prompts that an embedding checkpoint puts before a text, by name; empty if it has none."""
+    """Return the prompts that an embedding checkpoint puts before a text, by name; {} if it has none."""
     for name, field in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
         found = read_json(folder / name).get(field) if (folder / name).is_file() else None
         if isinstance(found, dict) and found:
@@ -180,7 +181,8 @@ def read_prefixes(folder: Path) -> dict[str, str]:
 
 
 def special_token(config: JsonObject, name: str) -> str | None:
-    """Return the text of a named special token, given as a string or as an object with `content`."""
+    """Return the text of a named special token, given as a string or as an object with `content`; None if it is
+    missing."""
     value = config.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -197,7 +199,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
     """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks, and Whisper's
-    timestamps, which older files of it lack. ConfigError if one is no token."""
+    timestamps, which older tokenizer.json files lack. ConfigError if an entry is not a token."""
     listed = config.get("added_tokens_decoder")
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
@@ -215,7 +217,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
 
 
 def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
-    """Load the tokenizer with AutoTokenizer, imported only here; most have a `tokenizers` backend."""
+    """Load the tokenizer with AutoTokenizer, which is imported only here. Most results have a `tokenizers` backend.
+    ConfigError if it cannot be loaded."""
     try:
         from transformers import AutoTokenizer
 
@@ -245,7 +248,7 @@ def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code:
 
 
 def make_splits_linear(backend: tokenizers.Tokenizer) -> None:
-    """Replace the expressions of a tokenizer that are in LINEAR."""
+    """Replace the regular expressions of a tokenizer's pre-tokenizer that are in LINEAR."""
     found: Any = backend.pre_tokenizer
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""TurnShape: the form in which a chat template takes earlier answers, found by rendering a conversation with a call.
+"""TurnShape: how a chat template expects earlier answers, found by rendering a conversation with a tool call.
 
 Templates differ. Some join the arguments of a call as JSON text to other text, others read them as an object. Some show
 calls only if the content is null, others fail on null or print it. Knows nothing of Jinja.
@@ -16,7 +16,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage, MediaPart
 
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # of fields; templates read any one of them
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # fields with reasoning; a template reads one of them
 _NAME, _KEY, _VALUE, _SAID = "probe_name", "probe_key", "probe value", "probe text"
 _ARGUMENTS: JsonObject = {_KEY: _VALUE}
 _CALL: JsonObject = {"id": "probe0001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
@@ -32,15 +32,16 @@ _TOOL: JsonObject = {
 
 
 class TurnShape(NamedTuple):
-    """Form of an assistant's turns with calls."""
+    """How a chat template expects assistant messages with tool calls. Found by `find_turn_shape`."""
 
-    has_text_arguments: bool = False  # arguments are JSON text, else objects
-    keeps_null: bool = True  # null content stays null, else it becomes ""
-    keeps_empty: bool = True  # empty content stays as it is, else it becomes null
-    keeps_text: bool = True  # text stays beside the calls, else it is a turn of its own before them
+    has_text_arguments: bool = False  # arguments are JSON text; otherwise objects
+    keeps_null: bool = True  # null content stays null; otherwise it becomes ""
+    keeps_empty: bool = True  # empty content stays empty; otherwise it becomes null
+    keeps_text: bool = True  # text is in the turn with the calls; otherwise in a turn before it
 
     def turns(self, message: ChatMessage, content: str | list[JsonObject]) -> list[JsonObject]:
-        """Return the turns of a message for a template. `content`: its text or parts, as the template takes them."""
+        """Return a message as the turns to give to a template. `content`: the message's text or parts, as the template
+        expects."""
         more = _with_thought(message)
         turn: JsonObject = {"role": message.role, "content": content, **more}
         if not (calls := calls_of(message)):
@@ -58,8 +59,8 @@ class TurnShape(NamedTuple):
         return [turn | {"content": None if is_null == stays else content}]
 
     def _call(self, call: object) -> object:
-        """Return a call with its arguments in this form. Text that is no JSON object counts as {} for a template that
-        takes objects: a call that was cut off does not end the conversation."""
+        """Return a call with its arguments in this form. If the template expects an object, text that is not a JSON
+        object becomes {}: a call that was cut off does not make the conversation fail."""
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
             return call
@@ -73,19 +74,19 @@ class TurnShape(NamedTuple):
 
 
 AS_GIVEN = TurnShape()
-UNSHOWN = TurnShape(keeps_null=False)  # of templates that show no call
+UNSHOWN = TurnShape(keeps_null=False)  # for templates that show no calls
 Render: TypeAlias = Callable[[list[ChatMessage], JsonObject, TurnShape], str]
 
 
 def calls_of(message: ChatMessage) -> list[object]:
-    """Return the calls of tools in a message."""
+    """Return the tool calls in a message."""
     calls = message.more.get("tool_calls")
     return calls if isinstance(calls, list) else []
 
 
 def find_turn_shape(render: Render) -> TurnShape:
-    """Find the form in which a template shows calls. `render`: renders messages with variables and a form; it may raise
-    anything."""
+    """Return the form in which a template shows tool calls. `render` renders messages with variables and a form; it may
+    raise any exception."""
     trials: tuple[JsonObject, JsonObject] = {}, {"tools": [_TOOL]}
     for variables in trials:
         for has_text_arguments in (False, True):
@@ -100,7 +101,8 @@ def find_turn_shape(render: Render) -> TurnShape:
 
 
 def _shown(render: Render, variables: JsonObject, shape: TurnShape, content: str | None) -> str:
-    """Return the text of a conversation with a call, if it shows the call as JSON or in a form of its own; else ""."""
+    """Return the rendered text of a conversation with a call if it shows the call, as JSON or in another form; else
+    ""."""
     messages = [
         ChatMessage("user", "probe"),
         ChatMessage("assistant", content, {"tool_calls": [_CALL]}),
@@ -115,8 +117,8 @@ def _shown(render: Render, variables: JsonObject, shape: TurnShape, content: str
 
 
 def _with_thought(message: ChatMessage) -> JsonObject:
-    """Return the fields of a message with its thought under each name. gpt-oss's template refuses `thinking` beside
-    text and calls."""
+    """Return the other fields of a message, with its reasoning under each of THOUGHT_NAMES. `thinking` is left out next
+    to text and calls, since gpt-oss's template refuses it there."""
     more = dict(message.more)
     thought = next((more[name] for name in THOUGHT_NAMES if more.get(name) is not None), None)
     if message.role == "assistant" and thought is not None:
