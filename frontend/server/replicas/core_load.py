@@ -1,32 +1,32 @@
-"""CoreLoad: a core's work as one frontend knows it, in tokens and seconds.
+"""CoreLoad: the work of one core as one frontend knows it, in tokens and seconds.
 
-It is measured from outside, by the answers of this frontend: how many tokens of prompts wait there, and how fast they
-become first tokens. So a core that is slow or hung looks expensive, whatever it reports. Only the work of other
-frontends is the core's own report.
+It is measured from outside, by the answers that this frontend gets: how many prompt tokens wait at the core, and how
+fast they become first tokens. So a slow or hung core looks expensive, whatever it reports. Only for the work of other
+frontends is the core's own report used.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-FORGET = 0.85  # of the measured rate, for each first token
-MIN_CAPACITY = 4096  # tokens of a prefix cache
-TRUST_S = 30.0  # a rate measured longer ago than this counts as the mean of all cores
+FORGET = 0.85  # weight of all earlier measurements of a rate when a new one is added
+MIN_CAPACITY = 4096  # least capacity assumed of a prefix cache, in tokens
+TRUST_S = 30.0  # time for which a measured rate is used; after that, the mean of all cores
 
 
 class OthersLoad(NamedTuple):
-    """A core's report of the work that other frontends have sent it."""
+    """A core's report of the work that other frontends have sent to it."""
 
     waiting_tokens: int = 0
     num_open: int = 0
 
     def checked(self) -> OthersLoad:
-        """Return the report without impossible numbers."""
+        """Return the report with negative numbers replaced by 0."""
         return OthersLoad(*(max(int(number), 0) for number in self))
 
 
 class Rate:
-    """Tokens of prompts per second, as a mean that forgets."""
+    """Prompt tokens per second, as an exponentially weighted mean of measurements. `value`: the mean."""
 
     def __init__(self, tokens_per_s: float = 0.0) -> None:
         self._tokens, self._seconds = tokens_per_s, 1.0 if tokens_per_s else 0.0
@@ -39,37 +39,39 @@ class Rate:
 
 
 class CoreLoad:
-    """Owns the tokens that wait for their first output token at a core, by request, in the order they were sent."""
+    """Load of one core. Owns, by request and in the order of sending, the tokens of requests that wait for their first
+    output token."""
 
     def __init__(self, num_inserted: int = 0, capacity_tokens: int | None = None) -> None:
-        """num_inserted: tokens sent so far, whose KV blocks are gone. capacity_tokens: of the prefix cache."""
+        """num_inserted: tokens sent to the core so far, whose KV blocks no longer exist. capacity_tokens: the size of
+        its prefix cache in tokens; None: unknown."""
         self.waiting: dict[int, int] = {}
         self.num_waiting_tokens = 0
-        self.num_open = 0  # answers without their end
+        self.num_open = 0  # answers that have not ended
         self.others = OthersLoad()
         self.num_inserted = num_inserted  # tokens whose KV blocks were new to the core
         self.capacity_tokens = capacity_tokens
         self.rate = Rate()
         self._oldest = num_inserted
-        self._progress_at = 0.0  # the queue before was empty, or the last first token came
+        self._progress_at = 0.0  # time of the newest first token, or of the start of a queue
         self._measured_at = -TRUST_S
 
     @property
     def oldest(self) -> int:
-        """The least stamp of a prefix that the core may still have."""
+        """The least stamp (value of num_inserted) of a prefix that the core may still have cached."""
         capacity = self.capacity_tokens
         return self._oldest if capacity is None else max(self._oldest, self.num_inserted - capacity)
 
     def on_wrong_depth(self, age: int, *, is_missing: bool) -> None:
-        """Learn the size of the prefix cache from a prefix last used `age` tokens ago, which the core no longer had
-        (is_missing), or still had."""
+        """Adjust the size of the prefix cache by a prefix that was last used `age` tokens ago: if `is_missing`, the
+        core no longer had it; otherwise the core still had it."""
         if is_missing and (self.capacity_tokens is None or age <= self.capacity_tokens):
             self.capacity_tokens = max(age - 1, MIN_CAPACITY)
         elif not is_missing and self.capacity_tokens is not None:
             self.capacity_tokens = max(self.capacity_tokens, age)
 
     def clear_cache(self) -> None:
-        """Note that the core's prefix cache is empty."""
+        """Record that the core's prefix cache is empty."""
         self._oldest = self.num_inserted + 1
         self.num_inserted += 1
 
@@ -89,7 +91,7 @@ class CoreLoad:
             self.num_inserted += max(num_tokens - known, 0)
 
     def on_first_token(self, request_id: int, now: float, fleet: Rate) -> None:
-        """Take a request from those that wait, and measure the core's rate by it."""
+        """Remove a request from those that wait, and add a measurement to the rates of the core and of the fleet."""
         num_tokens = self._stop_waiting(request_id)
         if num_tokens is not None:
             seconds = now - self._progress_at
@@ -108,16 +110,17 @@ class CoreLoad:
         return num_tokens
 
     def tokens_per_s(self, now: float, fleet: float) -> float:
-        """Return its measured rate; that of the mean core, if it was measured too long ago."""
+        """Return the measured rate of the core; if it was measured too long ago, return `fleet`, the mean of all
+        cores."""
         return self.rate.value if now - self._measured_at < TRUST_S else fleet
 
     def seconds(self, num_tokens: int, now: float, fleet: float) -> float:
-        """Return how long `num_tokens` of a new prompt take here, with all that waits before them. fleet: rate of the
-        mean core, tokens per second."""
+        """Return how many seconds `num_tokens` of a new prompt would take here, including everything that waits before
+        them. fleet: the mean rate of all cores, in tokens per second."""
         rate = self.tokens_per_s(now, fleet)
         ahead = self.num_waiting_tokens + self.others.waiting_tokens
         seconds = (ahead + num_tokens) / rate
-        if self.waiting:  # a part of the first one is computed by now
+        if self.waiting:  # a part of the first one has been computed
             first = next(iter(self.waiting.values()))
             seconds -= min(now - self._progress_at, first / rate)
         return seconds

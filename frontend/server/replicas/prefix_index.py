@@ -1,8 +1,8 @@
-"""PrefixIndex: which cores were sent which prefixes, and how long ago, counted in tokens that they were sent since.
+"""PrefixIndex: which cores were sent which prefixes, and how long ago, counted in tokens that were sent to them since.
 
-A prompt is a chain of keys (prefix_keys.py). A core that holds a key holds the keys before it, too, because a prompt is
-added from its end to its beginning: the keys before are always newer, and bisection finds the longest prefix. Knows no
-loads and no times.
+A prompt is a chain of keys (prefix_keys.py). A core that has a key also has the keys before it: a prompt is added from
+its end to its start, so the earlier keys are always newer, and bisection finds the longest prefix. Knows no loads and
+no times.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 MAX_CORE = (1 << 16) - 1
-MAX_ENTRIES = 1 << 20  # pairs of a key and a core: 130 MB, 134M tokens of prompts (scripts/bench_router.py)
-POPULAR = 32  # holders: with more, almost any core holds the key
+MAX_ENTRIES = 1 << 20  # pairs of key and core: 130 MB, 134M prompt tokens (scripts/bench_router.py)
+POPULAR = 32  # a key with more holders is held by almost any core
 
 
 class PrefixIndex:
-    """Owns pairs of key and core with a stamp, at most `max_entries`; keys not sent for the longest go first. An entry
-    with one holder, as most have, is one integer: stamp << 16 | core."""
+    """Owner of pairs of key and core, each with a stamp; at most `max_entries`. The keys that were not sent for longest
+    are removed first. An entry with one holder, the usual case, is one integer: stamp << 16 | core."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
@@ -25,7 +25,7 @@ class PrefixIndex:
         self.num_entries = 0
 
     def add(self, core: int, keys: Sequence[int], stamp: int) -> None:
-        """Note that the core was sent a prompt with these keys. stamp: never less than that of an earlier call for this
+        """Record that the core was sent a prompt with these keys. stamp: not less than in an earlier call for this
         core."""
         entries, packed = self._entries, stamp << 16 | core
         for key in reversed(keys):
@@ -48,14 +48,15 @@ class PrefixIndex:
             self.num_entries -= len(entry) if type(entry) is dict else 1
 
     def stamp_of(self, core: int, key: int) -> int:
-        """Return the stamp of the core for a key, -1 without one."""
+        """Return the stamp of the core for a key; -1 if it does not have the key."""
         entry = self._entries.get(key, -1)
         if type(entry) is dict:
             return entry.get(core, -1)
         return entry >> 16 if type(entry) is int and entry & MAX_CORE == core else -1
 
     def depth(self, core: int, keys: Sequence[int], oldest: int, most: int | None = None) -> int:
-        """Return how many of the first keys the core has with stamps of at least `oldest`, if at most `most`."""
+        """Return how many of the first keys the core has with stamps of at least `oldest`. most: the number of first
+        keys to search; None: all."""
         low, high = 0, len(keys) if most is None else most
         if not high or self.stamp_of(core, keys[0]) < oldest:
             return 0
@@ -68,8 +69,9 @@ class PrefixIndex:
         return low
 
     def longest(self, keys: Sequence[int], oldest: Mapping[int, int], limit: int) -> dict[int, int]:
-        """Return up to `limit` cores that hold the most of the first keys, with the number of these keys. oldest: for
-        each core to be considered, the least stamp that counts. Popular keys are left out: they tell nothing."""
+        """Return up to `limit` cores that have the most of the first keys, each with the number of these keys. oldest:
+        the cores to consider, each with the least stamp that counts. Keys with more than POPULAR holders are ignored,
+        as they do not distinguish cores."""
         found: dict[int, int] = {}
         end, num_seen = len(keys), 0  # holders of the keys from `end` on are in `found`
         while end and len(found) < limit:

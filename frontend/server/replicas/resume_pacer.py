@@ -1,9 +1,9 @@
-"""ResumePacer: how fast requests that have lost their core are handed to the others.
+"""ResumePacer: limits how fast requests that have lost their core are sent to the other cores.
 
-When a core is lost, all its contexts are to be computed again at once. In any second each other core gets at most
-FACTOR times as many of their tokens as it can compute: enough that it never waits for them, and few enough that they
-do not fill its queue before the router knows how fast it gets on. A core that has got enough is passed over, so that
-the request which came first goes on at the next best one. Pure: knows no clock and no requests.
+When a core is lost, all its contexts have to be computed again at once. In any second each other core gets at most
+FACTOR times as many of their tokens as it can compute. That is enough for it never to wait for them, and few enough not
+to fill its queue before the router has measured its progress. A core at its limit is skipped, so that the oldest
+request is resumed on the next best core. Pure: knows no clock and no requests.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from collections.abc import Sequence
 
 from .router import Router
 
-FACTOR = 2.0  # times a core's measured rate
+FACTOR = 2.0  # multiple of a core's measured rate
 WINDOW_S = 1.0
 
 
 class ResumePacer:
-    """Owns what each core was sent in the last WINDOW_S. The request that reaches the limit may exceed it, so that each
-    core gets one a second whatever its rate. `pick` for each request in turn, then `end`."""
+    """Owner of the record of what each core was sent in the last WINDOW_S. The request that reaches a core's limit may
+    exceed it, so that each core gets one a second whatever its rate. Call `pick` for each request, in order, then
+    `end`."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._sent: defaultdict[int, deque[tuple[float, int]]] = defaultdict(deque)  # by core: when, tokens
-        self._full: dict[int, float] = {}  # cores that have got enough in this turn, and until when
+        self._sent: defaultdict[int, deque[tuple[float, int]]] = defaultdict(deque)  # by core: (time, number of tokens)
+        self._full: dict[int, float] = {}  # cores at their limit in this turn, and when that ends
 
     def pick(self, keys: Sequence[int], num_prompt: int, num_tokens: int, now: float) -> int | None:
-        """Return the best core for a request of `num_tokens`, prompt and answers so far, and note that it gets it; None
-        if there is none, or all have got enough."""
+        """Return the best core for a request, and record that it gets the request; None if there is no core or all are
+        at their limit. `num_tokens`: the length of the prompt and of the answers so far."""
         while (core := self._router.pick(keys, num_prompt, now)) is not None:
             if (next_at := self._next_at(core, now)) <= now:
                 self._sent[core].append((now, num_tokens))
@@ -46,12 +47,13 @@ class ResumePacer:
         return now if not sent or sum(num_tokens for _, num_tokens in sent) < most else sent[0][0] + WINDOW_S
 
     def end(self) -> float:
-        """Let the router pick all cores again; return when the first of them may get the next request."""
+        """Let the router pick all cores again, and return the earliest time at which a core at its limit may get
+        another request; inf if none is at its limit."""
         full, self._full = self._full, {}
         for core in full:
             self._router.resume(core)
         return min(full.values(), default=math.inf)
 
     def forget(self, core: int) -> None:
-        """Forget a lost core: its successor has no work."""
+        """Drop the record of a lost core: its successor has no work yet."""
         self._sent.pop(core, None)

@@ -11,10 +11,10 @@ RequestT = TypeVar("RequestT")
 
 
 class ResumeQueue(Generic[RequestT]):
-    """A heap with lazy removal: a request that does not wait any more is skipped when it surfaces."""
+    """Heap with lazy removal: a request that no longer waits is skipped when it comes first."""
 
     def __init__(self, waits: Callable[[RequestT], bool]) -> None:
-        """waits: whether a request still waits for a core; not if it has ended, or has one."""
+        """waits: whether a request still waits for a core, that is, has neither ended nor been given one."""
         self._waits = waits
         self._heap: list[tuple[float, int, RequestT]] = []
         self._tie = itertools.count()
@@ -24,7 +24,7 @@ class ResumeQueue(Generic[RequestT]):
 
     @property
     def first(self) -> RequestT | None:
-        """The request that came first, None without any."""
+        """The waiting request that arrived first; None if there is none."""
         while self._heap and not self._waits(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

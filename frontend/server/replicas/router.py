@@ -1,4 +1,4 @@
-"""Router: the core that is expected to answer a request soonest.
+"""Router: chooses the core that is expected to answer a request soonest.
 
     cost of a core = (prompt tokens that wait there + new ones, which it does not have cached) / its measured rate
                    + its open answers × the seconds that each adds to an answer
@@ -6,8 +6,8 @@
 
 Candidates are the cores that hold the longest prefixes of the prompt and a few random ones, so the work of a choice
 does not grow with the number of cores. Among those within 2 % of the least cost a random one is taken, so that several
-frontends do not all choose the same core. A prompt goes to its prefix, by content: a conversation stays at a core as
-long as that is the cheaper one. Priorities and quotas are the core's.
+frontends do not all choose the same core. A prompt is routed to its prefix, by content: a conversation stays on one
+core as long as that is the cheapest. Priorities and quotas are left to the core.
 
 Pure: knows no sockets and no clock. The same class runs in the frontend and in scripts/simulate_fleet.py.
 """
@@ -22,29 +22,30 @@ from .core_load import CoreLoad, OthersLoad, Rate
 from .prefix_index import MAX_ENTRIES, PrefixIndex
 from .prefix_keys import KEY_TOKENS
 
-MAX_HOLDERS = 8  # candidates for their prefixes
-NUM_CANDIDATES = 12  # with random ones
+MAX_HOLDERS = 8  # candidates chosen for their prefixes
+NUM_CANDIDATES = 12  # number of candidates, including the random ones
 WASTE = 6.0  # fitted on one trace and checked on another: docs/operate/replicas.md
-TIE = 1.02  # times the least cost: still as good
+TIE = 1.02  # a cost up to this multiple of the least counts as equal to it
 FIRST_RATE = 5000.0  # prompt tokens per second, before any is measured
-FORGET = 0.995  # for each finished answer
-MIN_SHARE = 0.01  # of an answer's decode time, for each other answer: the least that is assumed
+FORGET = 0.995  # weight of all earlier answers when one more has finished
+MIN_SHARE = 0.01  # least slowdown by each other answer, as a share of the decode time
 
 
 @dataclass(slots=True)
 class _Sent:
-    """An open answer, and the cached tokens that were expected of its core."""
+    """An open answer, with the number of cached tokens that its core was expected to have."""
 
     core: int
     num_tokens: int
     num_expected: int
-    age: int  # tokens sent to the core since the last use of that prefix; 0: too young to tell anything
-    age_beyond: int  # likewise of the next key, which counted as forgotten
+    age: int  # tokens sent to the core since that prefix was last used; 0: too few to learn from
+    age_beyond: int  # the same for the next key, which was expected to be evicted
     first_token_at: float = 0.0
 
 
 class Router:
-    """Owns a CoreLoad for each core, the prefix index and the open answers. A lost or draining core is never picked."""
+    """Owner of a CoreLoad for each core, the prefix index and the open answers. A lost or draining core is never
+    picked."""
 
     def __init__(self, *, key_tokens: int = KEY_TOKENS, max_entries: int = MAX_ENTRIES, seed: int = 0) -> None:
         self.index = PrefixIndex(max_entries)
@@ -53,20 +54,21 @@ class Router:
         self._key_tokens = key_tokens
         self._random = random.Random(seed)
         self._pickable: list[int] = []
-        self._oldest: dict[int, int] = {}  # of the pickable cores, for the index
+        self._oldest: dict[int, int] = {}  # least stamp that counts, for each pickable core
         self._fleet = Rate(FIRST_RATE)
         self._decode = DecodeCost()
 
     # ── cores come and go ────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, core: int, capacity_tokens: int | None = None) -> None:
-        """Use a core whose prefix cache is empty. capacity_tokens: how many tokens the cache holds, if known."""
+        """Start to use a new or restarted core, whose prefix cache is empty. capacity_tokens: the size of that cache in
+        tokens; None: unknown."""
         before = self.loads.get(core)
         self.loads[core] = CoreLoad(0 if before is None else before.num_inserted + 1, capacity_tokens)
         self.resume(core)
 
     def lose(self, core: int) -> list[int]:
-        """Stop using a core that is gone; return its open answers in the order they were sent."""
+        """Stop using a core that is gone, and return its open answers in the order in which they were sent."""
         self.drain(core)
         lost = [request_id for request_id, sent in self.open.items() if sent.core == core]
         for request_id in lost:
@@ -74,19 +76,19 @@ class Router:
         return lost
 
     def drain(self, core: int) -> None:
-        """Send nothing new to a core; its answers go on."""
+        """Send nothing new to a core; its open answers continue."""
         if core in self._oldest:
             self._pickable.remove(core)
             del self._oldest[core]
 
     def resume(self, core: int) -> None:
-        """Send to a drained core again."""
+        """Allow sending to a drained core again."""
         if core not in self._oldest:
             self._pickable.append(core)
             self._oldest[core] = self.loads[core].oldest
 
     def clear_cache(self, core: int) -> None:
-        """Note that a core has lost its prefix cache, but not its requests: its workers were replaced."""
+        """Record that a core has lost its prefix cache, but not its requests: its workers were replaced."""
         self.loads[core].clear_cache()
         self._on_aged(core)
 
@@ -96,14 +98,15 @@ class Router:
         return self._pickable
 
     def tokens_per_s(self, core: int, now: float) -> float:
-        """Return the measured rate of a core, in prompt tokens."""
+        """Return the rate of a core in prompt tokens per second: as measured, or the mean of all cores if that is too
+        long ago."""
         return self.loads[core].tokens_per_s(now, self._fleet.value)
 
     # ── a request ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
-        """Return the core for a prompt of `num_tokens` with these prefix keys, None if there is none. without: a core
-        that must not get it, if another one can."""
+        """Return the best core for a prompt of `num_tokens` with these prefix keys; None if there is no core. without:
+        a core to avoid if there is another one; -1: none."""
         candidates = self.index.longest(keys, self._oldest, MAX_HOLDERS)
         candidates.pop(without, None)
         for core in self._random_cores(candidates, without):
@@ -122,7 +125,7 @@ class Router:
         return best[int(self._random.random() * len(best))] if len(best) > 1 else best[0]
 
     def _random_cores(self, known: Iterable[int], without: int) -> Iterable[int]:
-        """Return random cores beside the known ones; all others in a small fleet."""
+        """Return random cores that are not among the known ones; in a small fleet, all of them."""
         cores, known = self._pickable, set(known) | {without}
         if len(cores) <= NUM_CANDIDATES:
             return [core for core in cores if core not in known]
@@ -130,7 +133,7 @@ class Router:
         return found - known
 
     def on_sent(self, request_id: int, core: int, keys: Sequence[int], num_tokens: int, now: float) -> None:
-        """Note that a request was sent. request_id: of the caller, one for each answer."""
+        """Record that an answer was sent to a core. request_id: chosen by the caller, unique for each answer."""
         load, index, size = self.loads[core], self.index, self._key_tokens
         oldest = load.oldest
         depth = index.depth(core, keys, oldest)
@@ -146,11 +149,12 @@ class Router:
         index.add(core, keys, load.num_inserted)
 
     def on_prefetched(self, core: int, keys: Sequence[int]) -> None:
-        """Note that a core has loaded the KV blocks of a prompt, without a request."""
+        """Record that a core has loaded the KV blocks of a prompt without a request."""
         self.index.add(core, keys, self.loads[core].num_inserted)
 
     def on_started(self, request_id: int, num_cached_tokens: int) -> None:
-        """Learn how much the core found in its prefix cache, when an answer leaves its waiting queue."""
+        """Correct the load and the size of the prefix cache by the number of cached tokens that the core found when an
+        answer left its waiting queue."""
         sent = self.open[request_id]
         load = self.loads[sent.core]
         load.correct(request_id, sent.num_tokens - min(num_cached_tokens, sent.num_tokens - 1))
@@ -167,7 +171,7 @@ class Router:
         self.loads[sent.core].on_first_token(request_id, now, self._fleet)
 
     def on_finished(self, request_id: int, num_output_tokens: int, now: float) -> None:
-        """Forget an answer that has ended, or goes on elsewhere."""
+        """Forget an answer that has ended or was moved to another core."""
         sent = self.open.pop(request_id)
         load = self.loads[sent.core]
         if sent.first_token_at:
@@ -176,7 +180,7 @@ class Router:
         self._on_aged(sent.core)
 
     def on_load(self, core: int, others: OthersLoad) -> None:
-        """Take a core's report of the work that other frontends have sent it."""
+        """Set a core's report of the work that other frontends have sent to it."""
         self.loads[core].others = others.checked()
 
     def _on_aged(self, core: int) -> None:
@@ -185,16 +189,17 @@ class Router:
 
 
 class DecodeCost:
-    """How many seconds an answer takes longer for each other answer at its core, learned from finished ones.
+    """Estimate of the seconds by which each other answer on a core prolongs an answer, learned from finished answers.
 
-    Owns running sums of a straight line: seconds between tokens over the open answers of the core."""
+    Owns the running sums of a linear regression: seconds between tokens over the number of open answers on the core."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * 6  # answers, rows, rows², seconds between tokens, rows × that, output tokens
+        self._sums = [0.0] * 6  # sums of: 1, rows, rows², seconds between tokens, rows × these, output tokens
         self.row_s = 0.0
 
     def on_finished(self, num_open: int, num_tokens: int, seconds: float) -> None:
-        """Learn from an answer of `num_tokens` that took `seconds` after its first token, beside others."""
+        """Add an answer of `num_tokens` that took `seconds` after its first token, on a core with `num_open`
+        answers."""
         if num_tokens < 2:
             return
         between_s = seconds / (num_tokens - 1)
