@@ -1,7 +1,8 @@
-"""Addresses that media may be fetched from: those of the internet alone.
+"""Addresses from which media may be fetched: public internet addresses only.
 
-The nets are those of IANA's registries of special-purpose addresses (RFC 6890), whatever the version of Python knows of
-them. An IPv6 address with an IPv4 address in it (mapped, 6to4, NAT64) is judged by that.
+The excluded nets are those of IANA's registries of special-purpose addresses (RFC 6890), so that the result does not
+depend on the Python version. An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64) is judged by the
+latter.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ _SPECIAL_V4 = [
         *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
     )
 ]
-_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all others are local, multicast or reserved
-_SPECIAL_V6 = [  # 2001::/23: protocols, with Teredo, benchmarks and ORCHID
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all other IPv6 addresses are local, multicast or reserved
+_SPECIAL_V6 = [  # 2001::/23: protocols, including Teredo, benchmarks and ORCHID
     ipaddress.IPv6Network(net) for net in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
 ]
 _MAPPED, _NAT64, _6TO4 = map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16"))
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is of the internet, and of no private, local or special net."""
+    """Whether a text is an address of the public internet, not of a private, local or special net."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -32,7 +33,7 @@ def is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in net for net in _SPECIAL_V4)
     if address.scope_id is not None:
-        return False  # of one interface
+        return False  # an address of one interface
     number = int(address)
     if address in _MAPPED or address in _NAT64:
         return is_public(str(ipaddress.IPv4Address(number & 0xFFFFFFFF)))

@@ -1,8 +1,8 @@
-"""HttpFetcher: gets media over http(s) from allowed hosts with global addresses.
+"""HttpFetcher: fetches media over http(s) from allowed hosts with public addresses.
 
-A name is resolved once for each connection, all its addresses must be global, and the connection goes to one of them,
-so that a name with a changing address leads nowhere else. Redirects are checked in the same way. No proxy, cookie or
-header of the caller is used. Callers read bytes as they arrive.
+A name is resolved once for each connection, all its addresses must be public, and the connection goes to one of them,
+so that a name whose address changes cannot lead elsewhere. Redirects are checked in the same way. No proxy, cookie or
+header of the caller is used. The content is yielded as it arrives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class HttpFetcher:
-    """Fetches URLs of allowed domains, each within `timeout_s` and `max_bytes`."""
+    """Fetcher of URLs from allowed domains, each within `timeout_s` and `max_bytes`."""
 
     def __init__(
         self,
@@ -47,13 +47,14 @@ class HttpFetcher:
         is_allowed: Callable[[str], bool] = is_public,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """is_allowed: whether an address may be connected to. tls: None: the machine's authorities."""
+        """is_allowed: whether it is allowed to connect to an address. tls: None: trust the machine's certificate
+        authorities."""
         self._domains, self._max_bytes, self._timeout_s = domains, max_bytes, timeout_s
         self._resolve, self._is_allowed, self._tls = resolve, is_allowed, tls
 
     async def fetch(self, text: str) -> AsyncGenerator[bytes]:
-        """Yield the content of a URL. RequestError if it must not or cannot be fetched, is too large or takes too
-        long."""
+        """Yield the content of a URL in parts. RequestError if it may not or cannot be fetched, is too large or takes
+        too long."""
         url = parse_url(text)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for _ in range(MAX_REDIRECTS + 1):
@@ -72,7 +73,8 @@ class HttpFetcher:
 
     @contextlib.asynccontextmanager
     async def _bounded(self, url: MediaUrl, deadline: float) -> AsyncIterator[None]:
-        """Turn errors of the connection, and its slowness, into RequestError."""
+        """Turn errors of the connection, and a missed deadline, into RequestError, or Overloaded if a resource of this
+        machine has run out."""
         try:
             async with asyncio.timeout_at(deadline):
                 yield
@@ -86,7 +88,7 @@ class HttpFetcher:
 
     @contextlib.asynccontextmanager
     async def _connection(self, url: MediaUrl, deadline: float) -> AsyncIterator[asyncio.StreamReader]:
-        """Connect, and send the request."""
+        """Connect and send the request; the context's value is the reader of the response."""
         async with self._bounded(url, deadline):
             reader, writer = await self._connect(url, await self._addresses(url))
         try:
@@ -105,7 +107,7 @@ class HttpFetcher:
         return addresses
 
     async def _connect(self, url: MediaUrl, addresses: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the first address that accepts."""
+        """Connect to the first address that accepts the connection."""
         tls, name = None, None
         if url.is_https:
             if self._tls is None:
@@ -118,7 +120,7 @@ class HttpFetcher:
 
 
 class _Response:
-    """One response while it arrives; `location` is set by a redirect. The parser calls the methods on_…"""
+    """One HTTP response while it arrives; a redirect sets `location`. The parser calls the methods on_…."""
 
     def __init__(self, url: MediaUrl, max_bytes: int) -> None:
         self.location = ""
@@ -135,8 +137,8 @@ class _Response:
         return not (self._is_complete or self.location)
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Return the parts of the body in what has arrived, none of a redirect; b"" ends it. RequestError for all but
-        a whole answer with status 200."""
+        """Return the parts of the body in `data`; [] for a redirect. b"" means that the connection has ended.
+        RequestError if the response is incomplete, too large, or neither a redirect nor one with status 200."""
         if not data:
             if not self._has_headers or self._length is not None or self._is_chunked:
                 raise self._refusal(f"ended after {self._num_bytes} of {self._length or 'its'} bytes")

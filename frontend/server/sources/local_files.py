@@ -16,14 +16,15 @@ READ_BYTES = 1 << 20
 
 
 class LocalFiles:
-    """Opens regular files whose real path lies below `root`; None: no files at all."""
+    """Reader of regular files whose real path is below `root`; if `root` is None, of no files at all."""
 
     def __init__(self, root: str | None, max_bytes: int) -> None:
         self._root = None if root is None else Path(root).resolve()
         self._max_bytes = max_bytes
 
     def read(self, url: str) -> Iterator[bytes]:
-        """Yield the content of a file: URL. RequestError if it must not or cannot be read, or is too large."""
+        """Yield the content of a file: URL in parts. RequestError if the file may not or cannot be read, or is too
+        large; Overloaded if a resource of this machine has run out."""
         fd = self._open(self._path_of(url), url)
         try:
             num_bytes = 0
@@ -35,7 +36,7 @@ class LocalFiles:
             os.close(fd)
 
     def _path_of(self, url: str) -> Path:
-        """Return the path of a file: URL, without any link in it."""
+        """Return the path of a file: URL, with links resolved. RequestError if it is invalid or not allowed."""
         if self._root is None:
             raise RequestError(
                 f"{shown(url)}: this engine reads no files: send the file itself, or start the engine with "
@@ -54,7 +55,8 @@ class LocalFiles:
         return path
 
     def _open(self, path: Path, url: str) -> int:
-        """Open a regular file, and check again where it is: links may have changed since."""
+        """Open a regular file and return its descriptor. Check its path again after opening, since links may have
+        changed."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         except ValueError as error:

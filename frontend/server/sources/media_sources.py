@@ -1,7 +1,7 @@
-"""MediaSources: puts the bytes of media that requests name by URL into the blob store, and knows them by uuid.
+"""MediaSources: puts the bytes of media that requests name by URL into the blob store, and remembers media by uuid.
 
-A uuid is a caller's own name for bytes that the engine has had before. It is known only to callers of the same scope
-(their API key), and never part of the key of a KV block.
+A uuid is a caller's own name for bytes that the engine has had before. It is valid only for callers of the same scope
+(their API key), and is never part of the key of a KV block.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .http_fetch import HttpFetcher
 from .local_files import LocalFiles
 from .media_url import AllowedDomains, shown
 
-MAX_FETCHES = 32  # at the same time; more wait
+MAX_FETCHES = 32  # fetches at the same time; further ones wait
 MAX_UUIDS = 1 << 16
 WRITE_BYTES = 1 << 20
 
 
 class MediaSources:
-    """Owns the fetches under way and the table of uuids. Runs in an event loop; files are read in threads."""
+    """Owner of the running fetches and of the table of uuids. It runs in an event loop; files are read in threads."""
 
     def __init__(self, store: BlobStore, http: HttpFetcher, files: LocalFiles) -> None:
         self._store, self._http, self._files = store, http, files
@@ -33,14 +33,14 @@ class MediaSources:
 
     @classmethod
     def of(cls, store: BlobStore, config: EngineConfig) -> MediaSources:
-        """Make the sources that the options of an engine allow."""
+        """Return the sources that an engine's options allow."""
         domains, root, most = config.allowed_media_domains, config.allowed_local_media_path, config.max_media_bytes
         http = HttpFetcher(AllowedDomains(domains or ()), most, config.media_fetch_timeout_s)
         return cls(store, http, LocalFiles(root or None, most))
 
     async def fetch(self, url: str, user: str) -> bytes:
-        """Put the content of an http(s): or file: URL into the store, pinned for `user`; return its digest.
-        RequestError if it must not or cannot be read."""
+        """Put the content of an http(s): or file: URL into the store, pinned for `user`, and return its digest.
+        RequestError if it may not or cannot be read, is empty or too large."""
         if url[:5].lower() == "file:":
             return await asyncio.to_thread(self._store.put, self._files.read(url), user)
         async with self._turns:
@@ -62,14 +62,16 @@ class MediaSources:
                 writer.close()
 
     def note(self, scope: str, uuid: str, digest: bytes) -> None:
-        """Let callers of a scope name these bytes by `uuid`; a later note replaces an earlier one."""
+        """Let callers of a scope refer to these bytes by `uuid`. A later call for the same uuid replaces the earlier
+        one."""
         self._digest_by_uuid[scope, uuid] = digest
         self._digest_by_uuid.move_to_end((scope, uuid))
         if len(self._digest_by_uuid) > MAX_UUIDS:
             self._digest_by_uuid.popitem(last=False)
 
     def find(self, scope: str, uuid: str, user: str) -> bytes:
-        """Return the digest of the bytes with this uuid, pinned for `user`. RequestError if the engine has them not."""
+        """Return the digest of the bytes with this uuid, and pin them for `user`. RequestError if the engine does not
+        have them."""
         digest = self._digest_by_uuid.get((scope, uuid))
         if digest is None or not self._store.pin(digest, user):
             raise RequestError(f"the engine has no medium with uuid {uuid[:80]!r}: send the file itself with it")

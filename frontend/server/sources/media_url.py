@@ -11,20 +11,20 @@ from urllib.parse import quote, urljoin, urlsplit
 from ....ipc.errors import RequestError
 
 MAX_URL_LENGTH = 8192
-MAX_HOST_LENGTH = 253  # RFC 1035, as text
+MAX_HOST_LENGTH = 253  # in characters (RFC 1035)
 MAX_SHOWN = 160  # characters of a URL in an error
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
-_SAFE = "%/:=&?~#+!$,;'@()*[]"  # kept as the caller has written them
+_SAFE = "%/:=&?~#+!$,;'@()*[]"  # characters that stay as the caller has written them
 
 
 class MediaUrl(NamedTuple):
-    """Where to connect, and what to ask for. The host is in lower case, ASCII, without brackets."""
+    """Host to connect to, and path to request. The host is ASCII, in lower case and without brackets."""
 
     is_https: bool
     host: str
     port: int
-    target: str  # path and query, as in the request line
+    target: str  # path and query, as they are in the request line
 
     @property
     def host_header(self) -> str:
@@ -36,11 +36,12 @@ class MediaUrl(NamedTuple):
         return f"{'https' if self.is_https else 'http'}://{self.host_header}{self.target}"
 
     def __str__(self) -> str:
-        """Show the URL without its query, which may hold a secret."""
+        """Return the URL without its query, which may hold a secret."""
         return shown(self.text)
 
     def follow(self, location: str) -> MediaUrl:
-        """Return the URL that a redirect leads to. RequestError for an invalid one, and for one from https to http."""
+        """Return the URL to which a redirect leads. RequestError if it is invalid, or if it leads from https to
+        http."""
         try:
             joined = urljoin(self.text, location)
         except ValueError as error:
@@ -52,7 +53,7 @@ class MediaUrl(NamedTuple):
 
 
 class AllowedDomains:
-    """The hosts that URLs may name: exact names, *.name for all below a name, or * for all."""
+    """The hosts that URLs may name: exact names, *.NAME for all hosts below a name, or * for all hosts."""
 
     def __init__(self, rules: Iterable[str]) -> None:
         self._rules = [rule.strip().lower().rstrip(".") for rule in rules if rule.strip()]
@@ -76,15 +77,15 @@ class AllowedDomains:
 
 
 def shown(url: str) -> str:
-    """Return the beginning of a URL for an error, without its query."""
+    """Return a URL for an error message: without its query, and shortened."""
     text = url.partition("?")[0].partition("#")[0]
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _host(given: str) -> str:
-    """Return a host in ASCII, "" unless it is an address or a name that can be looked up; ValueError for one that IDNA
-    does not know."""
+    """Return a host in ASCII; "" unless it is an address or a name that can be looked up. ValueError if IDNA cannot
+    encode it or the address is invalid."""
     if ":" in given:
         return given if "%" not in given and ipaddress.ip_address(given) else ""
     host = given.removesuffix(".")
@@ -95,7 +96,7 @@ def _host(given: str) -> str:
 
 
 def parse_url(url: str) -> MediaUrl:
-    """Parse an http(s) URL. RequestError if it is invalid, or names a user."""
+    """Parse an http(s) URL. RequestError if it is invalid, too long, or contains a user name or password."""
     if len(url) > MAX_URL_LENGTH:
         raise RequestError(f"a URL has {len(url)} characters, at most {MAX_URL_LENGTH} are read: use a shorter one")
     try:
