@@ -1,6 +1,6 @@
-"""BlobSender: reads the blobs that cores of engines ask a gateway for, in a thread.
+"""BlobSender: reads, in a thread, the parts of blobs that cores of engines request from a gateway.
 
-The core asks for a few parts at a time, so that no more than those are in memory.
+A core requests only a few parts at a time, so that no more than these are in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 
 
 class BlobSender:
-    """Owner of the thread, which starts with the first request. The loop calls all methods."""
+    """Owner of the thread, which starts with the first request. The event loop calls all methods."""
 
     def __init__(self, spec: EngineSpec, wake: Callable[[], None]) -> None:
         """`wake` is called from the thread and must cause a call of `take`."""
@@ -28,7 +28,8 @@ class BlobSender:
         self._has_thread = False
 
     def ask(self, core: int, request: GetBlob) -> None:
-        """Read a part of a blob for a core, which asks again for what gets no reply."""
+        """Queue the read of a part of a blob for a core. If no thread can be started, drop the request: the core
+        repeats requests that get no reply."""
         if not self._has_thread:
             try:
                 start_thread("blobs", self._run)
@@ -38,7 +39,7 @@ class BlobSender:
         self._requests.put((core, request))
 
     def take(self) -> list[tuple[int, BlobReply]]:
-        """Return what has been read, each with its core."""
+        """Return the parts that have been read since the last call, each with the number of its core."""
         return [self._replies.get() for _ in range(self._replies.qsize())]
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""LocalCores: a frontend's sockets to the cores of its own engine, whose comings and goings the supervisor reports."""
+"""LocalCores: a frontend's sockets to the cores of its own engine. The supervisor reports when cores start and end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ....ipc.sockets.channel import Channel
 from ....ipc.sockets.zmq_sockets import new_socket
 from ....ipc.spec.config.engine_spec import EngineSpec
 
-NEVER = float("inf")  # as a time
+NEVER = float("inf")  # monotonic time of an event that never comes
 
 
 class LocalCores:
-    """One socket for each core, by replica."""
+    """One socket for each replica's core."""
 
     next_at = NEVER
 
@@ -35,20 +35,20 @@ class LocalCores:
         return [channel.socket for channel in self._channels]
 
     def receive(self, now: float) -> Iterator[tuple[int, CoreToFrontend]]:
-        """Yield all messages of cores with their replicas."""
+        """Yield all received messages of cores, each with the number of its replica."""
         for replica, channel in enumerate(self._channels):
             for message in channel.receive():
                 yield replica, message
 
     def send(self, unsent: Sequence[list[FrontendToCore]]) -> None:
-        """Send the messages to each core, and clear them."""
+        """Send each core its messages from `unsent`, a list for each replica, and clear the lists."""
         for channel, messages in zip(self._channels, unsent, strict=True):
             for message in messages:
                 channel.send(message)
             messages.clear()
 
     def complete(self, progress: Progress) -> Progress:
-        """Return a report of the supervisor, which knows all."""
+        """Return the supervisor's report as it is: it covers all cores."""
         return progress
 
     def may_begin(self, now: float) -> bool:
@@ -57,4 +57,4 @@ class LocalCores:
 
     def close(self) -> None:
         for channel in self._channels:
-            channel.socket.close(linger=0)  # the core is stopped too
+            channel.socket.close(linger=0)  # the core is being stopped too

@@ -1,7 +1,7 @@
-"""RemoteCore: a gateway's connection to one core: its socket, the news of the connection, and the core's lease.
+"""RemoteCore: a gateway's connection to one core: the socket, the events of the connection, and the core's lease.
 
-Each connection has a socket of its own, so that no message of an earlier one is sent or read. The core is lost when the
-connection ends or when it is silent for a lease, which is judged only after all that has come is read.
+Each connection has a new socket, so that no message of an earlier connection is sent or read. The core is lost when the
+connection ends or when it is silent for a lease, which is checked only after all received messages are read.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ....ipc.sockets.zmq_sockets import new_socket
 logger = logging.getLogger("tokenloom.gateway")
 
 NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
-RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000  # to an engine that is away, or refuses our key
-MANY_FAILURES = 3  # handshakes in a row, after which the key is to blame
-CATCH_UP = -1  # control_id of the order to read the weights of the others; a frontend's own begin at 0
+RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000  # to an engine that is not running, or refuses our key
+MANY_FAILURES = 3  # failed handshakes in a row, after which the key is reported as the cause
+CATCH_UP = -1  # control_id of the order to load the other cores' weights; other orders have 0 and up
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILURES
 _monitors = itertools.count()
@@ -45,8 +45,8 @@ News: TypeAlias = CoreToFrontend | CoreUp
 
 
 class RemoteCore:
-    """One core of a gateway. `sizes`: of a core that has welcomed this frontend, else None. `is_catching_up`: it reads
-    the weights that the others have, before it is used."""
+    """One core of a gateway. `sizes`: the sizes of its pool once it has welcomed this frontend and may be used, else
+    None. `is_catching_up`: it is loading the weights that the other cores have, before it is used."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class RemoteCore:
         keys: Keys,
         counts: Counter[str],
     ) -> None:
-        """`number`: of the core among those of the gateway; `identity`: of this frontend, towards all cores."""
+        """`number`: the core's place among the gateway's cores; `identity`: the name of this frontend for all cores."""
         self.address, self._number = address, number
         self._context, self._identity, self._keys, self._counts = context, identity, keys, counts
         self.sizes: GatewayWelcome | None = None
-        self._welcome: GatewayWelcome | None = None  # on this connection, with the weights that the core has now
+        self._welcome: GatewayWelcome | None = None  # of this connection, with the weights that the core has now
         self.is_catching_up = self.has_caught_up = False  # on this connection
-        self._last = self._before = NO_PROGRESS  # of the core, and totals of earlier connections
-        self._is_open = False  # the handshake is over
+        self._last = self._before = NO_PROGRESS  # reports: the core's last one, and the totals of earlier connections
+        self._is_open = False  # the handshake has succeeded
         self._heard_at = self._judged_at = self._pinged_at = 0.0  # monotonic seconds
-        self._num_failures = 0  # handshakes that failed in a row
-        self._complaint = ""  # the last one in the log
+        self._num_failures = 0  # consecutive handshakes that failed
+        self._complaint = ""  # the last reason that was logged
         self._open()
 
     # ── the socket ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +95,7 @@ class RemoteCore:
     # ── receive ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float) -> Iterator[News]:
-        """Yield the core's messages, CoreUp for each new connection and ReplicaDown for its end."""
+        """Yield the core's messages, CoreUp for each new connection, and ReplicaDown for the end of one."""
         for message in self._channel.receive():
             self._heard_at = now
             if isinstance(message, Refused):
@@ -129,7 +129,7 @@ class RemoteCore:
             yield self._welcome
 
     def catch_up(self, model_folder: str) -> None:
-        """Let a core that has just welcomed this frontend read other weights before it is used."""
+        """Let a core that has just welcomed this frontend load the weights in `model_folder` before it is used."""
         self.sizes, self.is_catching_up = None, True
         logger.info("the core at %s reads the weights in %s, as the others have", self.address, model_folder)
         self.send([EngineControl(control_id=CATCH_UP, action="reload", model_folder=model_folder)])
@@ -151,7 +151,8 @@ class RemoteCore:
                 return
 
     def _judge(self, now: float) -> Iterator[News]:
-        """Lose a core that is silent. If this loop itself was stopped, the lease restarts."""
+        """Yield ReplicaDown if the core has been silent for a lease. The lease starts again if this loop itself was
+        stopped."""
         if not self._is_open:
             return
         if now - self._judged_at > LEASE_S / 2:
@@ -171,30 +172,31 @@ class RemoteCore:
         return ReplicaDown(replica=self._number, reason=reason)
 
     def refuse(self, reason: str) -> None:
-        """Do not use the core until it comes back with a new connection."""
+        """Log the reason, and do not use the core until it has a new connection."""
         self.sizes = None
         self.complain(reason)
 
     def complain(self, reason: str) -> None:
-        """Log why the core cannot be used, once for each reason in a row."""
+        """Log why the core cannot be used, unless the last such line had the same reason."""
         if reason != self._complaint:
             self._complaint = reason
             logger.error("the core at %s is not used: %s", self.address, reason)
 
     def on_used(self) -> None:
-        """Note that the core serves the gateway's model."""
+        """Log that the core is used for the gateway's model."""
         self._complaint = ""
         logger.info("the core at %s is used", self.address)
 
     @property
     def progress(self) -> Progress:
-        """The last report, with the totals of earlier connections."""
+        """The core's last report, with the totals of earlier connections added."""
         return add_up([self._before, self._last])
 
     # ── send ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, messages: Sequence[FrontendToCore]) -> None:
-        """Send messages; without a connection they are dropped, since a new one begins with Hello and all requests."""
+        """Send messages. Without a connection they are dropped: a new connection starts with Hello and all open
+        requests."""
         if self._is_open:
             with contextlib.suppress(zmq.Again):
                 for message in messages:

@@ -1,7 +1,7 @@
-"""RemoteCores: a gateway's connections to cores of engines elsewhere, which come and go while it runs.
+"""RemoteCores: a gateway's connections to cores of engines elsewhere, which start and end while it runs.
 
-All must serve the same model. What a supervisor tells the frontends of an engine, these connections find out: which
-cores are up, the sizes of their pools, and their progress.
+All must serve the same model. These connections find out what an engine's supervisor would report to its frontends:
+which cores are up, the sizes of their pools, and their progress.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from .blob_sender import BlobSender
 from .remote_core import NO_PROGRESS, RemoteCore, logger
 
-PATIENCE_S = 3.0  # at the start, with which a gateway waits for its first core
+PATIENCE_S = 3.0  # time for which a starting gateway waits for its first core
 
 
 class RemoteCores:
-    """The cores of --cores, by their places there."""
+    """The cores of --cores; a core's number is its place in that list."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class RemoteCores:
             for number, address in enumerate(spec.remote_cores)
         ]
         self._blobs = BlobSender(spec, wake)
-        self._folder = ""  # of the weights that were reloaded last, on the engines' machines
+        self._folder = ""  # folder, on the engines' machines, of the weights reloaded last
         self._run_id, self._model = spec.run_id, spec.digest
-        self._own_progress = NO_PROGRESS  # of the gateway's supervisor
+        self._own_progress = NO_PROGRESS  # the report of the gateway's supervisor
         self._begun_at = time.monotonic()
         self.next_at = self._begun_at + PING_INTERVAL_S
 
@@ -56,7 +56,7 @@ class RemoteCores:
         return [socket for core in self._cores for socket in core.sockets]
 
     def receive(self, now: float) -> Iterator[tuple[int, CoreToFrontend | CoreUp | Initialize]]:
-        """Yield all messages and news of the cores with their numbers."""
+        """Yield all messages and events of the cores, each with the number of its core."""
         for number, core in enumerate(self._cores):
             for message in core.receive(now):
                 if isinstance(message, GatewayWelcome):
@@ -81,8 +81,9 @@ class RemoteCores:
                 core.ping(now)
 
     def _accepts(self, core: RemoteCore, model: ModelDigest) -> bool:
-        """Whether a core has the weights of the others. The first core decides, if the gateway has no weights. One with
-        others than those that were reloaded last reads these first."""
+        """Whether a core may be used: its model, including the weights, must be that of the other cores. If the gateway
+        does not know the weights, the first core sets them. A core that only lacks the weights reloaded last loads
+        these first."""
         if difference := self._model.difference(model):
             is_behind = not self._model.difference(model.with_weights(""))
             if is_behind and self._folder and not core.has_caught_up:
@@ -94,7 +95,8 @@ class RemoteCores:
         return True
 
     def _on_weights(self, core: RemoteCore, message: WeightsChanged) -> None:
-        """Note that a core in use has reloaded: from now on the others need its weights to be used anew."""
+        """Record the new weights if a core in use has reloaded: other cores need these weights to be accepted from now
+        on."""
         if core.sizes is not None:
             self._model, self._folder = self._model.with_weights(message.weights), message.model_folder
             logger.info("the core at %s serves the weights in %s now", core.address, message.model_folder)
@@ -115,12 +117,13 @@ class RemoteCores:
         )
 
     def complete(self, progress: Progress) -> Progress:
-        """Add what the cores have reported to a report of the gateway's supervisor."""
+        """Return a report of the gateway's supervisor, completed with the reports of the cores."""
         self._own_progress = progress
         return self._progress()
 
     def send(self, unsent: Sequence[list[FrontendToCore]]) -> None:
-        """Send the messages to each core, and clear them; then the parts of blobs that have been read."""
+        """Send each core its messages from `unsent`, and clear the lists; then send the parts of blobs that have been
+        read."""
         for core, messages in zip(self._cores, unsent, strict=True):
             core.send(messages)
             messages.clear()
@@ -128,7 +131,8 @@ class RemoteCores:
             self._cores[number].send([reply])
 
     def may_begin(self, now: float) -> bool:
-        """Whether the frontend may serve without any core: one may be far from ready."""
+        """Whether the frontend may serve without any core: PATIENCE_S after the start, since engines may take long to
+        be ready."""
         return now >= self._begun_at + PATIENCE_S
 
     def close(self) -> None:
