@@ -1,4 +1,4 @@
-"""Prompts of a model with cross attention: each begins with its audio clip, and only tokens are asked for."""
+"""Check of prompts for a model with cross attention: each starts with an audio clip and may only ask for tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .prompt import Prompt
 
 
 def check_clip(submit: Submit, prompt: Prompt, num_clip_tokens: int) -> None:
-    """Raise RequestError unless the prompt has a clip, of so many tokens, and others behind it, and the request asks
-    for nothing that the tokens of a clip cannot have."""
+    """Raise RequestError unless the prompt has a clip of `num_clip_tokens` with further tokens after it, and the
+    request asks for nothing that the clip's tokens cannot have."""
     if not prompt.spans:
         raise RequestError("this model answers to audio: give a clip with each prompt, as multi_modal_data has it")
     if num_ids(prompt.token_ids) <= num_clip_tokens:

@@ -1,8 +1,8 @@
 """InputProcessor: converts a client's Submit to a validated request for the core.
 
 Checks everything that needs the model (vocabulary, length, end tokens); decoding has already checked the ranges of the
-parameters. Every refusal is a RequestError with the numbers and the mend. Keeps no state of requests. `tokenize` and
-`detokenize` may run in any thread, all else in the frontend's loop.
+parameters. Every refusal is a RequestError with the numbers and the remedy. Keeps no state of requests. `tokenize` and
+`detokenize` may run in any thread, all other methods only in the frontend's loop.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ..text.tokenizer import Tokenizer, head_of
 from .clip_prompts import check_clip
 from .prompt import ProcessedRequest, Prompt
 
-MAX_DETOKENIZED = 1 << 20  # tokens at once
+MAX_DETOKENIZED = 1 << 20  # most tokens in one call
 MAX_NAMED_IDS = 32  # bad token ids listed in one error
-MAX_STRING_CHARACTERS = 4096  # of all stop strings of a request together, and of all bad words
-MAX_SHOWN = 64  # special tokens that are text where others are skipped
-MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: at 8 bytes each they fit a message of 64 MiB
-MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
-MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
+MAX_STRING_CHARACTERS = 4096  # of a request's stop strings together, and of its bad words together
+MAX_SHOWN = 64  # most special tokens to show where the others are skipped
+MAX_STEP_LOGPROBS = 6 << 20  # of prompt tokens in one step: at 8 bytes each they fit into a message of 64 MiB
+MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
+MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: for a slow reader we keep all of them
 
 
 class InputProcessor:
-    """Validator and tokenizer of requests for one model. Owns the generator of seeds for requests without one."""
+    """Validator and tokenizer of requests for one model. Owns the generator of seeds for requests that give none."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class InputProcessor:
         chat_template: ChatTemplate | None,
         prepare: Callable[[str], str] = str,
     ) -> None:
-        """`prepare` makes of a prompt the text that is tokenized."""
+        """`prepare` converts a prompt to the text that is tokenized."""
         self._prepare = prepare
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
@@ -78,11 +78,11 @@ class InputProcessor:
 
     @property
     def max_model_len(self) -> int:
-        """Return the largest length of a request, prompt and answer together, that model and KV pool allow."""
+        """The largest length of a request, prompt and answer together, that model and KV pool allow."""
         return self.limits.max_model_len
 
     def shorten(self, max_model_len: int) -> None:
-        """Lower max_model_len to the capacity of the KV pool, once its size is known."""
+        """Lower max_model_len to the capacity of the KV pool; called once its size is known."""
         self.limits = msgspec.structs.replace(self.limits, max_model_len=max_model_len)
 
     @property
@@ -92,9 +92,11 @@ class InputProcessor:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
-        """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side of a later
-        truncation; tokens that it drops may be missing. If None, RequestError for a text certain not to fit. A text
-        behind a clip is the begin of the answer as it is."""
+        """Tokenize a text. `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt; not
+        for a text after a clip, which is the start of the answer.
+
+        `cut_side`: the side of a later truncation; tokens that it drops may be missing. If it is None, RequestError for
+        a text that is certain not to fit."""
         tokenizer, needed = self._text_tokenizer(), text
         add_special_tokens = add_special_tokens and not self._num_clip_tokens
         if cut_side is not None:
@@ -105,8 +107,8 @@ class InputProcessor:
         return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(self, question: ReadPrompt) -> Prompt:
-        """Tokenize a text or a chat, which is rendered first; return token ids as they are. RequestError unless exactly
-        one of prompt, token_ids and chat is given."""
+        """Tokenize a text, or a chat after rendering it; return token ids as they are. RequestError unless exactly one
+        of prompt, token_ids and chat is given."""
         num_given = sum(each is not None for each in (question.prompt, question.token_ids, question.chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
@@ -119,7 +121,7 @@ class InputProcessor:
         return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
 
     def check_template(self, form: ChatForm) -> None:
-        """Raise RequestError for a chat template in an HTTP request, unless --trust-request-chat-template is set."""
+        """Raise RequestError if an HTTP request has a chat template, unless --trust-request-chat-template is set."""
         if form.template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
@@ -127,24 +129,25 @@ class InputProcessor:
 
     @cached_property
     def detokenizers(self) -> DetokenizerFactory | None:
-        """Return the factory of detokenizers; None without a tokenizer."""
+        """The factory of detokenizers; None if there is no tokenizer."""
         return None if self._tokenizer is None else DetokenizerFactory(self._tokenizer)
 
     def special_ids_of(self, markers: tuple[str, ...]) -> bytes:
-        """Return the encoded ids of the special tokens among the tokens of texts; each set of texts is read once."""
+        """Return the encoded ids of the special tokens among the tokens of `markers`. The result for each tuple is
+        cached."""
         tokenizer = self._tokenizer
         if markers not in self._special_ids_by_markers and tokenizer is not None:
             found = {
                 token_id
                 for marker in markers
                 for token_id in tokenizer.encode(marker, add_special_tokens=False)
-                if token_id in tokenizer.special_ids and tokenizer.token_string(token_id) in marker  # not unknown
+                if token_id in tokenizer.special_ids and tokenizer.token_string(token_id) in marker  # not <unk>
             }
             self._special_ids_by_markers[markers] = encode_ids(sorted(found))
         return self._special_ids_by_markers.get(markers, b"")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of text that a token stands for, which may be a part of a character."""
+        """Return the bytes of text for which a token stands; they may be a part of a character."""
         assert self.detokenizers is not None, "without a tokenizer no token has a text"
         return self.detokenizers.texts.bytes_of(token_id)
 
@@ -153,11 +156,12 @@ class InputProcessor:
         return self._text_tokenizer().token_string(token_id)
 
     def cut_side(self, params: SamplingParams) -> CutSide | None:
-        """Return the side at which truncate_prompt_tokens cuts a prompt of any length; None if prompts must fit."""
+        """Return the side on which truncate_prompt_tokens cuts a prompt of any length; None if prompts must fit."""
         return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
-        """Decode `token_ids`, special tokens included; RequestError for more than MAX_DETOKENIZED or invalid ones."""
+        """Return the text of `token_ids`, including special tokens. RequestError for more than MAX_DETOKENIZED ids or
+        invalid ids."""
         if num_ids(token_ids) > MAX_DETOKENIZED:
             raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")
@@ -173,13 +177,13 @@ class InputProcessor:
         return self.chat_template
 
     def _text_tokenizer(self, mend: str = ": send prompt_token_ids, or start with --tokenizer") -> Tokenizer:
-        """Return the tokenizer; if the model has none, raise RequestError with `mend` at the end of its message."""
+        """Return the tokenizer. If the model has none, raise RequestError, with `mend` at the end of its message."""
         if self._tokenizer is None:
             raise RequestError(f"this model has no tokenizer{mend}")
         return self._tokenizer
 
     def _check_ids(self, frame: bytes, name: str) -> None:
-        """Raise RequestError if an id in `frame` is not in the model's vocabulary; the tokenizer's may be larger."""
+        """Raise RequestError if an id in `frame` is not in the model's vocabulary (the tokenizer's may be larger)."""
         token_ids = _decode_ids(frame, name)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             position, bad = next(
@@ -193,8 +197,8 @@ class InputProcessor:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
-        """Check `submit` and add the defaults, seeds and tokens that the core needs. `prompt`: its tokenized prompt;
-        `now`: unix seconds."""
+        """Check `submit`, and return it with the defaults, seeds and tokens that the core needs. `prompt`: its
+        tokenized prompt; `now`: unix seconds. RequestError for invalid parameters or a prompt that does not fit."""
         params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
         prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
@@ -258,7 +262,7 @@ class InputProcessor:
         )
 
     def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
-        """Apply truncate_prompt_tokens to the prompt; -1 leaves room for `num_reserved` tokens."""
+        """Return the prompt after applying truncate_prompt_tokens; -1 leaves room for `num_reserved` tokens."""
         if params.truncate_prompt_tokens is None:
             return prompt
         num_kept = params.truncate_prompt_tokens
@@ -269,7 +273,8 @@ class InputProcessor:
         return Prompt(kept, prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """Raise RequestError for ids outside the vocabulary, and if only end tokens are allowed despite min_tokens."""
+        """Raise RequestError for ids outside the vocabulary, or if min_tokens is set but only end tokens are
+        allowed."""
         named = (
             ("logit_bias has {},", params.logit_bias),
             ("allowed_token_ids has {},", params.allowed_token_ids),
@@ -293,14 +298,14 @@ class InputProcessor:
             )
 
     def _check_shown(self, token_ids: bytes) -> None:
-        """Raise RequestError for too many ids of special tokens that are shown, or for bytes that are no ids."""
+        """Raise RequestError for more than MAX_SHOWN ids of special tokens to show, or for bytes that are not ids."""
         num_shown = len(_decode_ids(token_ids, "shown_token_ids"))
         if num_shown > MAX_SHOWN:
             raise RequestError(f"shown_token_ids has {num_shown} ids, at most {MAX_SHOWN} are taken: send fewer")
 
     def _with_logprobs(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> SamplingParams:
-        """Replace -1 by the vocabulary's size in logprobs and prompt_logprobs; RequestError above --max-logprobs or the
-        limits of messages."""
+        """Return the parameters with -1 in logprobs and prompt_logprobs replaced by the vocabulary's size. RequestError
+        above --max-logprobs or the size limits of messages."""
         step_tokens = min(num_prompt_tokens, self._max_step_tokens)
         for name, num_tokens, num_at_once, mend in (
             ("logprobs", max_tokens, 1, "lower max_tokens"),
@@ -326,7 +331,7 @@ class InputProcessor:
         return params
 
     def _bad_words(self, params: SamplingParams) -> list[bytes]:
-        """Tokenize each bad word twice: as at the begin of a text, and after a space."""
+        """Return the tokens of each bad word in two forms: at the start of a text, and after a space."""
         if not params.bad_words:
             return []
         tokenizer, words = self._text_tokenizer(), list[bytes]()
@@ -347,10 +352,10 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def opens_thought(self, prompt_token_ids: bytes) -> bool:
-        """Return whether the answer begins inside a reasoning block; False without a reasoning parser.
+        """Return whether the answer starts inside a reasoning block; False without a reasoning parser.
 
         That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
-        answers always begin inside a block and the prompt does not end with the closing marker."""
+        answers always start inside a block and the prompt does not end with the closing marker."""
         if self._tokenizer is None or not self._has_thoughts:
             return False
         opening, closing = self._markers
@@ -359,16 +364,16 @@ class InputProcessor:
         return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
 
     def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
-        """Return the tokens after which structured_outputs apply: the end marker of the thought that the prompt opens.
-        Empty if they apply from the first token."""
+        """Return the tokens after which structured_outputs apply: the end marker of the reasoning that the prompt
+        opens. Empty if they apply from the first token."""
         structured = params.structured_outputs
         if structured is None or structured.includes_thought or self._tokenizer is None:
             return b""
         return self._marker(self._tokenizer, self._markers[1]) if self.opens_thought(prompt_token_ids) else b""
 
     def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
-        """Return the markers that begin and end a thought, if thinking_token_budget needs them. Empty if
-        structured_outputs apply from the first token, since there is no thought then."""
+        """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
+        structured_outputs apply from the first token, since the answer then has no reasoning."""
         if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
             return []
         tokenizer = self._text_tokenizer(", so that no thought is found: leave thinking_token_budget out")
@@ -380,13 +385,14 @@ class InputProcessor:
         return marker
 
     def wait_s(self, params: SamplingParams) -> float:
-        """Return the most seconds that a request may wait for tokenization, by its timeouts; inf without any."""
+        """Return for how many seconds, by its timeouts, a request may wait for tokenization; inf if there are none."""
         default_s = self._max_timeout_s if self._default_timeout_s is None else self._default_timeout_s
         timeout_s = default_s if params.timeout_s is None else params.timeout_s
         return min((each for each in (timeout_s, params.queue_timeout_s) if each is not None), default=math.inf)
 
     def _with_timeout(self, params: SamplingParams) -> SamplingParams:
-        """Set timeout_s, if absent, to the engine's default or else its maximum; RequestError above the maximum."""
+        """Return the parameters with timeout_s, if absent, set to the engine's default or else its maximum.
+        RequestError if it is above the maximum."""
         default_s, max_s = self._default_timeout_s, self._max_timeout_s
         if params.timeout_s is not None:
             if max_s is not None and params.timeout_s > max_s:
@@ -396,7 +402,8 @@ class InputProcessor:
         return params if timeout_s is None else params.replace(timeout_s=timeout_s)
 
     def _check_strings(self, params: SamplingParams) -> None:
-        """Raise RequestError for stop strings or bad words that cannot be found, or are too long for this loop."""
+        """Raise RequestError if stop strings or bad words are too long, or if there is no tokenizer to find them
+        with."""
         for name, strings, mend in (
             ("stop", params.stop_strings, ", so that stop strings cannot be found: use stop_token_ids"),
             ("bad_words", params.bad_words or (), ", so that bad_words have no tokens: use logit_bias"),
@@ -411,7 +418,8 @@ class InputProcessor:
                 )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
-        """Check the answers of a resumed request, or make the n answers of a new one with their seeds."""
+        """Return the answers of a resumed request, after checking them, or the n answers of a new request with their
+        seeds."""
         if not submit.children:
             seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
             return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]

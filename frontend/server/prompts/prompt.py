@@ -1,4 +1,4 @@
-"""A request's prompt as tokens, and what the core is to know of the request."""
+"""Prompt and ProcessedRequest: a request's prompt as tokens, and the parts of a request that the core needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ....ipc.messages.media import MediaSpan
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Tokenized prompt. `text`: None for token ids, and for a long chat that an intake process rendered."""
+    """Tokenized prompt. `text` is None if the prompt was given as token ids, or is a long chat that an intake process
+    rendered."""
 
     token_ids: bytes
     text: str | None
@@ -18,7 +19,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a request that never changes, not even when a process is replaced."""
+    """The part of a request that never changes, even if a process is replaced."""
 
     prompt: Prompt
     children: list[Child]  # at least one, with their seeds

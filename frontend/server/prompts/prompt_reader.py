@@ -1,8 +1,8 @@
-"""PromptReader: tokenizes prompts at once, in a thread, or in an intake process, by their length.
+"""PromptReader: tokenizes prompts at once, in a thread, or in an intake process, depending on their length.
 
-Up to SHORT_CHARACTERS take a millisecond in the loop. Up to LONG_CHARACTERS a thread tokenizes, and holds the GIL for a
-few milliseconds only. Longer texts take seconds and hundreds of bytes of memory per byte: they go to a process that can
-be killed. So does a chat with a template from the request, which may never end.
+Up to SHORT_CHARACTERS take a millisecond in the event loop. Up to LONG_CHARACTERS are tokenized in a thread, which
+holds the GIL for a few milliseconds only. Longer texts take seconds and hundreds of bytes of memory per byte: they go
+to a process that can be killed. So does a chat with a template from the request, since rendering it may never end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .prompt import Prompt
 
 SHORT_CHARACTERS = 4096
 LONG_CHARACTERS = 256 << 10
-TURN_CHARACTERS = 16  # added to each turn by a template, about
+TURN_CHARACTERS = 16  # that a template adds to each turn, roughly
 
 
 class PromptReader:
-    """Reader of prompts for the frontend's loop. Its methods call `then` once with the result or error, now or later in
-    the loop, unless the returned job is cancelled while it waits for a thread."""
+    """Reader of prompts for the frontend's event loop. Its methods call `then` once with the result or error, now or
+    later in the loop, unless the returned job is cancelled while it waits for a thread."""
 
     def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
         self.inputs = inputs
@@ -32,7 +32,7 @@ class PromptReader:
     def read(
         self, question: ReadPrompt, then: Then[Prompt], *, owner: str = "", wait_s: float = WAIT_S
     ) -> PoolJob | None:
-        """Tokenize a prompt; with `cut_side`, tokens that a truncation at that side drops may be missing."""
+        """Tokenize a prompt. If it has a `cut_side`, tokens that a truncation at that side drops may be missing."""
         prompt, chat, form = question.prompt, question.chat, question.chat_form
         num_characters = characters_of(question)
         is_foreign = chat is not None and form is not None and form.template is not None
@@ -64,7 +64,7 @@ class PromptReader:
         )
 
     def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
-        """Decode tokens, in a thread if their number is above SHORT_CHARACTERS."""
+        """Decode tokens; more than SHORT_CHARACTERS of them in a thread."""
         return self._thread_pool.run(
             lambda: self.inputs.detokenize(token_ids),
             then,
@@ -74,12 +74,12 @@ class PromptReader:
         )
 
     def cancel(self, job: PoolJob | None) -> None:
-        """Drop or interrupt a job of `read`; ignores None and jobs that have ended."""
+        """Drop or interrupt a job of `read`. None and jobs that have ended are ignored."""
         self._thread_pool.cancel(job)
 
 
 def characters_of(question: ReadPrompt) -> int:
-    """Estimate the number of characters to tokenize, a chat's variables included."""
+    """Return an estimate of the number of characters to tokenize, including a chat's variables."""
     chat, form = question.chat or (), question.chat_form
     others = [message.more for message in chat if message.more]
     if form is not None and form.variables:
@@ -89,7 +89,7 @@ def characters_of(question: ReadPrompt) -> int:
 
 
 def _num_bytes(variables: JsonObject) -> int:
-    """Return the size of a chat's variables, encoded."""
+    """Return the encoded size of a chat's variables."""
     try:
         return len(msgspec.msgpack.encode(variables))
     except OverflowError:  # an integer above 64 bits, which JSON can hold; frames hold others that JSON cannot
@@ -97,7 +97,7 @@ def _num_bytes(variables: JsonObject) -> int:
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
-    """Convert an intake process's answer to a prompt; raises its error."""
+    """Return the prompt in an intake process's answer, or raise the error that it reports."""
     if isinstance(answer, PromptRead):
         return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
     assert isinstance(answer, NotRead), "a ReadPrompt is answered by PromptRead or NotRead"
