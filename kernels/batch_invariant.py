@@ -25,7 +25,7 @@ class BatchInvariantOps(ReferenceOps):
     def adapted_linear(self, x: Tensor, packed: PlainLinear, token_slots: Tensor | None) -> Tensor:
         if token_slots is None:
             return _map_rows(lambda row: ReferenceOps.adapted_linear(self, row, packed, None), x)
-        slots = iter(torch.split(token_slots, 1))  # of no tokens: one, of none
+        slots = iter(torch.split(token_slots, 1))  # without tokens a single empty part
         return _map_rows(lambda row: ReferenceOps.adapted_linear(self, row, packed, next(slots)), x)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

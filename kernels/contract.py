@@ -27,7 +27,7 @@ class AttentionMetadata:
     launch does not wait for the device.
     """
 
-    positions: Tensor  # [T] int64: row of the rotary table for each token: its index in its request, if it has no media
+    positions: Tensor  # [T] int64: each token's row in the rotary table; without media, its index in its request
     slots: Tensor  # [T] int64: block_id * block_size + offset, -1 = do not write
     query_starts: Tensor  # [R + 1] int32: tokens of row r are [query_starts[r], query_starts[r + 1])
     seq_lens: Tensor  # [R] int32: context of each row, this step's tokens included
@@ -35,30 +35,26 @@ class AttentionMetadata:
     num_decode_rows: int
     query_starts_host: list[int]
     seq_lens_host: list[int]
-    cos_sin: Tensor | None = None  # [T, rotated] float32: of this step's tokens, in place of each Rotary's table
+    cos_sin: Tensor | None = None  # [T, rotated] float32: a row per token, used instead of each Rotary's table
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
-    has_drafts: Tensor | None = (
-        None  # [R] int32, on the host: not 0 for a known token with drafts; None: no row has any
-    )
+    has_drafts: Tensor | None = None  # [R] int32 in host memory: 1 for a known token followed by drafts; None: all 0
 
 
 @dataclass(frozen=True, eq=False)
 class StepMedia:
-    """Embeddings of media in one step, in place of those of m of its T tokens, which are placeholders."""
+    """Embeddings of images or audio in one step; they replace those of m placeholders among its T tokens."""
 
-    tokens: Tensor  # [m] int64: their indices, each once
-    embeds: Tensor  # [m, hidden_size]; not scaled as the embeddings of tokens may be
-    added: Sequence[Tensor] = ()  # [m, hidden_size] each: added behind the first layers, one by one
+    tokens: Tensor  # [m] int64: indices of the placeholders among the step's tokens, each once
+    embeds: Tensor  # [m, hidden_size]; not multiplied by the decoder's embedding_scale
+    added: Sequence[Tensor] = ()  # [m, hidden_size] each: added[i] is added to the placeholders after layer i
 
 
 @dataclass(frozen=True, eq=False)
 class CrossStep:
-    """Rows of encoders that the T tokens of a step attend to in each layer, besides the tokens of their requests."""
+    """Encoder rows that the T tokens of a step attend to in each layer, in addition to the tokens of their requests."""
 
-    metadata: (
-        AttentionMetadata  # of these tokens, with tables and lengths of encoder rows; its slots are those of `rows`
-    )
-    rows: Tensor | None = None  # [m, hidden_size]: encoder rows whose keys and values the step writes first
+    metadata: AttentionMetadata  # of the T tokens; but block tables, lengths and slots are those of encoder rows
+    rows: Tensor | None = None  # [m, hidden_size]: encoder rows whose keys and values the step first writes to `slots`
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +64,8 @@ class BatchColumns:
     last_tokens: Tensor  # [rows] int64: the sampled token that the next step computes
     num_computed: Tensor  # [rows] int32: tokens before it, already in the KV cache
     block_tables: Tensor  # [rows, max_blocks_per_row] int32
-    adapter_slots: Tensor | None = None  # [rows + 1] int32, see AdapterSpace; the last, of row −1, is 0
-    rope_deltas: Tensor | None = None  # [rows] int32: added to a token's index for its position; None: zeros
+    adapter_slots: Tensor | None = None  # [rows + 1] int32, see AdapterSpace; the last one, for row −1, is 0
+    rope_deltas: Tensor | None = None  # [rows] int32: position of a token minus its index in its request; None: zeros
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +99,18 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """How a layer's attention maps scores to weights."""
+    """Rules by which a layer's attention turns scores into weights."""
 
     scale: float
     window: int | None = None  # positions that a token attends to, its own included; None: all before it
-    softcap: float = 0.0  # c: scores become c * tanh(scores / c) after scaling; 0: they stay
-    sinks: Tensor | None = None  # [H] float32: the score of one more key per head, without a value
+    softcap: float = 0.0  # c: scores become c * tanh(scores / c) after scaling; 0: no cap
+    sinks: Tensor | None = None  # [H] float32: the score of an additional key per head that has no value
 
 
 class Activation(NamedTuple):
-    """Activation behind a linear layer. `is_gated`: the layer's first half are gates, its second half ups, and the
-    result is act(gate) * up. "clamp", never gated, is clamp(x, ±limit); "swiglu_clamped", always gated, is
-    act(min(gate, limit)) * (clamp(up, ±limit) + 1) with act(x) = x * sigmoid(1.702 x)."""
+    """Activation after a linear layer. `is_gated`: the first half of the layer's outputs are gates, the second half
+    ups, and the result is act(gate) * up. "clamp", never gated, is clamp(x, ±limit); "swiglu_clamped", always gated,
+    is act(min(gate, limit)) * (clamp(up, ±limit) + 1) with act(x) = x * sigmoid(1.702 x)."""
 
     kind: ActivationKind = "none"
     is_gated: bool = False
@@ -127,17 +123,17 @@ GATED_SILU = Activation("silu", is_gated=True)
 
 @dataclass(frozen=True, eq=False)
 class Routing:
-    """How experts are chosen for a token, and weighted."""
+    """Rules by which a token's experts are chosen and weighted."""
 
     top_k: int
-    score: ScoreKind = "softmax"  # of the router's outputs; "softmax_of_chosen": over the chosen experts alone
+    score: ScoreKind = "softmax"  # function of the router's outputs; "softmax_of_chosen": over the chosen experts only
     choice_bias: Tensor | None = None  # [E] float32, added to the scores for the choice, not for the weights
-    num_groups: int = 1  # of experts, of equal size
-    top_groups: int = 1  # groups with the highest scores, from which experts are chosen
-    group_score: Literal["max", "top2"] = "max"  # of a group: its best score, or the sum of its two best
-    is_normalized: bool = False  # weights are divided by their sum
+    num_groups: int = 1  # groups of experts, of equal size
+    top_groups: int = 1  # the number of groups, those with the highest scores, from which experts are chosen
+    group_score: Literal["max", "top2"] = "max"  # a group's score: its best expert's, or the sum of its two best
+    is_normalized: bool = False  # whether weights are divided by their sum
     scale: float = 1.0  # factor of the weights
-    expert_scales: Tensor | None = None  # [E] float32: one more factor of each expert's weight
+    expert_scales: Tensor | None = None  # [E] float32: a further factor of each expert's weight
 
 
 class PackedLinear(Protocol):
@@ -164,10 +160,10 @@ class PackedExperts(Protocol):
 class LowRankPart:
     """An adapter's update of consecutive outputs of a linear layer: y[first_output + i] += (b @ (a @ x))[i]."""
 
-    first_output: int  # in the order of the outputs of the weight that was packed
-    a: Tensor  # [rank, in_features] of any float type; of an embedding [rank, ids of this rank]
+    first_output: int  # index among the outputs of the weight as given to `pack_linear`
+    a: Tensor  # [rank, in_features] of any float type; for an embedding [rank, token ids in this process's table]
     b: Tensor  # [n, rank]
-    factor: float = 1.0  # of b, multiplied in float32 before it is rounded to the kernels' type
+    factor: float = 1.0  # multiplied into b in float32, before b is rounded to the kernels' dtype
 
     @property
     def scaled_b(self) -> Tensor:
@@ -179,62 +175,65 @@ class LowRankPart:
 class LowRankUpdate:
     """An adapter's update of one linear layer: act(scale * (W x + update of the parts) + bias)."""
 
-    parts: Sequence[LowRankPart]  # of disjoint outputs, in their order
-    scale: Tensor | None = None  # [outputs of the packed weight] float32, of DoRA; None: ones
+    parts: Sequence[LowRankPart]  # for disjoint outputs, in the order of the outputs
+    scale: Tensor | None = None  # [outputs of the packed weight] float32: the scale of DoRA; None: ones
 
 
 class LinearSlots(Protocol):
-    """Updates of one linear layer, by slot."""
+    """Adapter updates of one linear layer, one per slot."""
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
-        """Set the update of a slot that no step in flight uses, perhaps from another thread than that of the steps.
-        The matrices may change after it returns. None: rows of the slot get the base's outputs."""
+        """Set the update of a slot that no running step uses; None removes it: rows of the slot then get the base
+        model's outputs. May run in another thread than the steps. The caller may change the matrices afterwards."""
         ...
 
 
 class ExpertSlots(Protocol):
-    """Updates of the experts of one layer, by slot."""
+    """Adapter updates of the experts of one layer, one per slot and expert."""
 
     def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
-        """Set the updates of a slot as LinearSlots.fill, one of each sequence for each expert; or none: empty ones."""
+        """Set the updates of a slot for each expert's first layer (`ups`) and second layer (`downs`), under the
+        conditions of LinearSlots.fill. Empty sequences remove all updates of the slot."""
         ...
 
 
 class AdapterSpace(Protocol):
-    """Slots 1 … num_slots for adapters in the layers of one model on one rank; slot 0 stands for none.
+    """Slots 1 … num_slots for adapters in the layers of one model on one rank; slot 0 means no adapter.
 
-    The contract of a row with a slot is that of `LowRankUpdate`: a @ x and the sums in float32, parts in their order,
-    added before scale, bias and activation. A row depends on itself and its slot only, and a row of slot 0 has the
-    bits of the base."""
+    A row with a slot is computed as `LowRankUpdate` says: a @ x and the sums are float32, and parts are added in their
+    order, before scale, bias and activation. A row's bits depend only on the row and its slot, and a row of slot 0 has
+    the bits of the base model."""
 
     num_slots: int
 
     @property
     def nbytes(self) -> int:
-        """Memory of all slots of the attached layers, each with an update of the highest rank."""
+        """Bytes of all slots of the attached layers if each slot has an update of the highest rank."""
         ...
 
     def attach(self, packed: PackedLinear, num_parts: int) -> LinearSlots:
-        """Give a layer slots, all empty. Each layer at most once, before the first step. num_parts: the most parts of
-        an update."""
+        """Add empty slots to a layer and return them; at most once per layer, before the first step. num_parts: the
+        largest number of parts in an update."""
         ...
 
     def attach_experts(self, packed: PackedExperts, num_parts: int) -> ExpertSlots:
-        """Give experts slots. num_parts: the most parts of an update of an expert's first layer; of its second, 1."""
+        """Add empty slots to a layer's experts and return them. num_parts: the largest number of parts in an update of
+        an expert's first layer; updates of its second layer have one part."""
         ...
 
     def attach_embedding(self, table: Tensor | PackedLinear, first_id: int) -> LinearSlots:
-        """Give an embedding slots; a table that is tied to the head gets them for its look-ups alone."""
+        """Add empty slots to an embedding and return them; if its table is tied to the head, they change look-ups only.
+        first_id: the token id of the table's first row."""
         ...
 
     def begin_step(self, token_slots: Tensor | None) -> None:
-        """Set the slots of the tokens of all calls up to the next `begin_step` or `choose_tokens`: [T] int32, on the
-        device; None if all are 0."""
+        """Set the adapter slots of the tokens that the calls up to the next `begin_step` or `choose_tokens` compute:
+        [T] int32 on the device; None if all are 0."""
         ...
 
     def choose_tokens(self, indices: Tensor) -> None:
-        """Keep the slots of these tokens of the step alone, for the calls that follow. indices: [n] int64, in the order
-        of the slots of `begin_step`, whatever was chosen before."""
+        """Announce that the next calls compute only these tokens of the step. indices: [n] int64 into the slots given
+        to `begin_step`, regardless of earlier choices."""
         ...
 
     def wait_for_fills(self) -> None:
@@ -246,25 +245,24 @@ class AdapterSpace(Protocol):
 class MLPWeights:
     """Weights of a dense MLP."""
 
-    up: PackedLinear  # with the activation, gated or not
+    up: PackedLinear  # packed with the activation, gated or not
     down: PackedLinear
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertsWeights:
-    """Weights of a layer with experts, whose weighted outputs are added: x → fused_moe(x, router(x)) + shared(x), the
-    last multiplied by sigmoid(shared_gate(x))."""
+    """Weights of a mixture of experts: x → fused_moe(x, router(x)) + sigmoid(shared_gate(x)) * shared(x)."""
 
     router: PackedLinear
     routing: Routing
     experts: PackedExperts
-    shared: MLPWeights | None  # of the expert that every token passes
-    shared_gate: PackedLinear | None  # with one output
+    shared: MLPWeights | None  # the expert that computes every token
+    shared_gate: PackedLinear | None  # has one output; None: the factor of `shared` is 1
 
 
 @dataclass(frozen=True, eq=False)
 class CrossWeights:
-    """Weights of a layer's cross attention: x += output(attention(query(norm(x)))), in front of the MLP."""
+    """Weights of a layer's cross attention: x += output(attention(query(norm(x)))), before the MLP."""
 
     norm: Norm
     query: PackedLinear
@@ -293,22 +291,22 @@ class LayerWeights:
     mlp: MLPWeights | ExpertsWeights
     mlp_output_norm: Norm | None
     is_parallel: bool
-    cross: CrossWeights | None = None  # of a sequential layer
+    cross: CrossWeights | None = None  # only in a sequential layer
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
     """Weights and shapes of a single-rank decoder, from token ids to logits."""
 
-    table: Tensor | PackedLinear  # of the embedding, see Ops.embedding
-    positions: Tensor | None  # [P, hidden]: learned embeddings, added to the tokens'
+    table: Tensor | PackedLinear  # the embedding's table, see Ops.embedding
+    positions: Tensor | None  # [P, hidden]: learned position embeddings, added to the token embeddings
     embedding_scale: float
     layers: list[LayerWeights]
-    residual_scale: float  # of what a layer adds to the residual stream
+    residual_scale: float  # factor of each output that a layer adds to the residual stream
     norm: Norm
     head: PackedLinear
     logit_scale: float
-    logit_softcap: float  # as AttentionSpec.softcap, after the scale
+    logit_softcap: float  # c: scaled logits become c * tanh(logits / c); 0: no cap
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -326,15 +324,15 @@ class FusedLayer(Protocol):
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """Compute x [T, hidden] → [T, hidden]; write keys and values to `layer` of the cache. rotary: in place of the
-        weights', of heads at `positions` [T] int64, in place of the metadata's."""
+        """Compute x [T, hidden] → [T, hidden]; write keys and values to `layer` of the cache. rotary and positions
+        ([T] int64) are used instead of the rotary of the weights and the positions of the metadata."""
         ...
 
 
 class FusedEncoder(Protocol):
-    """The layers of an encoder, each in two calls: the first leaves keys and values, to which the second attends."""
+    """The layers of an encoder, each in two calls: the first stores keys and values, the second attends to them."""
 
-    width: int  # elements of a row of queries, keys and values
+    width: int  # elements per row of `heads`: the queries, keys and values of all heads
 
     def __call__(
         self,
@@ -346,18 +344,19 @@ class FusedEncoder(Protocol):
         metadata: AttentionMetadata | None,
         cos_sin: Tensor | None,
     ) -> None:
-        """Complete `layer` (−1: none) for the rows from `first_row` on, and begin the next one, if there is one.
+        """Complete `layer` (−1: none) for n encoder rows from `first_row` on; start the next layer, if there is one.
 
-        hidden: [n, hidden], changed in place. heads: [n, width] queries of `layer`, then of the next one. kv_cache:
-        [blocks, 2, 2, heads, block_size, head_dim], in which layers take turns, and row r of all has slot r. metadata:
-        of n tokens, for `layer`. cos_sin: [n, rotated] float32, if heads are rotated. A row has the same bits, whatever
-        the others are, if the same row of the metadata holds it.
+        hidden: [n, hidden], changed in place. heads: [n, width], holds the queries of `layer` and, on return, those of
+        the next layer. kv_cache: [blocks, 2, 2, heads, block_size, head_dim]; layers use its two layers alternately,
+        and encoder row r has slot r. metadata: that of the n rows as tokens, for `layer`; None for −1. cos_sin: [n,
+        rotated] float32; None if heads are not rotated. The bits of an encoder row do not depend on the others in the
+        call, as long as it is in an equal row of the metadata.
         """
         ...
 
 
 class FusedDecoder(Protocol):
-    """A forward pass of the whole decoder in one call."""
+    """The whole decoder in one call."""
 
     def __call__(
         self,
@@ -368,10 +367,10 @@ class FusedDecoder(Protocol):
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
+        """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
-        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. cross: that of CrossStep, for
-        keys and values in the cache; None: layers leave cross attention out. Writes the step's keys and values. The
-        next call overwrites the returned tensors.
+        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. cross: CrossStep.metadata, if
+        the encoder's keys and values are in the cache already; None: layers skip cross attention. Writes the step's
+        keys and values to the cache. The next call overwrites the returned tensors.
         """
         ...

@@ -14,7 +14,7 @@ from torch import Tensor
 
 SCALE_BYTES = 4  # per vector
 LARGEST = 448.0  # largest e4m3 number
-DTYPE = torch.uint8  # of the cache tensor
+DTYPE = torch.uint8  # dtype of the cache tensor
 
 
 def is_fp8(kv_cache: Tensor) -> bool:
@@ -23,7 +23,7 @@ def is_fp8(kv_cache: Tensor) -> bool:
 
 
 def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize x [..., D], finite, to numbers [..., D] uint8 and scales [...] float32."""
+    """Quantize finite x [..., D]; return its numbers [..., D] uint8 and scales [...] float32."""
     wide = x.float()
     scales = wide.abs().amax(-1) / LARGEST
     scales = torch.where(scales == 0, 1.0, scales)

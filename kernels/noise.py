@@ -29,7 +29,7 @@ _CHUNK = 8192  # counters per pass: six buffers of 64 KiB fit in the L2 cache
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Compute Philox4x32-10. Counter words: [n]; key words: [n] or []. Returns four words [n]."""
+    """Compute Philox4x32-10 and return its four output words [n]. Counter words: [n]; key words: [n] or []."""
     c0, c1, c2, c3 = (word.copy() for word in counter)
     k0, k1 = key
     product0, product1 = np.empty_like(c0), np.empty_like(c0)
@@ -83,7 +83,7 @@ def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = P
 
 
 def gumbel(bits: Bits) -> npt.NDArray[np.float64]:
-    """Turn bits into Gumbel noise −log E, which is added to logit / T; double precision."""
+    """Turn bits into Gumbel noise −log E in double precision, which samplers add to logit / temperature."""
     uniform = (bits.astype(np.float64) + 0.5) / 2.0**32
     noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-uniform))
     return noise

@@ -1,4 +1,4 @@
-"""PlainLinear and PlainExperts: layers as the reference operations keep them, with slots for adapters."""
+"""PlainLinear and PlainExperts: packed layers of the reference operations, with slots for adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .contract import NO_ACTIVATION, Activation, LowRankUpdate, PackedLinear
 
 
 class PlainSlots:
-    """Updates of one layer, by slot: copies in float32 of what `fill` gets, on `device`."""
+    """Adapter updates of one layer, by slot. `fill` copies their matrices to `device` in float32."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.updates: list[LowRankUpdate | None] = [None] * (num_slots + 1)  # slot 0 stays empty
@@ -36,7 +36,7 @@ class PlainLinear:
     weight: Tensor
     bias: Tensor | None
     activation: Activation = NO_ACTIVATION
-    slots: PlainSlots | None = None  # of adapters, from AdapterSpace.attach on
+    slots: PlainSlots | None = None  # for adapters; None until AdapterSpace.attach
 
     @property
     def in_features(self) -> int:

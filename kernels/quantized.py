@@ -16,7 +16,7 @@ from torch import Tensor
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
-INT4_MAX, INT4_GROUP = 15, 32  # inputs that share a scale
+INT4_MAX, INT4_GROUP = 15, 32  # largest code; number of inputs that share a scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class QuantizedWeight:
     zeros: Tensor | None  # [out, num_groups] uint8; int4 only
     group_size: int  # without `g_idx`, input i is in group i // group_size
     g_idx: Tensor | None  # [in] int32: group of each input, if groups are not contiguous
-    dtype: torch.dtype  # of products with it
-    mins: Tensor | None = None  # [out, num_groups] float32; int4 only, in place of zeros
-    levels: tuple[int, ...] | None = None  # 16 numbers of 8 bits that int4 stands for, without zeros and mins
+    dtype: torch.dtype  # dtype of the dequantized matrix and of products with it
+    mins: Tensor | None = None  # [out, num_groups] float32; int4 only, used instead of zeros
+    levels: tuple[int, ...] | None = None  # the int8 values of the 16 int4 codes; zeros and mins are then None
 
     @property
     def is_packed(self) -> bool:
@@ -59,7 +59,7 @@ class QuantizedWeight:
         return torch.arange(self.shape[1], device=self.qweight.device) // self.group_size
 
     def select_outputs(self, outputs: Tensor) -> QuantizedWeight:
-        """Return the matrix of some outputs, in this order. outputs: [n] int64."""
+        """Return the matrix with only the given outputs, in the given order. outputs: [n] int64."""
         stored = self.qweight.view(torch.uint8)[outputs].view(self.qweight.dtype)  # torch cannot index every e4m3
         zeros, mins = (None if each is None else each[outputs] for each in (self.zeros, self.mins))
         return replace(self, qweight=stored, scales=self.scales[outputs], zeros=zeros, mins=mins)
@@ -93,11 +93,12 @@ def quantize(
     dtype: torch.dtype | None = None,
     group_size: int | None = None,
 ) -> QuantizedWeight:
-    """Quantize weight [out, in] to 8 bits by absmax, with one scale per `group_size` inputs, by default per output, or
-    to 4 bits by least and largest, with scale and zero per INT4_GROUP inputs. Matrices without whole groups get 8 bits.
-    `dtype`: of products, by default the weight's.
+    """Quantize weight [out, in].
 
-    An element's error is at most scale / 2 (int8), scale (int4), or max(abs(x) / 16, scale / 1024) (e4m3).
+    int8, fp8: one scale per `group_size` inputs (None: per output), from their largest magnitude. int4: a scale and a
+    zero per INT4_GROUP inputs, from their smallest and largest value; a weight whose number of inputs is not a multiple
+    of 2 * INT4_GROUP becomes int8 instead. `dtype`: see QuantizedWeight; None: that of the weight. The error of an
+    element x is at most scale / 2 (int8), scale (int4), or max(abs(x) / 16, scale / 1024) (e4m3).
     """
     wide = weight.float()
     if kind == "int4":
@@ -126,7 +127,7 @@ def _quantize_int4(wide: Tensor, dtype: torch.dtype) -> QuantizedWeight:
 def from_g_idx(
     qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Build a weight from unpacked numbers [out, in] (int4 if it has zeros) and g_idx [in] on the host; drop groups
+    """Build a weight from unpacked numbers [out, in] (int4 if `zeros` is given) and g_idx [in] on the host; drop groups
     that no input uses."""
     used, g_idx = g_idx.unique(return_inverse=True)
     columns = used.to(scales.device)
@@ -139,8 +140,8 @@ def from_g_idx(
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate matrices along the outputs; if their groups differ, take the intersections as new groups. All or none
-    have mins, and these have equal groups; all have the same levels."""
+    """Concatenate matrices along the outputs; if their groups differ, the intersections become the new groups. All must
+    have the same levels; if one has mins, all must have mins and equal groups."""
     first = weights[0]
     if len(weights) == 1:
         return first

@@ -46,21 +46,21 @@ from .reference_attention import attend, gather, mask_of
 
 
 class ReferenceOps:
-    """The operations in plain torch; keeps no state between calls but the slots of adapters.
+    """The operations in plain torch. The only state between calls are the slots of adapters.
 
     All tensors are on one device and have the model's dtype unless stated otherwise. Shapes are not checked.
     """
 
     kernels = "plain torch"  # for logs
-    has_exact_drafts = False  # a token has the same bits alone and with drafts behind it
-    int8_activations = False  # int8 and int4 weights are multiplied as integers
+    has_exact_drafts = False  # whether a token has the same bits alone and followed by drafts
+    int8_activations = False  # whether int8 and int4 weights are multiplied as integers
     _plain_space: PlainAdapterSpace | None = None
-    query_chunk_size = 256  # tokens of a row per attention call: bounds the mask, and the keys gathered in vain
+    query_chunk_size = 256  # tokens of a row per attention call: bounds the mask and the keys outside of the window
 
     def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
-        """Return the slots for adapters of ranks up to `max_rank`, of which these operations add the updates from now
-        on. Called at most once, before weights are packed; layers get slots when they are packed, before a decoder of
-        them is fused."""
+        """Create and return slots for adapters of ranks up to `max_rank`; from now on the operations add their updates.
+        Called at most once, before weights are packed. Layers are attached after they are packed and before they are
+        fused into a decoder."""
         self._plain_space = PlainAdapterSpace(num_slots, max_rank)
         return self._plain_space
 
@@ -91,10 +91,12 @@ class ReferenceOps:
         table: Tensor | PackedLinear,
         first_id: int,
     ) -> Tensor:
-        """Prepare a decode step of the rows `row_ids` [n] int64, each at most once; embed their last tokens.
+        """Prepare a decode step of the rows `row_ids` [n] int64, each at most once; return their last tokens'
+        embeddings [n, hidden].
 
-        Writes the metadata's positions, slots, seq_lens and block tables (only the entries that a row uses), and adds
-        1 to the rows' num_computed. Row −1 is padding: position 0, slot −1, length 0 and an embedding of zeros.
+        Writes the metadata's positions, slots, seq_lens and block tables (only the entries that a row uses), adds 1 to
+        the rows' num_computed, and passes the rows' adapter slots to AdapterSpace.begin_step. Row −1 is padding:
+        position 0, slot −1, length 0 and an embedding of zeros.
         """
         is_padding = row_ids < 0
         live = row_ids.clamp(min=0)
@@ -112,7 +114,8 @@ class ReferenceOps:
         return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
-        """Pack weight [out, in] and bias [out] for `linear`, by reference or as a copy; never write to them.
+        """Pack weight [out, in] and bias [out] for `linear`. The result may refer to them or hold copies; they are not
+        written to.
 
         A gated activation halves the outputs: out_features is out / 2. An implementation without a kernel for a
         quantized weight dequantizes it.
@@ -128,7 +131,7 @@ class ReferenceOps:
         return self.adapted_linear(x, packed, self._token_slots)
 
     def adapted_linear(self, x: Tensor, packed: PlainLinear, token_slots: Tensor | None) -> Tensor:
-        """Compute `linear` of tokens with these slots of adapters: [T] int32. None: all 0."""
+        """Compute `linear` for tokens with the adapter slots `token_slots` [T] int32; None: all 0."""
         outputs = F.linear(x, packed.weight, packed.bias)
         if token_slots is not None and packed.slots is not None:
             update_outputs(outputs, x, packed, packed.slots.updates, token_slots)
@@ -151,7 +154,7 @@ class ReferenceOps:
     ) -> PackedExperts:
         """Pack each expert's gate_up [2 n, hidden], gates first, and down [hidden, n].
 
-        biases: of gate_up [E, 2 n] and of down [E, hidden]. Each output is weighted with its bias.
+        biases: those of gate_up [E, 2 n] and of down [E, hidden]. An expert's weight also multiplies its down bias.
         """
         up_biases, down_biases = biases or ([None] * len(gate_up), [None] * len(down))
         return PlainExperts(
@@ -189,7 +192,7 @@ class ReferenceOps:
         return self.norm(residual, norm)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        """Compute act(x) [..., n], or act(gate) * up [..., n] of x [..., 2n] for a gated activation; x may change."""
+        """Compute act(x) [..., n], or if gated act(gate) * up [..., n] of x [..., 2n]. May overwrite x."""
         kind, is_gated, limit = activation
         if kind == "clamp":
             return x.clamp_(-limit, limit)
@@ -212,10 +215,10 @@ class ReferenceOps:
     ) -> Tensor:
         """Normalize and rotate query and key heads, store keys and values; return the query heads [T, H, D].
 
-        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the result may be a view of it. Of n
-        rotated elements, the first of a head, element i pairs with i + n / 2 (neox style). Keys and values are stored
-        at `metadata.slots` of `layer`, NaN and infinities as 0: masked attention multiplies stale values by 0, and
-        0 * NaN is NaN, so they would poison the block's next owner.
+        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the result may be a view of it. The
+        first n elements of a head are rotated; element i is paired with i + n / 2 (NeoX style). Keys and values are
+        stored at `metadata.slots` of `layer`, NaN and infinities as 0: masked attention multiplies stale values by 0,
+        and 0 * NaN is NaN, so they would poison the block's next owner.
         """
         num_kv_heads = kv_cache.shape[3]
         num_heads = heads.shape[1] - 2 * num_kv_heads
@@ -234,7 +237,7 @@ class ReferenceOps:
         return query
 
     def norm_heads(self, heads: Tensor, norm: Norm, spans_heads: bool) -> None:
-        """Normalize heads [T, H, D] in place, each alone or all heads of a token together."""
+        """Normalize heads [T, H, D] in place: each by itself, or with `spans_heads` all heads of a token as one."""
         if spans_heads:
             whole = Norm(norm.kind, _flat(norm.weight), _flat(norm.bias), norm.eps)
             heads.copy_(self.norm(heads.flatten(1), whole).view(heads.shape))
@@ -246,8 +249,8 @@ class ReferenceOps:
             heads.copy_(wide if norm.bias is None else wide + norm.bias)
 
     def rotate(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """Rotate the first n elements of `heads` [T, H, D] in place; its last stride is 1. positions: [T] int64, each
-        < P. cos_sin: [P, n]."""
+        """Rotate the first n elements of each head in `heads` [T, H, D] in place; its last stride is 1. positions: [T]
+        int64, each < P. cos_sin: [P, n]."""
         cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [T, 1, n / 2] each
         first, second = heads[..., : cos_sin.shape[1]].chunk(2, dim=-1)
         rotated_first = first * cos - second * sin
@@ -255,7 +258,8 @@ class ReferenceOps:
         first.copy_(rotated_first)
 
     def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
-        """Write key and value [T, num_kv_heads, D] to the step's slots, NaN and infinities as 0."""
+        """Write key and value [T, num_kv_heads, D] to the step's slots in `layer` of the cache, NaN and infinities
+        as 0."""
         slots, block_size = metadata.slots.clamp(min=0), kv_cache.shape[4]  # -1 becomes the null block
         blocks, offsets = slots // block_size, slots % block_size
         for side, heads in enumerate((key, value)):
@@ -278,8 +282,8 @@ class ReferenceOps:
         """Compute causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
 
         Query head h reads KV head h // (H / num_kv_heads). A token at index p attends to [0, p], or [max(0, p - w + 1),
-        p] with a sliding window w; with `metadata.see_until` to its value in place of the last p. This step's keys and
-        values are already in the cache.
+        p] with a sliding window w; if `metadata.see_until` is given, its value is the end of these ranges instead of p.
+        This step's keys and values are already in the cache.
         """
         output, starts, block_size = torch.zeros_like(query), metadata.query_starts_host, kv_cache.shape[4]
         for row, length in enumerate(metadata.seq_lens_host):
@@ -302,21 +306,21 @@ class ReferenceOps:
         return output
 
     def fuse_layer(self, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int) -> FusedLayer | None:
-        """Build a single-call layer, equal to its operations within rounding; None if there is no such kernel."""
+        """Build a layer that runs in one call, equal to its operations within rounding; None if there is no kernel."""
         return None
 
     def fuse_encoder(self, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> FusedEncoder | None:
-        """Build the layers of an encoder in calls; None if there is no such kernel."""
+        """Build the layers of an encoder as a FusedEncoder; None if there is no kernel."""
         return None
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
-        """Build a single-call decoder, equal to the layers within rounding; None if there is no such kernel."""
+        """Build a decoder that runs in one call, equal to its layers within rounding; None if there is no kernel."""
         return None
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return weights [T, top_k] float32 and ids of the chosen experts, in falling order of their scores for the choice;
-    equal scores by rising id. scores: [T, E], the router's outputs."""
+    """Return weights [T, top_k] float32 and ids [T, top_k] of the chosen experts, by falling score (choice_bias
+    included) and, if equal, by rising id. scores: [T, E], the router's outputs."""
     wide = scores.float()
     probabilities = {"softmax": wide.softmax(dim=-1), "sigmoid": wide.sigmoid()}.get(routing.score, wide)
     choice = probabilities if routing.choice_bias is None else probabilities + routing.choice_bias

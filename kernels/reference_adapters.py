@@ -15,7 +15,7 @@ from .plain_weights import PlainExperts, PlainLinear, PlainSlots, plain_table
 
 @dataclass(frozen=True, eq=False)
 class PlainExpertSlots:
-    """Slots of each expert's two linear layers."""
+    """Slots of the two linear layers of each expert in a layer."""
 
     ups: list[PlainSlots]
     downs: list[PlainSlots]
@@ -27,12 +27,12 @@ class PlainExpertSlots:
 
 
 class PlainAdapterSpace:
-    """AdapterSpace of layers packed by ReferenceOps. Owns the slots of the step's tokens; a layer owns its updates."""
+    """AdapterSpace of layers packed by ReferenceOps. Owns the step's token slots; each layer owns its updates."""
 
     def __init__(self, num_slots: int, max_rank: int) -> None:
         self.num_slots = num_slots
-        self.token_slots: Tensor | None = None  # [T] of the tokens of the next calls; None: all 0
-        self._step_slots: Tensor | None = None  # [T] of all tokens of the step
+        self.token_slots: Tensor | None = None  # [T] slots of the tokens that the next calls compute; None: all 0
+        self._step_slots: Tensor | None = None  # [T] slots of all tokens of the step; None: all 0
         self._max_rank = max_rank
         self._num_bytes = 0
         self._embedding = PlainSlots(num_slots, torch.device("cpu"))
@@ -66,11 +66,11 @@ class PlainAdapterSpace:
         self.token_slots = None if self._step_slots is None else self._step_slots[indices]
 
     def wait_for_fills(self) -> None:
-        """Return at once: the step's operations come after those of the filling thread in the device's one queue."""
+        """Return at once: fills and steps share the device's queue, so a step's operations run after earlier fills."""
 
     def update_embedding(self, embedded: Tensor, ids: Tensor, is_foreign: Tensor) -> None:
-        """Add the updates to looked-up rows [T, hidden], one token at a time. ids: [T] in the table; `is_foreign`:
-        without a row there."""
+        """Add the updates to looked-up rows `embedded` [T, hidden] in place, one token at a time. ids: [T], rows of the
+        table; is_foreign: [T], whether the token has no row in the table."""
         if self.token_slots is None:
             return
         for token, slot in enumerate(self.token_slots.tolist()):
@@ -87,7 +87,7 @@ class PlainAdapterSpace:
 def update_outputs(
     outputs: Tensor, x: Tensor, packed: PlainLinear, updates: Sequence[LowRankUpdate | None], token_slots: Tensor
 ) -> None:
-    """Change outputs [T, out] of the base, before the activation, of tokens whose slot has an update. x: [T, in]."""
+    """Add the updates to the base model's outputs [T, out] in place, before the activation. x: [T, in], the inputs."""
     for slot in sorted(set(token_slots.tolist())):
         update = updates[slot]
         if update is None:

@@ -27,8 +27,8 @@ def gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> 
 def mask_of(
     positions: range, keys: range, window: int | None, see_until: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return which keys, by index in the request, the queries at these indices attend to: [Q, S] bool. see_until:
-    [Q]."""
+    """Return the mask [Q, S] bool, True where a query attends to a key. positions, keys: their indices in the request.
+    see_until: [Q], see AttentionMetadata."""
     places = torch.arange(positions.start, positions.stop, device=device)[:, None]
     others = torch.arange(keys.start, keys.stop, device=device)
     mask = others <= (places if see_until is None else see_until[:, None])
@@ -51,7 +51,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask:
 
 
 def _attend_by_scores(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Compute `_attend` with a soft cap or sinks. mask: [Q, S], False where a query does not attend to a key."""
+    """Compute `attend` with a soft cap or sinks."""
     queries = query.transpose(0, 1).reshape(key.shape[0], -1, *query.shape[::2]).float()  # [num_kv_heads, group, Q, D]
     scores = queries @ key[:, None].float().transpose(-1, -2) * spec.scale
     if spec.softcap:

@@ -30,12 +30,13 @@ def select_ops(
     cpu_isa: str = "auto",
     int8_activations: bool = False,
 ) -> Ops:
-    """Choose the implementation for models of `dtype` on `device`. Log the kernels, or warn that plain torch must do;
+    """Choose the implementation for models of `dtype` on `device` and log it, with a warning if it is plain torch;
     `enforce_reference` chooses plain torch and logs nothing.
 
-    `has_fp8_cache` rules the C kernels out. `spare_folder`: holds compiled C kernels if the user's cache folder cannot;
-    created on demand. `cpu_isa`: their highest instruction level. Raises ValueError if the processor lacks it and they
-    are tried. `int8_activations`: they multiply int8 and int4 weights as integers.
+    `has_fp8_cache` rules out the C kernels. `spare_folder`: folder for compiled C kernels if the user's cache folder
+    cannot be used; created on demand. `cpu_isa`: the highest instruction level of the C kernels. `int8_activations`:
+    the C kernels multiply int8 and int4 weights as integers. Raises ValueError if the C kernels are tried and the
+    processor lacks `cpu_isa`.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
@@ -59,7 +60,8 @@ def _fast_ops(
     cpu_isa: str,
     int8_activations: bool,
 ) -> Ops | str:
-    """Load the kernels for `device`, or return the reason why there are none; ValueError as `select_ops`."""
+    """Load the kernels for `device`, or return the reason why there are none. Raises ValueError if the processor lacks
+    `cpu_isa`."""
     if device.type == "cuda":
         from .gpu.load import load_gpu_ops
 

@@ -24,7 +24,8 @@ class PackedMemory:
         self._used = self._size = 0
 
     def allocate(self, num_bytes: int) -> tuple[int, mmap.mmap]:
-        """Allocate zeroed bytes; return their address, a multiple of ALIGNMENT, and the map, which the caller holds."""
+        """Allocate zeroed bytes; return their address, a multiple of ALIGNMENT, and the map that contains them: the
+        caller must keep a reference to it."""
         num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if self._map is None or self._used + num_bytes > self._size:
             self._size = -(-max(num_bytes, self._map_bytes) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

@@ -1,8 +1,8 @@
-"""Compiles the C sources beside this file to one shared library per instruction level and element type.
+"""Compilation of the C sources in this folder to one shared library per instruction level and element type.
 
-A level is a set of instructions with code of its own in the kernels. A library's digest covers its sources and flags.
-Knows neither this processor nor where libraries are stored. Imports only the standard library, as setup.py uses it to
-build wheels.
+A level is a set of instructions for which the kernels have code of their own. A library's digest covers its sources and
+flags. Knows neither this processor nor where libraries are stored. Imports only the standard library, because setup.py
+uses it to build wheels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Unavailable(Exception):
-    """The C kernels cannot be used here; the message is the reason. Plain torch is used instead."""
+    """Error that says why the C kernels cannot be used on this machine. Plain torch is used instead."""
 
 
 def find_compiler() -> str | None:
@@ -46,7 +46,8 @@ def find_compiler() -> str | None:
 def library_digest(
     level: str, is_bf16: bool, tuning: Sequence[str], compiler: str = "", folder: Path = SOURCE_FOLDER
 ) -> str:
-    """Return 32 hex digits: a hash of the sources, the flags and, if given, the compiler; OSError without its file."""
+    """Return 32 hex digits: a hash of the sources, the flags and, if given, the compiler. OSError if a file is
+    missing."""
     known: tuple[object, ...] = (_flags(level, is_bf16), tuple(tuning))
     if compiler:
         real = os.path.realpath(compiler)
@@ -62,7 +63,7 @@ def compile_library(
     compiler: str, level: str, is_bf16: bool, tuning: Sequence[str], target: Path, folder: Path = SOURCE_FOLDER
 ) -> None:
     """Compile the sources in `folder` to `target`. Raises Unavailable if the compiler fails or takes more than
-    COMPILE_TIMEOUT_S, OSError if the disk is the cause."""
+    COMPILE_TIMEOUT_S, OSError if the disk is full or read-only."""
     flags = (*_flags(level, is_bf16), *tuning)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".objects-", ignore_cleanup_errors=True) as scratch:
         sources = sorted(folder.glob("*.c"))
@@ -81,7 +82,8 @@ def _flags(level: str, is_bf16: bool) -> tuple[str, ...]:
 
 
 def _run(command: list[str], scratch: str) -> None:
-    """Run the compiler with English messages and its temporary files in `scratch`. Errors as of `compile_library`."""
+    """Run the compiler with English messages and its temporary files in `scratch`. Raises Unavailable if it fails or
+    takes too long, OSError if the disk is full or read-only."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": scratch}
     try:
         done = subprocess.run(

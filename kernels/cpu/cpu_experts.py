@@ -1,4 +1,4 @@
-"""CpuExperts: the experts of a layer for the C kernels (experts.c), and the structs that describe such layers.
+"""CpuExperts: a layer's experts for the C kernels (experts.c), and the C structs that describe such layers.
 
 Structs hold addresses only: callers keep the contract's objects alive.
 """
@@ -19,7 +19,7 @@ from .layer_structs import linear_struct, routing_struct
 
 @dataclass(frozen=True, eq=False)
 class CpuExperts:
-    """Packed linears of all experts, of one shape, and their structs in two arrays [num_experts]."""
+    """Packed linear layers of a layer's experts, all of one shape, and their structs in two arrays [num_experts]."""
 
     linears: PlainExperts  # keeps the memory alive
     up: Array[Structure]
@@ -35,17 +35,18 @@ class CpuExperts:
         return self.linears.nbytes
 
     def arrays(self, num_parts: int) -> list[tuple[Array[Structure], int]]:
-        """Return the structs of both linears, and the most parts of their updates."""
+        """Return, for the experts' first and second linears, their structs and the largest number of parts in an
+        adapter's update."""
         return [(self.up, num_parts), (self.down, 1)]
 
     def struct(self, routing: Routing) -> Structure:
-        """Build the struct of a layer whose scores are given."""
+        """Build the struct for a call that is given the router's scores."""
         rules = routing_struct(routing, len(self.up))
         return c.Experts(routing=rules, up=addressof(self.up), down=addressof(self.down))
 
 
 def experts_struct(weights: ExpertsWeights) -> Structure:
-    """Build the struct of a layer that computes the scores, and passes every token through the shared expert."""
+    """Build the struct for a call that also computes the router's scores and the shared expert."""
     assert isinstance(weights.experts, CpuExperts), "packed by the same Ops"
     struct = weights.experts.struct(weights.routing)
     struct.router = addressof(linear_struct(weights.router))

@@ -1,4 +1,4 @@
-"""CpuOps: the operations of `reference.py` by the C kernels, on x86-64 processors with AVX2 or better.
+"""CpuOps: the operations of `reference.py` in C, for x86-64 processors with AVX2 or better.
 
 Weights are packed once. Every operation is one C call that releases the GIL and runs on torch's OpenMP threads.
 """
@@ -45,7 +45,7 @@ from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
 
 MAX_HEAD_DIM = 512  # of the attention kernels
-KEPT_PLANS = 2  # metadata objects, in turns, that keep their plans: layers may attend to a row's tokens and to a clip's
+KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class _Plans:
 
 
 class CpuOps(ReferenceOps):
-    """The operations in C, else the reference's. Not thread-safe: it owns scratch memory and attention plans."""
+    """The operations in C; those without a kernel are ReferenceOps'. Not thread-safe: owns scratch memory and plans."""
 
     has_exact_drafts = True
     space: CpuAdapterSpace | None = None
@@ -80,7 +80,7 @@ class CpuOps(ReferenceOps):
         is_batch_invariant: bool = False,
         int8_activations: bool = False,
     ) -> None:
-        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `int8_activations`: as of
+        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `int8_activations`: see
         LinearPacker."""
         self.library = library
         self._is_batch_invariant = is_batch_invariant
@@ -234,7 +234,7 @@ class CpuOps(ReferenceOps):
         return CpuDecoder(self.library, weights, self.dtype, self._is_batch_invariant, self.space)
 
     def scratch(self, num_elements: int) -> Tensor:
-        """Return memory for the next call alone."""
+        """Return at least `num_elements` elements of memory, valid until the next call of any operation."""
         if self._scratch.numel() < num_elements:
             self._scratch = torch.empty(num_elements, dtype=self.dtype)
         return self._scratch
@@ -259,7 +259,8 @@ class CpuOps(ReferenceOps):
         return out
 
     def _adapted(self, layer: Structure, num_rows: int, num_shrunk: int = 0) -> object:
-        """Return a pointer to the rows with adapters of a call of a layer; None if there are none."""
+        """Return a pointer to a call's rows grouped by adapter slot; None if no row has an adapter or the layer has no
+        slots. num_shrunk: see CpuAdapterSpace.rows."""
         if self.space is None or layer.updates is None:
             return None
         adapted = self.space.rows(num_rows, num_shrunk)
@@ -304,7 +305,8 @@ def load_cpu_ops(
     int8_activations: bool = False,
 ) -> CpuOps:
     """Return the operations for models of `dtype`, with the best kernels for this processor, at most of level `isa`.
-    `spare_folder`: as in `select_ops`. Raises Unavailable."""
+    `spare_folder`: see `select_ops`. Raises Unavailable if there are no kernels for `dtype` or none can be loaded,
+    ValueError if the processor lacks `isa`."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are no C kernels for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
     loaded = load_kernels(dtype == torch.bfloat16, spare_folder, isa)
@@ -316,7 +318,8 @@ def load_cpu_ops(
 def make_cpu_ops(
     dtype: torch.dtype, level: str, is_batch_invariant: bool = False, int8_activations: bool = False
 ) -> CpuOps:
-    """Return the operations with the kernels of one of `instruction_levels()`, for comparisons. Raises Unavailable."""
+    """Return the operations with the kernels of one of `instruction_levels()`, for comparisons. Raises Unavailable if
+    these cannot be loaded."""
     library = load_level(level, dtype == torch.bfloat16).library
     return CpuOps(library, dtype, is_batch_invariant, int8_activations)
 

@@ -14,7 +14,7 @@ from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
 from .low_rank import CpuAdapterSpace
 
-MAX_POSITIONS = (1 << 31) - 1  # of a model without tables: lengths are int32
+MAX_POSITIONS = (1 << 31) - 1  # of a model without rotary or position tables: lengths are int32
 
 
 class Plan(Protocol):
@@ -23,7 +23,7 @@ class Plan(Protocol):
 
 
 class LayerOwner(Protocol):
-    """What a CpuLayer or a CpuEncoder shares with the other operations."""
+    """The operations (CpuOps) whose scratch memory and attention plans a CpuLayer or a CpuEncoder uses."""
 
     library: c.KernelLibrary
 
@@ -110,7 +110,7 @@ class CpuDecoder:
         return self._outputs
 
     def _adapt(self, step: Structure, space: CpuAdapterSpace, logits_indices: Tensor) -> None:
-        """Set the fields of a step in which rows have adapters."""
+        """Set a step's fields for adapters."""
         of_step, of_logits = space.step_rows(logits_indices, step.num_tokens * (self._top_k + 1))
         step.adapted = None if of_step is None else addressof(of_step)
         step.logits_adapted = None if of_logits is None else addressof(of_logits)
@@ -151,7 +151,7 @@ class CpuDecoder:
 
 
 class _Given:
-    """The struct of a step's media, with the tensors that it points to."""
+    """The C struct of a step's media, and the tensors that it points to."""
 
     def __init__(self, media: StepMedia, dtype: torch.dtype) -> None:
         self._tensors = [each.to(dtype).contiguous() for each in (media.embeds, *media.added)]

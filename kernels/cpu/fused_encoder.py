@@ -1,4 +1,4 @@
-"""CpuEncoder: the layers of an encoder in C (step.c), whose rows may come in pieces."""
+"""CpuEncoder: the layers of an encoder in C (step.c). The rows of an image or clip may be split over several calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..contract import AttentionMetadata, LayerWeights
 from . import library as c
 from .fused_decoder import LayerOwner, layer_struct
 
-CACHE_LAYERS = 2  # that of the layer which ends, and that of the layer which begins
+CACHE_LAYERS = 2  # one for the layer that a call completes, one for the layer that it starts
 
 
 class CpuEncoder:
-    """Encoder with the scratch memory and the attention plans of its owner."""
+    """FusedEncoder in C, with the scratch memory and the attention plans of its owner."""
 
     def __init__(self, owner: LayerOwner, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> None:
         self._owner, self._weights = owner, layers

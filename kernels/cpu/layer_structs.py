@@ -17,7 +17,7 @@ _NORM_KINDS = {"rms": 1, "layer": 2}  # NormKind; 0: no norm
 
 
 def norm_struct(norm: Norm | None) -> Structure:
-    """Build the struct of a norm; for None, of one that changes nothing."""
+    """Build the struct of a norm; None: a norm that changes nothing."""
     if norm is None:
         return c.Norm()
     bias = norm.bias if norm.kind == "layer" else None
@@ -40,7 +40,7 @@ def head_rules(norms: HeadNorms | None, rotary: Rotary) -> Structure:
 
 
 def scoring(spec: AttentionSpec) -> Structure:
-    """Build the struct of the rules by which scores become weights; the window belongs to the attention plan."""
+    """Build the struct of the rules by which scores become weights; the window is in the attention plan."""
     return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks))
 
 

@@ -1,8 +1,8 @@
-"""KernelLibrary: ctypes bindings of the compiled kernels, and of the C structs that they take.
+"""KernelLibrary: ctypes bindings of the compiled kernels and of the C structs that are their arguments.
 
-Both are parsed from the sources beside this file, so that no layout is declared twice. Pointers are plain addresses;
+Both are parsed from the C sources in this folder, so that no layout is declared twice. Pointers are plain addresses;
 callers keep the memory alive. Every call releases the GIL. The kernels run on the threads of torch's OpenMP library,
-which is opened with global symbols before them.
+which is opened with global symbols before they are loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALARS: dict[str, type] = {
     "NormKind": ctypes.c_int,
     "ScoreKind": ctypes.c_int,
 }
-STORE, STORE_FLOAT = 0, 1  # of OutputKind
+STORE, STORE_FLOAT = 0, 1  # values of OutputKind in C
 ACTIVATIONS = {kind: number for number, kind in enumerate(get_args(ActivationKind))}
 SCORES = {kind: number for number, kind in enumerate(get_args(ScoreKind))}
 _SOURCES = {
@@ -38,7 +38,8 @@ _SOURCES = {
 
 
 def _struct(source: str, name: str) -> type[Structure]:
-    """Parse the struct `name` of a source; structs that it contains by value must be parsed before."""
+    """Parse the C struct `name` of a source file and return its ctypes class. Structs that it contains by value must be
+    parsed before it."""
     found = re.search(rf"typedef struct {{([^}}]*)}} {name};", _SOURCES[source])
     assert found is not None, f"{source} has no struct {name}"
     fields = []
@@ -77,7 +78,7 @@ Draw = _struct("sample.c", "Draw")
 
 
 def step_rows(metadata: AttentionMetadata) -> Structure:
-    """Build the C struct of a step's rows; the caller keeps the metadata alive."""
+    """Build the C struct of a step's rows; the caller must keep the metadata alive."""
     return StepRows(
         metadata.block_tables.data_ptr(),
         metadata.block_tables.stride(0),
@@ -97,7 +98,7 @@ def _type_of(declaration: str) -> type | None:
 
 
 class KernelLibrary(ctypes.CDLL):
-    """A loaded library with typed functions; needs torch to be imported."""
+    """A loaded library with typed functions. torch must be imported before. See `load_library` for errors."""
 
     def __init__(self, path: Path) -> None:
         ctypes.CDLL(str(loaded_openmp()), mode=ctypes.RTLD_GLOBAL)
@@ -110,7 +111,8 @@ class KernelLibrary(ctypes.CDLL):
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Load a library. Raises OSError if the linker refuses it, Unavailable if it lacks a function of the sources."""
+    """Load a library. Raises OSError if the dynamic linker refuses it, Unavailable if it lacks a function of the
+    sources or torch's OpenMP library cannot be identified."""
     try:
         return KernelLibrary(path)
     except AttributeError as error:
@@ -118,7 +120,8 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def loaded_openmp() -> Path:
-    """Find torch's copy of GNU OpenMP, or the only one, among the loaded libraries. Raises Unavailable."""
+    """Return the path of torch's copy of GNU OpenMP, or of the only copy, among the loaded libraries. Raises
+    Unavailable if there is not exactly one."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {Path(line.split(maxsplit=5)[5].strip()) for line in file if "libgomp" in line}
     of_torch = {path for path in paths if any(part in ("torch", "torch.libs") for part in path.parts)}

@@ -2,7 +2,7 @@
 
 A wheel has a library per level and element type in `prebuilt/`, with the digests of their sources and flags; a library
 is used only if the digest still matches. In a cache folder the digest, which also covers the compiler, is the name of a
-library's folder; a finished library appears there by a rename. Knows nothing of processors and of functions.
+library's folder; a finished library appears there by a rename. Knows nothing of processors or of the functions.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 
 
 def build_prebuilt(folder: Path) -> list[str]:
-    """Compile every library of a wheel into `folder`; return a line for each that the compiler could not build.
+    """Compile every library of a wheel into `folder`; return an error line for each that the compiler could not build.
 
-    Without a compiler there is one line, and the folder is not created.
+    Without a compiler this is a single line, and the folder is not created.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -65,7 +65,7 @@ def prebuilt_name(level: str, is_bf16: bool) -> str:
 
 
 def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
-    """Return the path of the prebuilt library in `folder`; None if there is none or its digest is not listed."""
+    """Return the path of the prebuilt library in `folder`; None if it is missing or its digest does not match."""
     path = folder / prebuilt_name(level, is_bf16)
     try:
         digests = json.loads((folder / DIGESTS_NAME).read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
 def cached_library(level: str, is_bf16: bool, root: Path, sources: Path = SOURCE_FOLDER) -> Path:
     """Return the path of the library in a cache folder. If it is missing, compile it, and delete old libraries.
 
-    Raises Unavailable without a suitable compiler, OSError if the folder cannot be used.
+    Raises Unavailable if there is no compiler or it fails, OSError if the folder cannot be used.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -103,8 +103,8 @@ def cached_library(level: str, is_bf16: bool, root: Path, sources: Path = SOURCE
 
 
 def _make_private(root: Path) -> None:
-    """Make a cache folder that only this user can write: the libraries in it run. PermissionError if it is another
-    user's."""
+    """Create a cache folder, or restrict its mode, so that only this user can write to it: its libraries are executed.
+    PermissionError if it belongs to another user than root."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = root.stat()
     if status.st_uid not in (0, os.getuid()):
@@ -114,8 +114,8 @@ def _make_private(root: Path) -> None:
 
 
 def _is_private(library: Path) -> bool:
-    """Whether a library is there that no other user but root could have written. A link to it is as good: the cache
-    folder is private, so only this user can have made one."""
+    """Whether the library exists and no other user but root could have written it. It may be a symbolic link: the cache
+    folder is private, so only this user or root can have made one."""
     try:
         found = (library.parent.stat(), library.stat())
     except FileNotFoundError:
@@ -124,8 +124,8 @@ def _is_private(library: Path) -> bool:
 
 
 def user_cache_folder() -> Path | None:
-    """Return $XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom if that variable is no absolute path; None for a user
-    without a home."""
+    """Return $XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom if that variable is not an absolute path; None if the
+    user has no home folder."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
@@ -134,8 +134,8 @@ def user_cache_folder() -> Path | None:
 
 
 def _drop_old(root: Path, now: float) -> None:
-    """Delete all but the newest MAX_LIBRARIES libraries, and old folders that killed compilations left. `now` in unix
-    seconds; times after it, of a clock that was set back later, are the oldest."""
+    """Delete all but the newest MAX_LIBRARIES libraries, and old folders that killed compilations left. `now`: unix
+    seconds. Files with later times (the clock was set back) count as the oldest."""
     for scratch in root.glob(".build-*"):
         if abs(now - scratch.stat().st_mtime) > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)

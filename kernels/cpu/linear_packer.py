@@ -13,9 +13,9 @@ from ..quantized import QuantizedWeight, Weight, as_floats, unpack_halves
 from . import library as c
 from .arena import PackedMemory
 
-PAIR_OUTPUTS = 32  # of a pair of tiles
-PAIR_LINE_BYTES = 2048  # of elements
-ZERO_CODE = 128  # of 8 bits
+PAIR_OUTPUTS = 32  # outputs of a pair of tiles (see kernels.h)
+PAIR_LINE_BYTES = 2048  # bytes of a pair of tiles that holds elements
+ZERO_CODE = 128  # the 8-bit code of 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +30,11 @@ class CpuLinear:
 
 
 class LinearPacker:
-    """Packs into memory of its own, one layer behind the other."""
+    """Packer of linear layers. Owns the memory of the packed weights, which lie in the order of packing."""
 
     def __init__(self, library: c.KernelLibrary, int8_activations: bool) -> None:
-        """`int8_activations`: keep int8 and int4 weights as they are, and multiply them as integers, where the kernels
-        can, with scales of groups in half precision; else they are dequantized."""
+        """`int8_activations`: int8 and int4 weights are packed as codes and multiplied as integers if the kernels
+        support that; scales of groups are then in half precision. All other quantized weights are dequantized."""
         self._library, self._memory = library, PackedMemory()
         self._line = int(library.op_line())
         self.takes_codes = int8_activations and bool(library.op_has_codes())
@@ -62,7 +62,7 @@ class LinearPacker:
         return CpuLinear(struct, owner, num_inputs, num_outputs, num_bytes)
 
     def _has_products(self, weight: QuantizedWeight) -> bool:
-        """Whether the kernels multiply by these codes: those of 8 or 4 bits, in groups of whole lines."""
+        """Whether the kernels can multiply this weight's codes: int8 or int4, in contiguous groups of whole lines."""
         is_cut = weight.group_size % self._line != 0 and weight.group_size < weight.shape[1]
         is_integer = weight.qweight.dtype == torch.int8 or weight.is_packed
         return self.takes_codes and is_integer and weight.g_idx is None and not is_cut
@@ -107,7 +107,8 @@ class LinearPacker:
         return (owner, codes, levels), num_bytes
 
     def _allocate(self, struct: Structure, num_bytes: int, bias: Tensor | None) -> tuple[int, object, int]:
-        """Return the address of new memory, its owner and its bytes, with room for a bias behind `num_bytes`."""
+        """Allocate `num_bytes` and, after them, room for the bias; return the address, the memory's owner and the total
+        number of bytes."""
         bias_bytes = 0 if bias is None else struct.num_pairs * 4 * PAIR_OUTPUTS
         address, owner = self._memory.allocate(num_bytes + bias_bytes)
         struct.bias = None if bias is None else address + num_bytes

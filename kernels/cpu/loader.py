@@ -35,8 +35,8 @@ class LoadedKernels:
 
 @functools.cache
 def load_kernels(is_bf16: bool, spare_folder: Path | None = None, isa: str = "auto") -> LoadedKernels:
-    """Load the library of the best level up to `isa` that loads, once per process for the same arguments. Raises
-    Unavailable with the best level's reason if none does, ValueError if the processor lacks `isa`."""
+    """Load the best library that can be loaded, of level `isa` at most; repeated calls return the same. Raises
+    Unavailable with the best level's reason if none can be loaded, ValueError if the processor lacks `isa`."""
     first_error: Unavailable | None = None
     for level in levels_up_to(isa):
         try:
@@ -49,7 +49,8 @@ def load_kernels(is_bf16: bool, spare_folder: Path | None = None, isa: str = "au
 def load_level(
     level: str, is_bf16: bool, spare_folder: Path | None = None, prebuilt_folder: Path = PREBUILT_FOLDER
 ) -> LoadedKernels:
-    """Load the library of one of `instruction_levels()`, prebuilt or else compiled here. Unavailable if both fail."""
+    """Load the library of one of `instruction_levels()`: the prebuilt one, or else one compiled here. Raises
+    Unavailable if both fail."""
     prebuilt = prebuilt_library(level, is_bf16, prebuilt_folder)
     if prebuilt is not None:
         try:
@@ -61,8 +62,8 @@ def load_level(
 
 
 def _load_compiled(level: str, is_bf16: bool, folders: Iterable[Path]) -> KernelLibrary:
-    """Compile the library, if missing, into the first folder that is writable and allows execution, finally into a
-    temporary one, and load it. Unavailable if the compiler fails or no folder will do."""
+    """Load the library from the first of `folders` that is writable and allows execution, or else from a temporary
+    folder; compile it if it is missing there. Raises Unavailable if the compiler fails or no folder can be used."""
     errors: list[OSError] = []
     for folder in folders:
         try:

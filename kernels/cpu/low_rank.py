@@ -1,8 +1,8 @@
 """CpuAdapterSpace: slots for adapters in layers of the C kernels (low_rank.c), and the grouped rows of a step.
 
-A slot's updates are packed by the thread that fills it, into memory of the slot alone, and published by storing a
-pointer for each layer; steps of other slots go on meanwhile. A layer's memory in a slot is used again if the next
-update fits, else it is freed with the map that it lies in.
+The thread that fills a slot packs its updates, into memory that belongs to this slot, and publishes them by storing a
+pointer for each layer; steps that use other slots can run at the same time. A layer's memory in a slot is reused if
+the next update fits, else it is freed with the map that contains it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .arena import PackedMemory
 from .cpu_experts import CpuExperts
 from .layer_structs import linear_struct
 
-MAP_BYTES = 16 << 20  # of a slot's memory: pages that are not used yet cost nothing
+MAP_BYTES = 16 << 20  # size of a map of a slot's memory; pages that are not used yet cost nothing
 
 
 class CpuLinearSlots:
-    """Packed updates of one layer, by slot. Owns their memory."""
+    """Packed adapter updates of one layer, by slot. Owns their memory."""
 
     def __init__(self, space: CpuAdapterSpace, shape: Structure, is_embedding: bool = False) -> None:
-        """shape: the c.Linear of the layer; for an embedding its inputs are the ids."""
+        """shape: the layer's c.Linear; for an embedding, the token ids are its inputs."""
         self._space = space
         self._shape = shape
         self._is_embedding = is_embedding
@@ -44,7 +44,7 @@ class CpuLinearSlots:
             self.table[slot] = self._pack(slot, update)
 
     def slot_bytes(self, num_parts: int, rank: int) -> int:
-        """Return the memory of an update of equal parts."""
+        """Return the bytes of an update with `num_parts` equal parts of this rank."""
         num_outputs = self._shape.num_outputs * (1 + self._shape.is_gated)
         cuts = [num_outputs * part // num_parts for part in range(num_parts + 1)]
         parts = [
@@ -54,7 +54,7 @@ class CpuLinearSlots:
         return self._bytes_of(parts, not self._is_embedding)
 
     def _pack(self, slot: int, update: LowRankUpdate) -> int:
-        """Pack an update into the slot's memory, to which no pointer is published; return its address."""
+        """Pack an update into the slot's memory and return its address. No pointer to this memory may be published."""
         parts = [self._dense(part) for part in update.parts]
         structs = [self._struct_of(part) for part in parts]
         scale = None if update.scale is None else update.scale.contiguous()
@@ -97,13 +97,13 @@ class CpuLinearSlots:
         )
 
     def _dense(self, part: LowRankPart) -> LowRankPart:
-        """Return a part with contiguous matrices of a type that is packed: the kernels' elements, or float32."""
+        """Return a part with contiguous matrices in a dtype that the kernels can pack: their own, or float32."""
         dtype = self._space.dtype if part.a.dtype == part.b.dtype == self._space.dtype else torch.float32
         return replace(part, a=part.a.to(dtype).contiguous(), b=part.b.to(dtype).contiguous())
 
 
 class CpuExpertSlots:
-    """Slots of each expert's two linear layers."""
+    """Slots of the two linear layers of each expert in a layer."""
 
     def __init__(self, ups: list[CpuLinearSlots], downs: list[CpuLinearSlots]) -> None:
         self._layers = ups, downs
@@ -115,7 +115,7 @@ class CpuExpertSlots:
 
 
 class _Group:
-    """The tokens of calls, those with adapters grouped by slot (group_step)."""
+    """Tokens of one or more calls; those with adapters are grouped by slot (by the C function group_step)."""
 
     def __init__(self, library: c.KernelLibrary, token_slots: Tensor, num_slots: int) -> None:
         assert token_slots.dtype == torch.int32
@@ -176,14 +176,15 @@ class CpuAdapterSpace:
         """Return at once: `fill` stores the pointers before it returns."""
 
     def rows(self, num_rows: int, num_shrunk: int = 0) -> Structure | None:
-        """Return the groups of the tokens of an operation's call, with scratch memory for `num_shrunk` rows or for one
-        each; None if all slots are 0."""
+        """Return the groups of the tokens that an operation computes; None if all slots are 0. They have scratch memory
+        for `num_rows` (the number of tokens) or `num_shrunk` rows, whichever is more."""
         assert self._chosen is None or self._chosen.num_tokens == num_rows, "rows are not the tokens of begin_step"
         return self._with_scratch(max(num_rows, num_shrunk), self._chosen)[0]
 
     def step_rows(self, logits_indices: Tensor, num_shrunk: int) -> Sequence[Structure | None]:
-        """Return the groups of the step's tokens, and of those that get logits, as `choose_tokens` does. Scratch memory
-        as in `rows`. All are valid until the next step."""
+        """Return the groups of the step's tokens and of the tokens that get logits, which become the chosen ones (see
+        `choose_tokens`); each is None if all its slots are 0. Both are valid until the next step and have scratch
+        memory for at least `num_shrunk` rows."""
         if self._step is None:
             return None, None
         self.choose_tokens(logits_indices)
@@ -191,11 +192,12 @@ class CpuAdapterSpace:
         return self._with_scratch(num_rows, self._step, self._chosen)
 
     def allocate(self, slot: int, num_bytes: int) -> tuple[int, object]:
-        """Allocate memory of a slot; the caller keeps the returned owner as long as it is used."""
+        """Allocate memory of a slot; return its address and its owner, which the caller keeps while it uses the
+        memory."""
         return self._memories[slot].allocate(num_bytes)
 
     def note_ranks(self, is_embedding: bool, ranks: list[int]) -> None:
-        """Note the ranks of an update before it is published: rows get scratch memory for the largest."""
+        """Record the ranks of an update's parts. Called before it is published, as scratch memory is sized for them."""
         num_tiles = -(-sum(rank + rank % 2 for rank in ranks) // 16)
         if not is_embedding:
             with self._lock:

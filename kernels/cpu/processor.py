@@ -1,4 +1,4 @@
-"""Instruction levels of this processor. Knows nothing of compilers and libraries."""
+"""Instruction levels of this processor. Knows nothing of compilers or libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XT
 
 
 def levels_up_to(isa: str = "auto") -> list[str]:
-    """List `instruction_levels()` from `isa` down (avx512bf16 for AVX512-BF16; auto: all); ValueError without it."""
+    """Return the levels of `instruction_levels()` from `isa` down, best first. isa: "auto" for all, or a level's name
+    in lower case without "-". ValueError if the processor lacks it."""
     names = instruction_levels()
     if isa == "auto":
         return names
@@ -28,8 +29,8 @@ def levels_up_to(isa: str = "auto") -> list[str]:
 
 
 def instruction_levels() -> list[str]:
-    """List the levels that this processor supports, best first, none if it is no x86-64. AMX is listed if Linux permits
-    this process to use it, which is requested here."""
+    """Return the levels that this processor supports, best first; [] if it is not an x86-64. This requests Linux's
+    permission to use AMX; without it AMX is left out."""
     if platform.machine() != "x86_64":
         return []
     flags = _processor_flags()

@@ -1,7 +1,7 @@
-"""CpuSampling: lists the candidates of each draw, the tokens of a row of logits that can win, by a C kernel.
+"""CpuSampling: a C kernel that lists the candidates of each draw: the tokens that the draw can select.
 
-Its bounds err towards keeping a token, so that filtering and scoring the candidates in double precision gives the same
-token as over the whole vocabulary.
+Its bounds err towards keeping a token, so that filtering and scoring only the candidates in double precision selects
+the same token as the whole vocabulary would.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ DRAW = np.dtype(c.Draw)
 
 
 class CandidateList(NamedTuple):
-    """The candidates of one draw by rising id, and the total weight if the draw has a share (else 0)."""
+    """The candidates of one draw by rising id, and the total weight if the draw's `share` is positive (else 0)."""
 
     token_ids: npt.NDArray[np.int64]
     total: float
 
 
 class CpuSampling:
-    """Owns the loaded kernel and its scratch memory; not thread-safe."""
+    """The loaded kernel and its scratch memory. Not thread-safe."""
 
     def __init__(self, library: c.KernelLibrary) -> None:
         self._library = library
         self._scratch = np.empty(0, np.int32)
 
     def list_candidates(self, logits: Tensor, draws: npt.NDArray[np.void]) -> list[CandidateList]:
-        """List the candidates of each draw. logits: [n, vocab_size] float32, dense rows; draws: [m] of DRAW.
+        """Return the candidates of each draw. logits: [n, vocab_size] float32, dense rows; draws: [m] of DRAW.
 
-        A token weighs exp((logit - largest) / temperature). A candidate weighs at least least_weight, and at least
-        `share` times the total weight of the tokens that weigh counted_weight or more. If noise_scale > 0, its bits
-        are at most weight * noise_scale.
+        A token's weight is exp((logit - largest) / temperature). A candidate's weight is at least least_weight, and at
+        least `share` times the sum of all weights that are counted_weight or more. If noise_scale > 0, the candidate's
+        noise bits are at most weight * noise_scale. Names in this paragraph are fields of DRAW.
         """
         vocab_size = logits.shape[1]
         draws = np.ascontiguousarray(draws, DRAW)
@@ -66,7 +66,8 @@ class CpuSampling:
 
 
 def load_cpu_sampling(spare_folder: Path | None = None, isa: str = "auto") -> CpuSampling | None:
-    """Load the kernel; None if no C kernels can be used here. `spare_folder`, `isa`, ValueError: as `load_kernels`."""
+    """Load the kernel; return None if no C kernels can be used here. `spare_folder`, `isa`: see `load_kernels`. Raises
+    ValueError if the processor lacks `isa`."""
     try:
         return CpuSampling(load_kernels(True, spare_folder, isa).library)
     except Unavailable:

@@ -1,5 +1,5 @@
-"""Activations of a projection, gated or not, in float32 with one rounding; a gated silu rounds silu(gate) as well, as
-torch does."""
+"""Activations, gated or not, in float32. The result is rounded once; gated activations except swiglu_clamped also round
+act(gate), as torch does."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def activated(x, limit, KIND: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, limit, KIND: tl.constexpr, dtype: tl.constexpr):
-    """Compute act(gate) · up of float32 tensors, act(gate) rounded to the model's dtype first."""
+    """Compute act(gate) · up of float32 tensors. act(gate) is first rounded to `dtype`, except for swiglu_clamped."""
     if KIND == "swiglu_clamped":
         gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
         return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
@@ -62,7 +62,7 @@ def activation_kernel(
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """Compute act(x), or act(gate) * up [T, n] of x [T, 2n], contiguous, gates first."""
+    """Compute act(x) [T, n], or if gated act(gate) * up [T, n] of x [T, 2n], gates first. x is contiguous."""
     if activation.kind == "none" and not activation.is_gated:
         return x
     num_rows, width = x.shape[0], x.shape[1] // (2 if activation.is_gated else 1)

@@ -1,8 +1,9 @@
 """TritonAdapterSpace: adapters in the layers of a model on a GPU; see AdapterSpace in contract.py.
 
-    linear: inner = shrink(x) ∥ the base's product → expand: update, activation
+    linear: inner = shrink(x) ∥ the base model's product → expand: update, activation
 
-While a CUDA graph is captured, shrink is recorded on a second stream, so that it runs beside the base's product.
+While a CUDA graph is captured, shrink is recorded on a second stream, so that it runs in parallel with the base model's
+product.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .linear.moe import ExpertAdapters, TritonExperts
 
 
 class TritonAdapterSpace:
-    """Owns the slots of all attached layers, and which slot each token of the step has."""
+    """AdapterSpace on a GPU. Owns the slots of all attached layers, and the slots of the step's tokens."""
 
     def __init__(self, num_slots: int, max_rank: int) -> None:
         self.num_slots = num_slots
         self._max_rank = -(-max_rank // PAGE) * PAGE
-        self._copies: HostCopies | None = None  # and the second stream, from the first layer on
+        self._copies: HostCopies | None = None  # this and the second stream: None until the first layer is attached
         self._side: torch.cuda.Stream | None = None
-        self._linears: dict[int, tuple[PackedLinear, TritonLinearSlots]] = {}  # by id() of the layer, which they hold
+        self._linears: dict[int, tuple[PackedLinear, TritonLinearSlots]] = {}  # by id() of the layer; keeps it alive
         self._experts: dict[int, tuple[PackedExperts, TritonExpertSlots]] = {}
         self._tables: dict[int, tuple[Tensor | PackedLinear, TritonLinearSlots]] = {}
         self._step_slots: Tensor | None = None
-        self._slots: Tensor | None = None  # of the tokens of the next calls
-        self._tiles: SlotTiles | None = None  # of _slots, from their first use on
+        self._slots: Tensor | None = None  # slots of the tokens that the next calls compute
+        self._tiles: SlotTiles | None = None  # the tiles of `_slots`; None until they are used
 
     # ── layers and memory ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,14 +97,14 @@ class TritonAdapterSpace:
         self._tiles = None
 
     def has_updates(self, packed: PackedLinear) -> bool:
-        """Whether rows of the step may have an update of this layer."""
+        """Whether rows of the step may have an adapter's update for this layer."""
         return self._slots is not None and id(packed) in self._linears
 
     def linear(
         self, x: Tensor, packed: PackedLinear, sums: Callable[[Tensor, PackedLinear], Tensor], dtype: torch.dtype
     ) -> Tensor:
-        """Compute a layer that `has_updates` as Ops.linear, in `dtype`. x: [T, in] with dense rows. sums: computes the
-        base's outputs with their bias, before the activation."""
+        """Compute Ops.linear, in `dtype`, of a layer for which `has_updates` is true. x: [T, in] with dense rows. sums:
+        function that computes the base model's outputs with the bias, before the activation."""
         matrices, tiles = self._linears[id(packed)][1].matrices, self._tiles_of(len(x))
         bias, activation = _parts_of(packed)
         if self._side is not None and torch.cuda.is_current_stream_capturing():
@@ -126,8 +127,8 @@ class TritonAdapterSpace:
         last_tokens: Tensor | None = None,
         is_decode: bool = False,
     ) -> None:
-        """Update embedded tokens [T, hidden] in place. token_ids, last_tokens: as of `embed_tokens`; of a decode step
-        the rows, −1 = padding."""
+        """Add the adapters' updates to embedded tokens `output` [T, hidden] in place. token_ids, last_tokens: those of
+        `embed_tokens`; in a decode step token_ids are row ids, −1 = padding."""
         if self._slots is None or id(table) not in self._tables:
             return
         matrices, tiles = self._tables[id(table)][1].matrices, self._tiles_of(len(output))
@@ -135,14 +136,14 @@ class TritonAdapterSpace:
         expand(output, inner, matrices, tiles, output.dtype)
 
     def of_experts(self, packed: PackedExperts) -> ExpertAdapters | None:
-        """Return the adapters of the step in a layer's experts, if any."""
+        """Return the step's adapters for a layer's experts; None if there are none."""
         if self._slots is None or id(packed) not in self._experts:
             return None
         slots = self._experts[id(packed)][1]
         return ExpertAdapters(slots.ups, slots.downs, self._slots, self.num_slots)
 
     def _tiles_of(self, num_rows: int) -> SlotTiles:
-        """Return the tiles of the tokens, listed at their first use."""
+        """Return the tiles of the next calls' tokens; they are listed when they are first used."""
         assert self._slots is not None and len(self._slots) == num_rows, "begin_step or choose_tokens gave other tokens"
         if self._tiles is None:
             self._tiles = list_slots(self._slots, self.num_slots)

@@ -28,7 +28,7 @@ logger = logging.getLogger("tokenloom.kernels")
 
 Kernels: TypeAlias = dict[tuple[str, int], Any]  # compiled kernels by name and id()
 
-_kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)  # of this thread
+_kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)  # of this thread's `compiling` context
 _num_compiling = 0
 _lock = threading.Lock()
 
@@ -43,10 +43,11 @@ def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, 
 
 @contextmanager
 def compiling(executor: Executor) -> Iterator[Kernels]:
-    """Compile in `executor`, and do not run, every kernel that the calling thread launches in this context.
+    """Compile in `executor`, without running it, every kernel that the calling thread launches in this context.
 
-    Yields the kernels in the order of their first launch. The end of the context waits until all are compiled, and
-    raises the error of one that fails. Without AsyncCompileMode each launch compiles its kernel and raises its error.
+    Yields a dict, to which kernels are added in the order of their first launch. The exit of the context waits until
+    all are compiled, and raises the error of one that fails. Without AsyncCompileMode each launch compiles its kernel
+    and raises its error.
     """
     kernels: Kernels = {}
     token = _kernels.set(kernels)

@@ -1,9 +1,10 @@
 """Launch cache: finds the compiled kernel by launch signature instead of Triton's 15 to 50 µs dispatch.
 
-Many kernels of a short step take less time on the device than that dispatch. A signature is all that Triton specializes
-by: kernel, device, dtype and alignment of each tensor, of each integer whether it is 1, whether 16 divides it and its
-width, and each constant. The first launch of a signature goes through Triton. The import replaces JITFunction.run.
-Launching uses private parts of Triton; other versions than the tested ones dispatch every launch.
+Many kernels of a short step take less time on the device than that dispatch. A signature contains everything by which
+Triton specializes: the kernel, the device, the dtype and alignment of each tensor, each constant, and for each integer
+whether it is 1, whether it is a multiple of 16 and whether it fits in 32 bits. The first launch of a signature goes
+through Triton. Importing this module replaces JITFunction.run. Launching uses private parts of Triton; with versions
+that are not tested, Triton dispatches every launch.
 """
 # mypy: allow-untyped-calls
 
@@ -28,8 +29,8 @@ _cache: dict[Signature, tuple[Any, tuple[Any, ...]]] = {}  # compiled kernel, an
 
 
 def _launch_cached(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    """Launch a kernel, as JITFunction.run. Kernels of this package use the cache, except in a warmup or with launch
-    hooks: they must take constants by name and all else by position."""
+    """Launch a kernel like JITFunction.run. Kernels of this package use the cache, except in a warmup or if launch
+    hooks are set; their constants must be passed by name and all other arguments by position."""
     if (
         warmup
         or not function.module.startswith(_PACKAGE)

@@ -1,4 +1,4 @@
-"""Loading of the Triton kernels for a GPU, and the reason if it is not possible."""
+"""Loading of the Triton kernels for a GPU, or the reason why they cannot be used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 if TYPE_CHECKING:
     from .ops import TritonOps
 
-MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
+MIN_CAPABILITY = (8, 0)  # the first with bfloat16 products and asynchronous copies
 
 
 def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | str:
-    """Create the Triton operations for `device`, or return the reason: an old device, or no Triton."""
+    """Return the Triton operations for `device`, or the reason why there are none: an old device, or no Triton."""
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"{device} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
@@ -28,7 +28,8 @@ def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> Trit
 
 
 def launch_obstacle() -> str | None:
-    """Return the reason why Triton cannot launch kernels, or None; compile the C module of its driver to find out."""
+    """Return the reason why Triton cannot launch kernels, or None. To find out, it compiles the C module of Triton's
+    driver."""
     from triton import knobs
     from triton.runtime import driver
 

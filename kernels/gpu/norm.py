@@ -44,7 +44,8 @@ def norm_kernel(
 
 
 def normalize(x: Tensor, residual: Tensor | None, norm: Norm) -> Tensor:
-    """Compute norm(x), or residual += x and norm(residual). x: [T, n], last stride 1; residual: contiguous."""
+    """Return norm(x); with `residual` (contiguous), add x to it in place and return norm(residual). x: [T, n], last
+    stride 1."""
     num_rows, width = x.shape
     output = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows:

@@ -1,7 +1,7 @@
 """TritonOps: the operations of `reference.py` on CUDA, in Triton.
 
-Unquantized products of several rows use torch (cuBLAS), as does every operation that is not overridden. No operation
-reads from the device: kernels derive all that depends on lengths, so a CUDA graph can capture a decode step.
+Unquantized products of several rows use torch (cuBLAS), as does every operation that is not overridden. The host reads
+nothing back: kernels compute everything that depends on lengths, so a CUDA graph can capture a decode step.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from .table import AttentionKind, DecodeShape, PrefillShape, decode_shape, group
 
 logger = logging.getLogger("tokenloom.kernels")
 
-KEPT_PLANS = 2  # metadata objects, in turns, that keep their plans: layers may attend to a row's tokens and to a clip's
+KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
-MAX_GROUP = 128
-MAX_GROUP_ELEMENTS = 8192  # of a KV head's query heads, each count padded: a program sums them in registers
+MAX_GROUP = 128  # query heads per KV head
+MAX_GROUP_ELEMENTS = 8192  # query heads per KV head × head_dim, both padded: a program accumulates them in registers
 
 
 @dataclass
@@ -55,8 +55,8 @@ class AttentionPlans:
     """Attention plans of one step, shared by layers of the same shape."""
 
     metadata: AttentionMetadata
-    items: dict[tuple[int | None, DecodeShape], Tensor] = field(default_factory=dict)  # by window and shape
-    tiles: dict[int, Tensor] = field(default_factory=dict)  # of prompts, by the tokens of a tile
+    items: dict[tuple[int | None, DecodeShape], Tensor] = field(default_factory=dict)  # of decode, by window and shape
+    tiles: dict[int, Tensor] = field(default_factory=dict)  # of prefill, by the number of tokens in a tile
 
 
 class TritonOps(ReferenceOps):
@@ -68,7 +68,7 @@ class TritonOps(ReferenceOps):
     is_batch_invariant = False  # whether results do not depend on the rest of the batch
 
     def __init__(self, architecture: int, max_programs: int = MAX_PROGRAMS) -> None:
-        """max_programs: of decode attention over items and KV heads."""
+        """max_programs: the largest number of programs of decode attention, over all items and KV heads."""
         super().__init__()
         self._architecture, self._max_programs = architecture, max_programs
         self.kernels = f"Triton kernels, sm_{architecture}"
@@ -138,7 +138,7 @@ class TritonOps(ReferenceOps):
         return self._adapters.linear(_with_dense_rows(x), packed, self._sums, dtype)
 
     def _sums(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Compute a layer up to its activation: in float32, or, if torch multiplies, rounded to the model's dtype."""
+        """Compute a layer's outputs before the activation: float32, or in the model's dtype if torch multiplies."""
         if isinstance(packed, QuantizedLinear):
             return matmul(x, packed.matrices, packed.bias, torch.float32)
         assert isinstance(packed, PlainLinear)
@@ -218,7 +218,7 @@ class TritonOps(ReferenceOps):
         return output
 
     def supports(self, head_dim: int, group: int) -> bool:
-        """Whether the attention kernels support this shape; if not, warn once that plain torch runs."""
+        """Whether the attention kernels support this shape; if not, warn once that plain torch is used."""
         num_elements = group_rows(group) * next_power_of_2(head_dim)
         if head_dim >= MIN_HEAD_DIM and group <= MAX_GROUP and num_elements <= MAX_GROUP_ELEMENTS:
             return True
@@ -249,7 +249,7 @@ class TritonOps(ReferenceOps):
         return items
 
     def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
-        """Return the tiles of the rows that the decode kernel does not compute, planned once per step."""
+        """Return the tiles of the rows that are left to the prefill kernel, planned once per step."""
         tiles = plans.tiles.get(shape.block_m // group)
         if tiles is None:
             tiles = plans.tiles[shape.block_m // group] = plan_prefill(plans.metadata, group, shape)

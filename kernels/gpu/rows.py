@@ -1,7 +1,7 @@
-"""Updates of the device's row state, scattered into its columns in one launch.
+"""Updates of the row state on the device, scattered into its columns in one launch.
 
-Three lists have lengths of their own: new num_computed values; new last tokens with sampling parameters, slots
-of adapters and shifts of positions; and new entries of the flattened block tables. Each program writes up to BLOCK
+There are three lists, each with its own length: new num_computed values; new last tokens with sampling parameters,
+adapter slots and position shifts; and new entries of the flattened block tables. Each program writes up to BLOCK
 entries of every list.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -73,7 +73,7 @@ def write_rows(
     changes: Sequence[Tensor], columns: Sequence[Tensor], slots: Tensor | None = None, shifts: Tensor | None = None
 ) -> None:
     """Scatter the first 11 `changes` (the kernel's first arguments) into `columns`; no row or cell occurs twice. slots,
-    shifts: columns of adapters' slots and of positions' shifts, whose changes follow those 11."""
+    shifts: the columns of adapter slots and of position shifts, if any; their changes come after those 11."""
     unused = changes[0]
     new_slots = unused if slots is None else changes[11]
     new_shifts = unused if shifts is None else changes[-1]

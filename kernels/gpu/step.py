@@ -33,7 +33,7 @@ def copy_embedding(token, table, output, part, first_id, num_ids, WIDTH: tl.cons
 @triton.jit
 def embed_tokens_kernel(
     token_ids,  # [T] int32 or int64
-    last_tokens,  # [rows] int64: row r's replaces token id −1 − r
+    last_tokens,  # [rows] int64: last_tokens[r] replaces token id −1 − r
     table,
     output,  # [T, WIDTH]
     first_id,

@@ -22,7 +22,7 @@ class DecodeShape:
     """Launch parameters of decode attention."""
 
     tile: int  # keys per iteration
-    min_tiles: int  # of a split, so that partial results are small compared with its keys and values
+    min_tiles: int  # fewest tiles of a split, so that its partial results are small compared with its keys and values
     num_warps: int
     num_stages: int
 
@@ -38,7 +38,7 @@ class PrefillShape:
 
 
 class AttentionKind(NamedTuple):
-    """What the launch parameters of attention depend on."""
+    """Properties that determine the launch parameters of attention."""
 
     architecture: int
     head_dim: int
@@ -47,7 +47,7 @@ class AttentionKind(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of its entry in the table."""
+        """The key of this kind's entry in the table."""
         return f"sm_{self.architecture}/dim {self.head_dim}/group {self.group}/bytes {self.element_size}"
 
     @property
@@ -58,7 +58,8 @@ class AttentionKind(NamedTuple):
 
 @lru_cache
 def read_table() -> dict[str, dict[str, dict[str, int]]]:
-    """Return the tuned shapes, read once: by AttentionKind.key, "decode" or "prefill", and field; {} without a file."""
+    """Return the tuned shapes by AttentionKind.key, "decode" or "prefill", and field; {} if there is no file. The file
+    is read once."""
     entries: dict[str, dict[str, dict[str, int]]] = {}
     if TABLE_PATH.exists():
         entries = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
@@ -66,7 +67,7 @@ def read_table() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def group_rows(group: int) -> int:
-    """Return the query rows that `group` query heads take in a program: a power of two that tl.dot supports."""
+    """Return `group` query heads padded to the query rows of a program: a power of two that tl.dot supports."""
     return max(16, next_power_of_2(group))
 
 

@@ -54,8 +54,8 @@ def tile_bases(
 
 @triton.jit
 def no_keys(sinks, heads, exists, M: tl.constexpr, DIM_PAD: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Return acc, m_i and l_i before the first key. A sink counts as a key of this score and without a value; of the
-    query rows [M] `exists` have one, that of `heads`."""
+    """Return acc, m_i and l_i before the first key. A sink acts like a key with its score and no value. exists: [M],
+    whether a query row has a sink; heads: [M], the query heads, whose sinks they are."""
     acc = tl.zeros([M, DIM_PAD], tl.float32)
     m_i = tl.full([M], NO_SCORE, tl.float32)
     l_i = tl.zeros([M], tl.float32)
@@ -66,7 +66,7 @@ def no_keys(sinks, heads, exists, M: tl.constexpr, DIM_PAD: tl.constexpr, HAS_SI
 
 
 def score_arguments(spec: AttentionSpec) -> tuple[float, float]:
-    """Return `scale` and `cap` of attend_tile."""
+    """Return the arguments `scale` and `cap` of attend_tile."""
     if not spec.softcap:
         return spec.scale * LOG2_E, 0.0
     return spec.scale * LOG2_E * 2 / spec.softcap, spec.softcap * LOG2_E
@@ -97,8 +97,8 @@ def attend_tile(
     table,  # block table of the row
     start,  # first key of the tile
     end,  # number of keys of the row
-    scale,  # of scores, times log2(e); with HAS_SOFTCAP 2 / softcap times that
-    cap,  # the soft cap times log2(e)
+    scale,  # factor of scores × log2(e), and × 2 / softcap with HAS_SOFTCAP
+    cap,  # the soft cap × log2(e)
     window,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
@@ -110,8 +110,8 @@ def attend_tile(
     HAS_SOFTCAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED each of its keys exists, and
-    every query attends to it."""
+    """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED all these keys must exist,
+    and every query must attend to all of them."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
     blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)

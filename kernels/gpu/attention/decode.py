@@ -22,9 +22,9 @@ from ..launch import next_power_of_2
 from ..table import DecodeShape, group_rows
 from .attention import NO_SCORE, attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
 
-MAX_SPLITS = 16  # of a row; bounds the memory for partial results
+MAX_SPLITS = 16  # splits of a row; bounds the memory for partial results
 PLAN_ROWS = 256  # rows per iteration of plan_kernel
-MAX_PROGRAMS = 2048  # over items and KV heads: a few waves on any GPU; each program takes several items if need be
+MAX_PROGRAMS = 2048  # per launch, for all KV heads: a few waves on any GPU; a program may take several items
 
 
 @triton.jit
@@ -51,7 +51,8 @@ def plan_kernel(
     HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """List the items, (row, split), of one row after those of the rows before it; the last row writes their number."""
+    """Write the items (row, split) of one row after those of the rows before it; the last row's program writes the
+    number of all items."""
     row = tl.program_id(0)
     before, mine = row * 0, row * 0
     for start in range(0, row + 1, ROWS):
@@ -175,9 +176,9 @@ def merge_kernel(
 
 
 def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape) -> Tensor:
-    """List the (row, split) items of a step's decode rows for all layers with this window.
+    """Return the (row, split) items of a step's decode rows for all layers with this window.
 
-    seq_lens: [R] int32. Returns [1 + R * MAX_SPLITS] int32.
+    seq_lens: [R] int32. Returns [1 + R * MAX_SPLITS] int32, see plan_kernel.
     """
     num_rows = seq_lens.shape[0]
     items = torch.empty(1 + num_rows * MAX_SPLITS, dtype=torch.int32, device=seq_lens.device)

@@ -28,7 +28,7 @@ def finite_or_zero(values):
 
 @triton.jit
 def head_sums(first, second, rest, REST_PAD: tl.constexpr, SPANS_HEADS: tl.constexpr):
-    """Sum the elements of each head, or those of all heads: [n]."""
+    """Sum the elements of each of n heads, or with SPANS_HEADS those of all heads: [n]."""
     total = tl.sum(first, axis=1) + tl.sum(second, axis=1)
     if REST_PAD > 0:
         total += tl.sum(rest, axis=1)
@@ -41,7 +41,7 @@ def head_sums(first, second, rest, REST_PAD: tl.constexpr, SPANS_HEADS: tl.const
 def centered_part(
     values, mean, head, NUM_HEADS: tl.constexpr, LENGTH: tl.constexpr, PAD: tl.constexpr
 ):  # fmt: skip
-    """Subtract the mean [n] from the elements that exist."""
+    """Subtract the mean [n] from a part of n heads; padding becomes 0."""
     exists = (head < NUM_HEADS)[:, None] & (tl.arange(0, PAD) < LENGTH)[None, :]
     return tl.where(exists, values - mean[:, None], 0.0)
 
@@ -52,7 +52,7 @@ def scaled_part(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, LENGTH: tl.constexpr, PAD: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a part, elements from START of heads, by scale [n] and weight and add the bias."""
+    """Multiply a part of n heads, their elements from START on, by scale [n] and the weight, and add the bias."""
     dims = tl.arange(0, PAD)
     values = values * scale[:, None]
     if IS_PER_HEAD:
@@ -77,7 +77,7 @@ def normalized_heads(
     REST_PAD: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_PER_HEAD: tl.constexpr, SPANS_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Normalize the parts of heads, float32 and 0 where there is no element."""
+    """Normalize heads, given as three float32 parts whose padding is 0."""
     COUNT: tl.constexpr = NUM_HEADS * HEAD_DIM if SPANS_HEADS else HEAD_DIM
     REST: tl.constexpr = HEAD_DIM - 2 * PAIRS
     if NORM == "layer":
@@ -105,7 +105,7 @@ def normalized_heads(
 
 @triton.jit
 def rotated_heads(first, second, cos_sin, position, PAIRS: tl.constexpr, HALF_PAD: tl.constexpr):
-    """Rotate the halves against each other."""
+    """Rotate the first halves of heads against the second halves."""
     dims = tl.arange(0, HALF_PAD)
     at, is_dim = cos_sin + position * (2 * PAIRS) + dims, dims < PAIRS
     cos = tl.load(at, mask=is_dim, other=0.0)[None, :]
@@ -120,7 +120,7 @@ def finished_heads(
     REST_PAD: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_PER_HEAD: tl.constexpr, SPANS_HEADS: tl.constexpr, IS_AFTER_ROPE: tl.constexpr, IS_ROTATED: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and rotate heads, in the order that IS_AFTER_ROPE says; the parts come out float32."""
+    """Normalize and rotate heads, with IS_AFTER_ROPE in the opposite order; return the three parts as float32."""
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM != "none" and not IS_AFTER_ROPE:
         first, second, rest = normalized_heads(
@@ -140,7 +140,7 @@ def finished_heads(
 @triton.jit
 def qk_norm_rope_cache_kernel(
     heads,  # [T, H + 2 * num_kv_heads, D], overwritten
-    query_weight,  # this and the next three: of the norms, [D] or [heads, D]
+    query_weight,  # this and the next three: parameters of the norms, [D] or [heads, D]
     query_bias,
     key_weight,
     key_bias,
@@ -249,7 +249,8 @@ def qk_norm_rope_cache_kernel(
 
 
 def can_fuse_heads(norms: HeadNorms | None, num_heads: int, head_dim: int) -> bool:
-    """Whether the kernel computes these norms: of one form, and one over all heads if they fit into registers."""
+    """Whether the kernel supports these norms: both must have the same kind, eps and numbers of axes, and norms over
+    all heads of a token must fit into registers."""
     if norms is None:
         return True
     forms = [

@@ -1,4 +1,4 @@
-"""Prefill attention of rows with any number of query tokens over the paged cache, causal or with spans.
+"""Prefill attention of rows with any number of query tokens over the paged cache, causal or up to `see_until`.
 
 A program takes BLOCK_M query rows: tokens of one request times the query heads of one KV head, at least 64 so that
 sm_90 uses wgmma. It processes the request's keys in three loops: masked at the start of the window, unmasked, and
@@ -53,7 +53,7 @@ def prefill_kernel(
     IS_FP8: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
-    TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; query rows past TOKENS * GROUP are idle
+    TOKENS: tl.constexpr = BLOCK_M // GROUP  # tokens of a tile; query rows past TOKENS * GROUP are idle
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     tile = tl.program_id(0) // NUM_KV_HEADS
     row = tl.load(tiles + 2 * tile).to(tl.int64)
@@ -82,7 +82,7 @@ def prefill_kernel(
     )
     table = block_tables + row * table_stride
     acc, m_i, l_i = no_keys(sinks, heads, lanes < TOKENS * GROUP, BLOCK_M, DIM_PAD, HAS_SINKS)
-    diagonal = (offset + first + 1) // TILE * TILE  # every token attends to the keys before it that its window holds
+    diagonal = (offset + first + 1) // TILE * TILE  # every token attends to all earlier keys that are in its window
     body_start = first * 0
     if HAS_WINDOW:
         left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
@@ -112,7 +112,8 @@ def prefill_kernel(
 
 
 def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
-    """Cut the step's prefill rows into tiles of queries, longest context first: [n, 2] int32 on the step's device."""
+    """Cut the step's prefill rows into tiles of queries; return them, longest context first, as [n, 2] int32 on the
+    step's device (see prefill_kernel)."""
     tokens = shape.block_m // group
     starts = metadata.query_starts_host
     tiles: list[tuple[int, int, int]] = []  # first position, row, first token
@@ -137,7 +138,7 @@ def prefill_attention(
     shape: PrefillShape,
     is_batch_invariant: bool = False,
 ) -> None:
-    """Compute attention of the tokens in `tiles` (from plan_prefill); query and output are [T, H, D] of the whole step.
+    """Compute attention of the tokens in `tiles` (from plan_prefill). query, output: [T, H, D], all tokens of the step.
 
     `is_batch_invariant`: a token's bits do not depend on the other tokens of its tile.
     """

@@ -1,9 +1,9 @@
-"""Rows of a step by the adapter that they use: which program of a low-rank product computes which rows.
+"""SlotTiles: the rows of a step in tiles that use one adapter; a program of a low-rank product computes one tile.
 
     slots of the tokens → order: rows sorted by slot → tiles: up to ROWS consecutive rows with one slot
 
-With experts a row is a (token, expert) pair, and rows are sorted by expert first. One launch makes both lists on the
-device; its grid and theirs depend on shapes alone, so that a CUDA graph fits any mix of adapters.
+With experts a row is a (token, expert) pair, and rows are sorted by expert first. One launch writes both lists on the
+device. Its grid and the products' grids depend only on shapes, so that a CUDA graph fits any mix of adapters.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from ..launch import next_power_of_2
 from .matmul import ExpertRows
 
-ROWS = 16  # of a tile: for larger ones, of prompts, the kernels would hold fewer programs on a multiprocessor
+ROWS = 16  # rows of a tile; with larger tiles, even of prompts, fewer programs would fit on a multiprocessor
 CHUNK = 1024  # rows per iteration
 TILES = 128  # tiles per iteration
 TILE_FIELDS = tl.constexpr(4)
@@ -27,7 +27,7 @@ TILE_FIELDS = tl.constexpr(4)
 
 @triton.jit
 def write_tiles(tiles, tile, count, slot, expert, place, ROWS: tl.constexpr, TILES: tl.constexpr):
-    """Write the tiles of `count` rows from `place` on; return the index after the last."""
+    """Write the tiles, from index `tile` on, of the `count` rows from `place` on; return the index after the last."""
     num_tiles = tl.cdiv(count, ROWS)
     for start in range(0, num_tiles, TILES):
         numbers = start + tl.arange(0, TILES)
@@ -107,7 +107,11 @@ class SlotTiles:
 
 
 def list_slots(slots: Tensor, num_slots: int, experts: ExpertRows | None = None) -> SlotTiles:
-    """List the tiles of all rows. slots: [T] int32, at least one, each in [0, num_slots]."""
+    """Sort the rows of a step by expert and adapter slot, and cut them into tiles.
+
+    slots: [T] int32 in [0, num_slots], 0 = no adapter; T ≥ 1. experts: the (token, expert) pairs that are the rows;
+    None: each token is a row.
+    """
     num_tokens = slots.shape[0]
     num_rows, num_experts = num_tokens, 1
     if experts is not None:

@@ -1,7 +1,8 @@
-"""Device memory of adapters' updates, by slot, and how it is filled.
+"""Device memory of adapters' updates, by slot, and the copies that fill it.
 
-All memory is allocated with the layer, so that a fill allocates nothing and a recorded graph finds every later content.
-The copies to a GPU run on a stream of their own, from pinned memory: no step waits for them.
+All memory is allocated when a layer is attached, so that a fill allocates nothing and a recorded CUDA graph reads the
+new contents at the same addresses. The copies to a GPU run on a separate stream, from pinned memory: no step waits for
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NUM_BUFFERS = 2
 
 
 class HostCopies:
-    """Copies host tensors to a device through pinned buffers, for one thread at a time."""
+    """Copier of host tensors to a device through pinned buffers, for one thread at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -33,7 +34,8 @@ class HostCopies:
                 self._buffers.append((buffer, torch.cuda.Event()))  # type: ignore[no-untyped-call]
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """Copy `source` to `target`, both contiguous and of equal size and dtype; `wait` waits for the end."""
+        """Copy `source` to `target`, both contiguous and of equal size and dtype. A copy to a GPU may still run on
+        return: see `wait`."""
         if self._stream is None:
             target.copy_(source.view(target.shape))
             return
@@ -56,19 +58,19 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class SlotShape:
-    """Limits of the updates of a layer, and where they are kept."""
+    """Limits of a layer's updates, and the dtype and device of their matrices."""
 
     num_slots: int
     max_rank: int  # a multiple of PAGE
-    dtype: torch.dtype  # of the matrices
+    dtype: torch.dtype
     device: torch.device
 
     def matrices(self, num_experts: int, num_outputs: int, num_inputs: int, num_parts: int) -> LowRankMatrices:
-        """Allocate empty slots for a layer, or for experts."""
+        """Allocate empty slots for a layer (num_experts 1) or for the experts of a layer."""
         return self._allocate((num_parts * self.max_rank, num_inputs), num_experts, num_outputs, num_parts)
 
     def look_ups(self, num_ids: int, width: int) -> LowRankMatrices:
-        """Allocate empty slots for an embedding, with A as rows for each id."""
+        """Allocate empty slots for an embedding; A is transposed, with a row per token id."""
         return self._allocate((num_ids, self.max_rank), 1, width, 1)
 
     def _allocate(
@@ -86,7 +88,7 @@ class SlotShape:
 
 
 class TritonLinearSlots:
-    """Updates of a linear layer, of an embedding or of experts, in all slots, and the way to set them."""
+    """All slots of a linear layer, of an embedding or of a layer's experts, with the methods that fill them."""
 
     def __init__(self, matrices: LowRankMatrices, shape: SlotShape, copies: HostCopies, is_look_up: bool) -> None:
         self.matrices = matrices
@@ -95,12 +97,13 @@ class TritonLinearSlots:
         self._is_look_up = is_look_up
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
-        """Set the update of a layer without experts."""
+        """Set a slot's update for a layer without experts."""
         self.set(slot, [update])
 
     @torch.inference_mode()
     def set(self, slot: int, updates: Sequence[LowRankUpdate | None]) -> None:
-        """Set the updates of a slot from 1 on, one for each expert. ValueError if one is larger than the slot."""
+        """Set a slot's updates, one for each expert. ValueError if `slot` is not in [1, num_slots], or if an update has
+        too many parts or too high a rank."""
         for update in updates:
             self._check(slot, update)
         info = torch.zeros(self.matrices.info.shape[1:], dtype=torch.int32)
@@ -110,7 +113,7 @@ class TritonLinearSlots:
         self._copies.send(info, self.matrices.info[slot - 1])
 
     def _send_update(self, at: tuple[int, int], update: LowRankUpdate) -> Tensor:
-        """Copy an update to its place; return its description."""
+        """Copy an update's matrices to the slot and expert `at`; return the update's `info`."""
         matrices, parts = self.matrices, update.parts
         self._send(torch.cat([self._rows_of(part) for part in parts]), matrices.a[at])
         stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
@@ -123,16 +126,17 @@ class TritonLinearSlots:
         return self._info(parts, stride, update.scale is not None)
 
     def _rows_of(self, part: LowRankPart) -> Tensor:
-        """Return A as it is stored: [rank, in], or [ids, max_rank] of an embedding."""
+        """Return A as it is stored: [rank, in], or for an embedding [ids, max_rank]."""
         a = part.a.to(self._shape.dtype)
         return torch.nn.functional.pad(a.T, (0, self._shape.max_rank - len(a))) if self._is_look_up else a
 
     def _send(self, source: Tensor, target: Tensor) -> None:
-        """Send `source` to the front of `target`."""
+        """Copy `source` to the first elements of `target`."""
         self._copies.send(source.contiguous(), target.view(-1)[: source.numel()])
 
     def _info(self, parts: Sequence[LowRankPart], stride: int, has_scale: bool) -> Tensor:
-        """Describe the parts as the kernels read them; places of missing ones are empty, behind the last rank."""
+        """Return the `info` of an update: int32 fields that the kernels read. Missing parts get empty ranges of outputs
+        and ranks."""
         fields, rank = [stride, int(has_scale)], 0
         for part in parts:
             fields += [part.first_output, part.first_output + len(part.b), rank, rank + len(part.a)]
@@ -152,13 +156,13 @@ class TritonLinearSlots:
 
 
 class TritonExpertSlots:
-    """Updates of the two layers of each expert, in all slots."""
+    """All slots of the two linear layers of each expert in a layer."""
 
     def __init__(self, ups: TritonLinearSlots, downs: TritonLinearSlots) -> None:
         self._ups, self._downs = ups, downs
         self.ups, self.downs = ups.matrices, downs.matrices
 
     def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
-        """Set the updates of all experts; empty sequences set none."""
+        """Set a slot's updates for all experts; empty sequences remove them. ValueError as in TritonLinearSlots.set."""
         for slots, updates in ((self._ups, ups), (self._downs, downs)):
             slots.set(slot, updates or [None] * slots.matrices.b.shape[1])

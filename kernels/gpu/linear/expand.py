@@ -1,7 +1,8 @@
-"""The second half of low-rank updates: y + B inner, with the scale, bias and activation of the layer behind it.
+"""The second half of low-rank updates: y + B inner, followed by the layer's scale, bias and activation.
 
-The outputs of the base come with their bias, in float32 if a kernel of ours made them, else as torch has rounded them.
-The activation is part of the launch, because most time goes into reading and writing the outputs. See low_rank.py.
+The base model's outputs y already include the bias; they are float32 if our kernels computed them, else torch has
+rounded them. The activation is part of the launch, because most time goes into reading and writing the outputs. See
+low_rank.py.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -25,7 +26,7 @@ def updated(
     NUM_SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Compute scale * (W x + B inner) + bias of the outputs from `first_out` on: [OUTPUTS, ROWS] float32."""
+    """Compute scale * (W x + B inner) + bias for the outputs from `first_out` on: [OUTPUTS, ROWS] float32."""
     outs = first_out + tl.arange(0, OUTPUTS)
     exists = is_out[:, None] & is_row[None, :]
     result = tl.load(base + rows[None, :] * OUT + outs[:, None], mask=exists, other=0.0).to(tl.float32)
@@ -65,7 +66,7 @@ def updated(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def expand_kernel(
-    base,  # [num_rows, OUT], of a gated activation with OUT = 2 WIDTH, gates first
+    base,  # [num_rows, OUT]; for a gated activation OUT = 2 WIDTH, gates first
     output,  # [num_rows, WIDTH]
     bias,  # [NUM_EXPERTS, OUT]
     inner,  # [NUM_SPLITS, num_rows, MAX_RANKS]
@@ -86,7 +87,7 @@ def expand_kernel(
     NUM_EXPERTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_WEIGHTED: tl.constexpr,
-    IS_IN_PLACE: tl.constexpr,  # rows of slot 0 are done
+    IS_IN_PLACE: tl.constexpr,  # rows of slot 0 are complete already
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
@@ -141,10 +142,11 @@ def expand(
     activation: Activation = NO_ACTIVATION,
     row_scales: Tensor | None = None,
 ) -> Tensor:
-    """Update the outputs `base` [rows, out] of a layer, which have its bias [E, out], apply the activation, and weight
-    each row by `row_scales`: [rows, out or out / 2] in `dtype`. It may be `base`, overwritten.
+    """Update the outputs `base` [rows, out] of a layer, apply the activation, and multiply each row by its
+    `row_scales`: [rows, out or, if gated, out / 2] in `dtype`. The result may be `base` itself, overwritten.
 
-    Rows of slot 0 only get what follows the update. The sum is rounded to `dtype` before an activation.
+    bias: [E, out], already contained in `base`. Rows of slot 0 get no update, only the activation and row_scales. The
+    updated outputs are rounded to `dtype` before the activation.
     """
     num_rows, width = base.shape
     num_outputs = width // (2 if activation.is_gated else 1)

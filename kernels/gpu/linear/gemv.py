@@ -1,6 +1,6 @@
-"""Matrix-vector product of one token, with the activation fused in.
+"""Matrix-vector product of one token, with the activation in the same launch.
 
-A program computes a few outputs. Its threads lie along the inputs and keep separate sums until the end, so that all
+A program computes a few outputs. Its threads divide the inputs and keep separate sums until the end, so that all
 loads of an iteration are in flight at once. A single token is bound by reading the weights and by launches; for more
 rows cuBLAS is faster.
 """
@@ -17,8 +17,8 @@ from ...contract import NO_ACTIVATION, Activation
 from ..activation import activated, gated
 from ..launch import next_power_of_2
 
-WEIGHTS = 8192  # per program and iteration: in bfloat16 16 KB, eight loads of 16 bytes for each thread
-MAX_INNER = 4096  # inputs per iteration: many small programs leave no multiprocessor idle at the end
+WEIGHTS = 8192  # weights per program and iteration: in bfloat16 16 KB, eight loads of 16 bytes for each thread
+MAX_INNER = 4096  # the most inputs per iteration: many small programs leave no multiprocessor idle at the end
 
 
 @triton.jit
@@ -88,8 +88,8 @@ def gemv(
     *,
     is_rounded: bool = True,
 ) -> Tensor:
-    """Multiply x [1, in], dense, by weight [out, in], add bias and apply the activation: [1, out] in `dtype`, with
-    `is_rounded` rounded to x's dtype before and after the activation. A gated activation halves the outputs."""
+    """Multiply dense x [1, in] by weight [out, in], add the bias and apply the activation: [1, out] in `dtype`, or
+    [1, out / 2] if gated. With `is_rounded`, values are rounded to x's dtype before and after the activation."""
     num_parts = 2 if activation.is_gated else 1
     num_inputs, num_outputs = x.shape[1], weight.shape[0] // num_parts
     output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)

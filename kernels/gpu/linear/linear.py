@@ -16,7 +16,7 @@ from .matmul import MatmulShape
 
 
 def linear_shape(element_size: int) -> MatmulShape:
-    """Choose the tile by the bytes of an element alone, as the number of rows must not matter."""
+    """Choose the tile shape by the bytes of an element only, so that results do not depend on the number of rows."""
     if element_size > 2:  # no tensor cores
         return MatmulShape(16, 32, 32, num_warps=4, num_stages=2)
     return MatmulShape(64, 128, 64, num_warps=4, num_stages=4)

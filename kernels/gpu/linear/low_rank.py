@@ -1,8 +1,8 @@
 """The first half of low-rank updates, inner = A x, for the rows of each slot; expand.py adds B inner.
 
 A program multiplies a tile of rows by the matrix of their slot. All tiles have one shape and each sum has one order, so
-that the bits of a row depend on itself and its slot alone: the number of inputs says how they are split, and expand.py
-adds the sums of the splits in order. Loops end at the rank of the slot, which is read on the device.
+that the bits of a row depend only on the row and its slot: inputs are split by their number alone, and the sums of the
+splits are added in order (here or in expand.py). Loops end at the rank of the slot, which is read on the device.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -19,22 +19,22 @@ from .adapter_rows import ROWS, TILE_FIELDS, SlotTiles
 
 PAGE = 16  # ranks per iteration of expand: the smallest inner dimension of tl.dot
 PART_FIELDS = tl.constexpr(4)  # first output and end, first rank and end
-SLOT_FIELDS = tl.constexpr(2)  # in front of the parts: stride of B, whether there are scales
-MAX_SPLITS = 8  # of the inputs, so that a few rows still use many multiprocessors
-MIN_SPLIT = 256  # inputs
-MAX_RANK_PROGRAMS = 4  # that share the ranks of a tile
-MANY_ROWS = 1024  # of more rows a program computes all splits, as there are enough tiles
+SLOT_FIELDS = tl.constexpr(2)  # before the parts' fields: stride of B, whether there are scales
+MAX_SPLITS = 8  # splits of the inputs, so that a few rows still use many multiprocessors
+MIN_SPLIT = 256  # fewest inputs of a split
+MAX_RANK_PROGRAMS = 4  # programs that share the ranks of a tile
+MANY_ROWS = 1024  # with more rows, a program computes all splits of a tile, as there are enough tiles
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankMatrices:
-    """Updates of a layer, or of E experts, in each slot from 1 on. R: the ranks of all parts of an update."""
+    """Updates of a layer, or of E experts, in each slot from 1 on. R: room for the ranks of all parts of an update."""
 
-    a: Tensor  # [slots, E, R, in]: the parts' matrices one below the other; of an embedding [slots, 1, ids, R]
-    b: Tensor  # [slots, E, out * max_rank]: [out, stride] in front; each output has the ranks of its part
+    a: Tensor  # [slots, E, R, in]: the parts' matrices one below the other; for an embedding [slots, 1, ids, R]
+    b: Tensor  # [slots, E, out * max_rank], begins with [out, stride]; an output has the ranks of its part only
     info: Tensor  # [slots, E, SLOT_FIELDS + PART_FIELDS * parts] int32
     scales: Tensor  # [slots, E, out] float32
-    num_parts: int  # of the outputs of an update, at most
+    num_parts: int  # the largest number of parts in an update
 
     @property
     def nbytes(self) -> int:
@@ -43,17 +43,17 @@ class LowRankMatrices:
 
 @dataclass(frozen=True)
 class LowRankShape:
-    """Tile and launch parameters of both kernels."""
+    """Tile and launch parameters of shrink and expand."""
 
-    ranks: int  # of a program's iteration in shrink
+    ranks: int  # ranks per iteration of shrink
     inputs: int
     outputs: int
-    precision: str  # of products with the inner values, which are float32
+    precision: str  # precision of tl.dot with the inner values, which are float32
     num_stages: int
 
 
 def low_rank_shape(element_size: int) -> LowRankShape:
-    """Choose the shape by the bytes of an element alone, as the number of rows must not matter."""
+    """Choose the shape by the bytes of an element only, so that results do not depend on the number of rows."""
     if element_size > 2:  # no tensor cores
         return LowRankShape(32, 32, 32, "ieee", num_stages=2)
     return LowRankShape(64, 64, 64, "tf32x3", num_stages=4)
@@ -61,7 +61,7 @@ def low_rank_shape(element_size: int) -> LowRankShape:
 
 @triton.jit
 def sum_split(x_at, a_at, first, last, is_row, is_rank, RANKS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
-    """Sum the products of the inputs [first, last): [RANKS, ROWS]."""
+    """Sum the products of A and x over the inputs [first, last): [RANKS, ROWS]."""
     total = tl.zeros((RANKS, ROWS), dtype=tl.float32)
     for start in range(first, last, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
@@ -118,11 +118,11 @@ def shrink_kernel(
 
 @triton.jit(do_not_specialize=["first_id", "num_ids"])
 def look_up_kernel(
-    token_ids,  # [T]; of decode steps the rows
-    last_tokens,  # [rows] int64: row r's replaces token id −1 − r
+    token_ids,  # [T]; in decode steps row ids
+    last_tokens,  # [rows] int64: last_tokens[r] replaces token id −1 − r
     slots,  # [T] int32
     a,  # [slots, num_ids, MAX_RANKS]
-    info,  # of one part
+    info,  # that of one part
     inner,  # [T, MAX_RANKS] float32
     first_id,
     num_ids,
@@ -150,22 +150,24 @@ def look_up_kernel(
 
 
 def split_inputs(num_inputs: int, block: int) -> int:
-    """Return the inputs of a split, a multiple of `block`: at most MAX_SPLITS splits, of MIN_SPLIT inputs or more."""
+    """Return the number of inputs per split, a multiple of `block`: at least MIN_SPLIT, with at most MAX_SPLITS
+    splits."""
     return -(-max(-(-num_inputs // MAX_SPLITS), MIN_SPLIT) // block) * block
 
 
 def inner_like(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, many_rows: int = MANY_ROWS) -> Tensor:
-    """Allocate the result of `shrink`."""
+    """Allocate the result of `shrink`; it has one split if there are more than `many_rows` rows."""
     split = split_inputs(matrices.a.shape[3], low_rank_shape(x.element_size()).inputs)
     num_splits = 1 if tiles.num_rows > many_rows else triton.cdiv(matrices.a.shape[3], split)
     return torch.empty((num_splits, tiles.num_rows, matrices.a.shape[2]), dtype=torch.float32, device=x.device)
 
 
 def shrink(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, output: Tensor | None = None) -> Tensor:
-    """Compute inner [n, rows, R] float32, whose sum over n in order is A x, in `output` of `inner_like` if given; rows
-    without an update are not written.
+    """Compute inner [n, rows, R] float32; its sum over the n splits, in order, is A x. Rows without an update are not
+    written.
 
-    x: one row per row of the tiles, or per token; rows may be strided.
+    x: one row per row of the tiles, or per token; rows may be strided. output: memory for the result, from
+    `inner_like`.
     """
     num_inputs, max_ranks = matrices.a.shape[3], matrices.a.shape[2]
     shape = low_rank_shape(x.element_size())
@@ -206,8 +208,8 @@ def look_up(
     first_id: int,
     is_decode: bool,
 ) -> Tensor:
-    """Look up the columns of A for the tokens of an embedding: inner [1, T, R], for `expand`. Ids as `embed_tokens`;
-    of a decode step they are rows, −1 = padding without an adapter."""
+    """Look up the columns of an embedding's A for the tokens: inner [1, T, R], for `expand`. token_ids, last_tokens:
+    those of `embed_tokens`; with `is_decode` token_ids are row ids, −1 = padding, whose slot must be 0."""
     _, _, num_ids, max_ranks = matrices.a.shape
     inner = torch.empty((1, len(token_ids), max_ranks), dtype=torch.float32, device=slots.device)
     look_up_kernel[(len(token_ids),)](

@@ -35,7 +35,7 @@ class Matrices:
     g_idx: Tensor | None  # [E, in] int32; None: input i is in group i // group_size
     group_size: int
     in_features: int
-    dtype: torch.dtype  # of the model
+    dtype: torch.dtype  # the model's dtype
 
     @property
     def out_features(self) -> int:
@@ -49,8 +49,8 @@ class Matrices:
     def pack(cls, weights: Sequence[Weight]) -> Matrices:
         """Stack weights of one shape and kind.
 
-        They get a g_idx if one of them has one, if their group sizes differ, or if a tile of inputs would hold numbers
-        of several groups.
+        The result has a g_idx if a weight has one, if group sizes differ, or if a tile of inputs would hold numbers of
+        several groups.
         """
         first = weights[0]
         if isinstance(first, Tensor):
@@ -75,7 +75,7 @@ class Matrices:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """Linear layer of a quantized matrix and a bias [out]."""
+    """Linear layer with a quantized matrix and a bias [out]."""
 
     matrices: Matrices
     bias: Tensor | None
@@ -95,9 +95,9 @@ class QuantizedLinear:
 
 
 def _block_k(element_size: int, group_size: int, num_groups: int) -> int:
-    """Choose the inputs of a tile: 64, or 32 for float32. If there are several groups, halve them, down to MIN_BLOCK_K,
-    until a group is a whole number of tiles; no tile fits a group size that MIN_BLOCK_K does not divide. An iteration
-    of int4 takes two tiles, one from each half of the inputs."""
+    """Choose the number of inputs of a tile: 64, or 32 for float32. If there are several groups, it is halved, down to
+    MIN_BLOCK_K, until a group is a whole number of tiles; no tile fits if the group size is not a multiple of
+    MIN_BLOCK_K. An iteration of int4 takes two tiles, one from each half of the inputs."""
     block = 32 if element_size == 4 else 64
     while num_groups > 1 and block > MIN_BLOCK_K and group_size % block:
         block //= 2
@@ -118,7 +118,7 @@ def _widened(values: Tensor, num_groups: int) -> Tensor:
 
 @triton.jit
 def _floats_of(qweight, dtype: tl.constexpr, KIND: tl.constexpr):
-    """Convert quantized numbers to floats; e4m3 comes out as 1/256 of its value, which `_scale_of` corrects."""
+    """Convert quantized numbers to floats; an e4m3 number becomes 1/256 of its value, which `_scale_of` corrects."""
     if KIND == "fp8":
         bits = qweight.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # float16's exponent bias is larger by 8
@@ -140,7 +140,8 @@ def _add_product(
     NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr, IS_GATHERED: tl.constexpr,
 ):  # fmt: skip
-    """Add the product of qweight [N, K] with inputs [K], from `first` on, of the rows at x_at [M] to total [N, M]."""
+    """Return total [N, M] plus the product of qweight [N, K] and the inputs [K], of which `first` is the first, of the
+    rows at x_at [M]."""
     values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
     weight = _floats_of(qweight, values.dtype, KIND)
     if IS_GATHERED:
@@ -238,10 +239,10 @@ def matmul_kernel(
 
 @dataclass(frozen=True, eq=False)
 class ExpertRows:
-    """The (token, expert) pairs of each expert; pair p belongs to token p // top_k and is row p of the output."""
+    """The (token, expert) pairs by expert; pair p belongs to token p // top_k and is row p of the output."""
 
-    rows: Tensor  # [E, num_tokens] int32: pairs of each expert, in order
-    counts: Tensor  # [E] int32
+    rows: Tensor  # [E, num_tokens] int32: the pairs of each expert in order, then unused entries
+    counts: Tensor  # [E] int32: number of pairs of each expert
     num_pairs: int
 
 
@@ -251,13 +252,13 @@ class MatmulShape:
 
     block_m: int  # rows
     block_n: int  # outputs
-    block_k: int  # inputs of a tile; one tile per iteration, two of int4
+    block_k: int  # inputs of a tile; an iteration takes one tile, for int4 two
     num_warps: int
     num_stages: int
 
 
 def matmul_shape(num_rows: int, element_size: int, group_size: int, num_groups: int) -> MatmulShape:
-    """Choose rows and outputs by `num_rows`, with experts the average per expert, and inputs by `_block_k`.
+    """Choose a tile's rows and outputs by `num_rows` (with experts: the average per expert), its inputs by `_block_k`.
 
     element_size: bytes of an element of the rows.
     """
@@ -278,9 +279,9 @@ def matmul(
 ) -> Tensor:
     """Multiply x [T, in] by the only matrix, or each (token, expert) pair by its expert's matrix.
 
-    Returns [T or num_pairs, out] in `dtype`, with the bias [E, out] and each row times its `row_scales`. The rows of x
-    are dense. With experts x has one row per token, or one per pair. `is_batch_invariant`: the bits of a row do not
-    depend on the other rows.
+    Returns [T or num_pairs, out] in `dtype`: the product plus the bias [E, out], each row multiplied by its
+    `row_scales`. The rows of x are dense; with experts x has one row per token, or one per pair. `is_batch_invariant`:
+    the bits of a row do not depend on the other rows.
     """
     num_rows, width = x.shape[0], matrices.out_features
     num_targets = num_rows if experts is None else experts.num_pairs

@@ -1,7 +1,7 @@
 """Ops.fused_moe on the device: route tokens to experts, list each expert's pairs, multiply, and sum the outputs.
 
-Six launches with grids that depend only on shapes: nothing is read back, so a CUDA graph can capture the step. An
-expert's list is in token order.
+Six launches (more with adapters), with grids that depend only on shapes: the host reads nothing back, so a CUDA graph
+can capture the step. An expert's list is in token order.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -43,11 +43,11 @@ class TritonExperts:
 
 @dataclass(frozen=True, eq=False)
 class ExpertAdapters:
-    """Adapters of a step in the experts of a layer."""
+    """A step's adapters for the experts of a layer."""
 
-    ups: LowRankMatrices  # of gate_up
+    ups: LowRankMatrices  # updates of gate_up
     downs: LowRankMatrices
-    slots: Tensor  # [T] int32: of each token
+    slots: Tensor  # [T] int32: each token's slot
     num_slots: int
 
 
@@ -140,7 +140,8 @@ def route_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pairs"])
 def list_rows_kernel(experts, rows, counts, num_tokens, num_pairs, CHUNK: tl.constexpr):
-    """Write the pairs of one expert to its row of rows [E, num_tokens], in order, and their number to counts [E]."""
+    """Write the pairs of one expert, in order, to its row of `rows` [E, num_tokens], and their number to `counts`
+    [E]."""
     expert = tl.program_id(0)
     count = 0
     for start in range(0, num_pairs, CHUNK):
@@ -171,7 +172,7 @@ def moe_sum_kernel(
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of each token's experts, as `route` of reference.py.
+    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of each token's experts, like `route` of reference.py.
 
     scores: [T, E]. Experts are distinct even if scores are not finite.
     """
@@ -204,7 +205,7 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
-    """List the (token, expert) pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
+    """Return the (token, expert) pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
     num_tokens = len(experts)
     rows = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=experts.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)

@@ -29,7 +29,7 @@ def logsumexp_kernel(logits, output, vocab_size, row_stride, BLOCK: tl.constexpr
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """Compute log Σ exp of each row of logits [n, vocab] float32 (rows may be strided): [n]."""
+    """Compute log Σ exp of each row of logits [n, vocab] float32 (rows may be strided): [n] float32."""
     output = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         logsumexp_kernel[(len(logits),)](logits, output, logits.shape[1], logits.stride(0), BLOCK=_BLOCK, num_warps=8)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Compute four words of counter (c0, c1, c2, c3) and key (k0, k1); all are uint32 tensors of one shape."""
+    """Compute the four output words of counter (c0, c1, c2, c3) and key (k0, k1); all are uint32, of one shape."""
     multiplier0 = c0 * 0 + tl.full([1], 0xD2511F53, tl.uint32)
     multiplier1 = c0 * 0 + tl.full([1], 0xCD9E8D57, tl.uint32)
     for _ in tl.static_range(10):

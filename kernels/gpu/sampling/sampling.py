@@ -4,11 +4,11 @@ One program per row makes at most three passes over its logits:
 
     1  largest logit                                          → the token of a greedy row
     2  sum of weights and histogram of logits                 only with top_p or top_k
-    3  list of candidates: tokens that can win the draw or that a filter needs
+    3  list of candidates: tokens that the draw can select or that a filter needs
     4  on the candidates: k-th largest and top_p cutoff by bisection of a float's bits, min_p, scores, argmax
 
 A weight is exp((logit − largest) / T). The filters and their order are those of workers/sampling/candidates.py, with
-ties kept. Pass 3 uses its bounds too: a token that they drop cannot be the result.
+ties kept. Pass 3 uses the bounds of that file too: a token that they drop cannot be the result.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -30,7 +30,7 @@ NUM_WARPS = 8  # few enough for several programs per multiprocessor, which hide 
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in workers/sampling/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_SLACK = tl.constexpr(1e-3)  # relative error allowed to float32 weights in tests that only drop tokens
+_SLACK = tl.constexpr(1e-3)  # relative error allowed for float32 weights when they are only used to drop tokens
 _MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # upper bound of a token's noise
 _NUM_BINS = tl.constexpr(64)  # the cost per logit grows with it
 _BINS_PER_UNIT = tl.constexpr(2.0)  # of logit: the bins reach 32 below the largest; the last holds all lower logits
@@ -68,7 +68,7 @@ def bin_of(logit, largest):
 
 @triton.jit
 def weight_sum_and_histogram(logits, vocab_size, largest, temperature, min_p, BLOCK: tl.constexpr):
-    """Sum the weights of tokens that pass min_p, and count all tokens per bin."""
+    """Return the sum of the weights that pass min_p, and the number of tokens in each bin."""
     steps = tl.arange(0, BLOCK)
     total = tl.zeros([1], tl.float64)
     histogram = tl.zeros([_NUM_BINS], tl.int32)
@@ -109,7 +109,7 @@ def list_candidates(
 
 @triton.jit
 def measure_from(logits, listed, count, largest, temperature, min_p, low_key, PART: tl.constexpr):
-    """Count the candidates with keys ≥ low_key that pass min_p, and sum their weights."""
+    """Return the number of candidates with keys ≥ low_key that pass min_p, and the sum of their weights."""
     steps = tl.arange(0, PART)
     number = count * 0
     total = tl.zeros([1], tl.float64)
@@ -128,7 +128,8 @@ def measure_from(logits, listed, count, largest, temperature, min_p, low_key, PA
 def highest_cut(
     logits, listed, count, largest, temperature, min_p, low, high, min_number, min_weight, PART: tl.constexpr
 ):
-    """Find the highest key in [low, high] with at least min_number tokens and min_weight at or above it, else low."""
+    """Return the highest key in [low, high] at or above which there are at least min_number candidates of together at
+    least min_weight; `low` if there is none."""
     while low < high:
         middle = low + (high - low + 1) // 2
         number, weight = measure_from(logits, listed, count, largest, temperature, min_p, middle, PART)
