@@ -1,6 +1,7 @@
-"""Builds the command line from the fields of EngineConfig, and merges it with the YAML file and the environment.
+"""Command line with one flag for each field of EngineConfig, merged with the YAML file and the environment.
 
-A flag is a field's name with dashes; a boolean field also has a `--no-` form. The command line wins over the file.
+A flag is a field's name with dashes; a boolean field also has a `--no-` form. The command line takes precedence over
+the file.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _HIDDEN: dict[Any, dict[str, Any]] = {
     list: {"nargs": "*", "action": "extend"},
     str: {},
 }
-_HTTP_OPTIONS = ("http", "host", "port", "uds")  # each enables HTTP
+_HTTP_OPTIONS = ("http", "host", "port", "uds")  # each of them enables HTTP
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of EngineConfig, in groups, and hidden flags for vLLM's other options. Options that are
-    not given are absent from the namespace, except `config`."""
+    """Add a flag for each field of EngineConfig, in groups, and hidden flags for vLLM's other options. In the parsed
+    namespace, options that are not given are absent, except `config`."""
     group = parser.add_argument_group("file")
     group.add_argument("--config", metavar="FILE", help="YAML file with any of these options", default=None)
     groups = {name: parser.add_argument_group(name, text) for name, text in GROUPS.items()}
@@ -60,10 +61,10 @@ def _form(kind: Kind) -> dict[str, Any]:
 
 
 def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> dict[str, Given]:
-    """Collect the options of environment (the API key), file and command line by name; the later win.
+    """Return the options given by the environment (only the API key), the file and the command line, by name. Later
+    sources override earlier ones.
 
-    `has_http`: serve HTTP on DEFAULT_PORT unless an option names an address.
-    """
+    `has_http`: serve HTTP on DEFAULT_PORT unless an option gives an address. ConfigError for a bad file."""
     options = with_key({}, os.environ)
     if arguments.config:
         options |= read_config_file(Path(arguments.config))
@@ -75,6 +76,7 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
 
 
 def _flags(name: str) -> Sequence[str]:
-    """Return the flags of an option or alias: --max-num-seqs; an alias of at most 3 letters also has one dash (-tp)."""
+    """Return the flags of an option or alias, such as --max-num-seqs. An alias of at most 3 letters also has one with a
+    single dash (-tp)."""
     written = name.replace("_", "-")
     return (f"-{written}", f"--{written}") if len(name) < 4 and name not in KINDS else (f"--{written}",)

@@ -1,4 +1,4 @@
-"""Reads the YAML file of `--config`: options of the engine as `name: value` lines, with `-` or `_` in names."""
+"""The YAML file of `--config`: options of the engine as `name: value` lines, with `-` or `_` in names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def read_config_file(path: Path) -> dict[str, Given]:
-    """Read a file's options by name, with unchecked values; none from an empty file. An unreadable file, an unknown
-    name or one given twice raises a ConfigError with the file and the line."""
+    """Return a file's options by name, with unchecked values; {} for an empty file. ConfigError, with the file and the
+    line, if the file cannot be read, a name is unknown, or an option is given twice."""
     try:
-        with path.open("rb") as file:  # UTF-8 in any locale; a pipe of the shell, too
+        with path.open("rb") as file:  # UTF-8 in any locale; the file may be a pipe of the shell
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"--config {path} has more than {MAX_BYTES} bytes: it is no file of options")
@@ -57,8 +57,8 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
 
 
 def _check_keys(where: str, root: yaml.Node) -> None:
-    """Raise ConfigError for a key that an object of the value, at any depth, has twice: YAML keeps the last. Each node
-    is visited once, however many aliases it has."""
+    """Raise ConfigError if an object in the value, at any depth, has a key twice, of which YAML keeps the last. Each
+    node is visited once, however many aliases it has."""
     rest, seen = [root], {id(root)}
     while rest:
         node = rest.pop()
@@ -74,8 +74,8 @@ def _check_keys(where: str, root: yaml.Node) -> None:
 
 
 def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
-    """Read the value of a node. A text option keeps its spelling in the file: YAML would read 8000 as a number, 1.10 as
-    1.1, 2024-01-01 as a date and `on` as true."""
+    """Return the value of a node. A text option keeps its spelling in the file: YAML would read 8000 as a number, 1.10
+    as 1.1, 2024-01-01 as a date and `on` as true."""
     kind = KINDS.get(NAMES.get(name, name))
     if kind is not None and kind.type in (str, list) and node.tag != _NULL_TAG:
         if isinstance(node, yaml.ScalarNode):

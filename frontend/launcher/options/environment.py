@@ -1,8 +1,8 @@
-"""Reads the API key from the environment, and names variables of other servers that are set but not read.
+"""Environment variables: the API key, and the variables of other servers that are set but have no effect here.
 
-A container or unit file that comes from vLLM or llama.cpp may set its key and its settings as variables. Their keys are
-taken. Of the others nothing is read: one line of the log names them, and an unread key keeps a server without one from
-starting. Owns the names of all variables that are options.
+A container or unit file made for vLLM or llama.cpp may set its key and its settings as variables. Their keys are used.
+The other variables are not read: one log line names them, and if one of them may hold a key, an engine without a key
+does not start. Owns the names of all variables that are options.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .given import Given
 
 logger = logging.getLogger("tokenloom.options")
 
-KEY_VARIABLES = (API_KEY_VARIABLE, "VLLM_API_KEY", "LLAMA_API_KEY", "LLAMA_ARG_API_KEY")  # the first that is set counts
-INSTEAD = {  # variable of another server: what has its effect here
+KEY_VARIABLES = (API_KEY_VARIABLE, "VLLM_API_KEY", "LLAMA_API_KEY", "LLAMA_ARG_API_KEY")  # the first one set is used
+INSTEAD = {  # variable of another server: the option that has its effect here
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--hf-overrides.max_position_embeddings N",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "--allow-runtime-lora",
     "VLLM_AUDIO_FETCH_TIMEOUT": "--media-fetch-timeout-s",
@@ -45,25 +45,25 @@ INSTEAD = {  # variable of another server: what has its effect here
     "OLLAMA_HOST": "--http",
     "OLLAMA_ORIGINS": "--cors-origins",
 }
-OURS = frozenset(  # between our own processes and from our own tests, beside the key
+OURS = frozenset(  # set by our own processes and tests, in addition to the key
     f"TOKENLOOM_{name}" for name in ("CONFIG", "SPEC", "HOSTS_KEYS", "FAULTS", "PROPOSER", "FAKE_CUDA")
 )
 _PREFIXES = re.compile("TOKENLOOM_|VLLM_|LLAMA_|SGLANG_|SGL_|OLLAMA_|LMDEPLOY_")
 _SECRET = re.compile(r"(TOKENLOOM|VLLM|LLAMA)_\w*((?<![A-Z])(API_?)?KEYS?|AUTH|PASSWORD|SECRET|TOKEN)(?![A-Z])")
-_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")  # Kubernetes' own
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")  # Kubernetes sets it
 CLOSE = 0.85  # least difflib ratio of a misspelled API_KEY_VARIABLE
 
 
 class KeyVariable(NamedTuple):
-    """The variable of the environment that gives the API keys."""
+    """The environment variable that gives the API keys, and these keys."""
 
     name: str
     keys: list[str]
 
 
 def key_of_environment(environment: Mapping[str, str]) -> KeyVariable | None:
-    """Return the first of KEY_VARIABLES that is set. An empty one of another server is no key, as there; llama.cpp
-    separates several keys by commas."""
+    """Return the first of KEY_VARIABLES that is set; None if none is. An empty variable of another server counts as not
+    set, as it does there; llama.cpp separates several keys by commas."""
     for name in KEY_VARIABLES:
         value = environment.get(name)
         if value or (value is not None and name == API_KEY_VARIABLE):
@@ -72,14 +72,14 @@ def key_of_environment(environment: Mapping[str, str]) -> KeyVariable | None:
 
 
 def with_key(options: dict[str, Given], environment: Mapping[str, str]) -> dict[str, Given]:
-    """Return the options with the keys of the environment, unless they have some."""
+    """Return the options, with the API keys of the environment added if the options give none."""
     found = key_of_environment(environment)
     return options if found is None else {"api_key": Given(found.keys, found.name)} | options
 
 
 def check_environment(config: EngineConfig, environment: Mapping[str, str]) -> None:
-    """Log which variable the key is of, and the variables that are set but not read, in a line each. ConfigError if one
-    of these may hold a key, and the engine would serve HTTP without any."""
+    """Log which variable the key comes from, and, in one line, the variables that are set but not read. ConfigError if
+    one of these may hold a key and the engine would serve HTTP without one."""
     found = key_of_environment(environment)
     if found is not None and found.keys == config.api_key:
         others = [name for name in KEY_VARIABLES if environment.get(name) not in (None, "", environment[found.name])]
@@ -100,7 +100,7 @@ def check_environment(config: EngineConfig, environment: Mapping[str, str]) -> N
 
 
 def _is_unread(name: str, value: str) -> bool:
-    """Whether a variable is meant for this engine or another server, and has no effect here."""
+    """Whether a variable is meant for this engine or for another server, but has no effect here."""
     if name in KEY_VARIABLES or name in OURS or _SERVICE.search(name) or value.startswith("tcp://"):
         return False
     return _PREFIXES.match(name) is not None or _is_misspelled(name)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Given(NamedTuple):
-    """A value that the user gave for an option, with the option's spelling and place for errors."""
+    """Value that the user gave for an option, with the option's spelling and the place of the value for errors."""
 
     value: object
     written: str  # the user's spelling: --max-num-seqs, max-num-seqs, max_num_seqs

@@ -1,4 +1,4 @@
-"""Prints the help of a command with many options: an overview, one group, the options with a word, or all."""
+"""Help of a command with many options: an overview, one group, the options that contain a word, or all options."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class HelpAction(argparse.Action):
 
 
 def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
-    """Format the text of `--help` (None) or `--help=word`: all options, those of the group `word`, or those with `word`
-    in name or help, vLLM's too. Exits with code 2 if there are none."""
+    """Return the text of `--help` (word None) or `--help=word`: all options, those of the group `word`, or those with
+    `word` in their name or help, including vLLM's. Exits with code 2 if there are none."""
     groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
     if word is None:
         rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())

@@ -1,6 +1,6 @@
-"""vLLM's options for several hosts: --nnodes N --node-rank R --master-addr ADDRESS, as torchrun names them.
+"""vLLM's options for several hosts: --nnodes N --node-rank R --master-addr ADDRESS, named as in torchrun.
 
-Rank 0 is the head, whose --listen-hosts is made of the address; the others run `engine-launch join`.
+Rank 0 is the head: its --listen-hosts is set to the address. The other hosts run `engine-launch join`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _COUNTS = ("nnodes", "n", "hosts")
 
 
 def with_nodes(options: Mapping[str, Given]) -> dict[str, Given]:
-    """Replace the options of the head by --listen-hosts. ConfigError for those of another host, and for bad ones."""
+    """Return the head's options with the ones for several hosts replaced by --listen-hosts. ConfigError if the node
+    rank is that of another host, or a number is invalid."""
     others = {name: given for name, given in options.items() if name not in (*_RANKS, _ADDRESS, _PORT)}
     if (rank := _rank(options)) > 0:
         raise ConfigError(f"node rank {rank} is no engine of its own: run `engine-launch join` there")
@@ -28,7 +29,8 @@ def with_nodes(options: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def join_words(options: Mapping[str, Given]) -> list[str] | None:
-    """Return the words after `engine-launch join` for a host that is not the head; None for the head."""
+    """Return the words after `engine-launch join` for a host that is not the head; None for the head. ConfigError if
+    the head's address or the key file is missing."""
     if _rank(options) == 0:
         return None
     address, keys = _address(options), options.get("hosts_key_file")

@@ -1,5 +1,7 @@
-"""Makes an EngineConfig from options by name. Each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of
-engine-launch and a key of its file, with the same checks and error texts.
+"""Options by name → EngineConfig.
+
+Each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of engine-launch and a key of its file, with the
+same checks and error texts.
 """
 
 from __future__ import annotations
@@ -44,16 +46,17 @@ class Kind(NamedTuple):
     """Type and accepted values of an option."""
 
     type: type[bool] | type[int] | type[float] | type[str] | type[list[str]] | type[dict[str, Any]]
-    annotation: Any  # of the field; None selects the default if it allows None
-    choices: tuple[str, ...]  # accepted texts; (): any
+    annotation: Any  # the field's type; if it allows None, None selects the default
+    choices: tuple[str, ...]  # accepted texts; (): any text
     description: str
-    group: str  # of GROUPS
-    other_values: Mapping[Any, Any]  # alias: value
-    has_commas: bool  # comma-separated text, also accepted as a list
-    is_secret: bool  # errors do not show its value
+    group: str  # a key of GROUPS
+    other_values: Mapping[Any, Any]  # by alias: the value
+    has_commas: bool  # the value is comma-separated text; a list is accepted, too
+    is_secret: bool  # errors do not show the value
 
     def checked(self, value: object) -> object:
-        """Convert `value`, also an alias or a size like 4k, to the option's type; ValueError: "must be …, got …"."""
+        """Return `value` converted to the option's type; aliases and sizes like 4k are accepted. ValueError "must be …,
+        got …" for an invalid value."""
         if isinstance(value, (str, int)) and value in self.other_values:
             return self.other_values[value]
         if self.type is str and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -72,7 +75,7 @@ class Kind(NamedTuple):
             raise ValueError(f"must be {self._wanted}{self._got(value)}") from None
 
     def parsed(self, text: str) -> object:
-        """Parse `text` of the command line; ValueError as `checked`."""
+        """Return the value of `text` from the command line. ValueError "must be …, got …" for an invalid value."""
         if self.type in (int, float):
             try:
                 return self.checked(self.type(text))
@@ -96,7 +99,7 @@ class Kind(NamedTuple):
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON; ValueError if it has a key twice, of which json.loads keeps the last."""
+    """Return a JSON object; ValueError if it has a key twice, of which json.loads would keep the last."""
     keys = [key for key, _ in pairs]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"must have each key once, {twice} is there twice")
@@ -120,10 +123,9 @@ KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.struc
 
 
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
-    """Make the configuration of `owner`(model, **options); None selects the default (log_level: warning).
+    """Return the configuration for `owner`(model, **options); None selects the default (log_level: warning).
 
-    Logs ignored options. Raises TypeError for an unknown keyword, with similar names, ConfigError for a bad value.
-    """
+    Logs ignored options. TypeError for an unknown keyword, with similar names; ConfigError for a bad value."""
     for name in options:
         if name not in OPTION_NAMES:
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
@@ -140,8 +142,10 @@ OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
-    """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place. If
-    max_num_seqs is not given, it is at most a given max_num_batched_tokens."""
+    """Return the EngineConfig for options by name or alias; ignored options are skipped. ConfigError names option and
+    place.
+
+    If max_num_seqs is not given, it is at most max_num_batched_tokens, if that is given."""
     known: dict[str, Given] = {}
     for name, given in with_nodes(options).items():
         if (option := VLLM_OPTIONS.get(name)) is not None:
@@ -153,7 +157,7 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
         known[field] = given
     values: dict[str, Any] = {name: _checked(name, given) for name, given in known.items()}
     if (budget := values.get("max_num_batched_tokens")) and "max_num_seqs" not in values:
-        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # each row needs a token of the budget
+        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # each row needs at least one token of the budget
     try:
         return EngineConfig(**values)
     except ConfigError as error:
@@ -161,7 +165,7 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
 
 
 def log_ignored(options: Mapping[str, Given]) -> None:
-    """Warn, in one line, of those of `options` that have no effect; log nothing if there are none."""
+    """Log a warning, in one line, about the options that have no effect, if there are any."""
     ignored = [
         f"{given.written} ({VLLM_OPTIONS[name].why})"
         for name, given in options.items()
@@ -179,7 +183,7 @@ def _checked(name: str, given: Given) -> object:
 
 
 def _as_given(message: str, options: Mapping[str, Given]) -> str:
-    """Replace each flag in the message by the user's spelling, and put the place of the first one before it."""
+    """Return the message with each flag in the user's spelling, and with the place of the first flag before it."""
     flags = re.findall(r"--[a-z-]+[a-z]", message)
     found = [(flag, options[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in options]
     for flag, given in found:
@@ -188,14 +192,14 @@ def _as_given(message: str, options: Mapping[str, Given]) -> str:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return ": did you mean A or B?" with at most 3 of `names` that are similar to `name`; empty if none is."""
+    """Return ": did you mean A or B?" with at most 3 of `names` that are similar to `name`; "" if none is similar."""
     close = difflib.get_close_matches(name, list(names), 3, CLOSE)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _utf8(value: object) -> object:
-    """Decode bytes that a text, or one of a list, holds as surrogates as UTF-8; ValueError if they are not. Return
-    others unchanged."""
+    """Return a text, or a list of texts, with bytes that are held as surrogates decoded as UTF-8; ValueError if they
+    are not UTF-8. Other values are returned unchanged."""
     if isinstance(value, list):
         return [_utf8(each) for each in value]
     if not isinstance(value, str):
@@ -207,7 +211,7 @@ def _utf8(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Convert paths to text, and torch.bfloat16 to "bfloat16" without importing torch."""
+    """Return a path as text, torch.bfloat16 as "bfloat16" (without importing torch), and other values unchanged."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":

@@ -1,4 +1,4 @@
-"""OptionParser: argparse with one-line errors that name the option as typed, and the mend."""
+"""OptionParser: argparse with one-line errors that name the option as typed, and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USAGE_CODE = 2
 
 
 def discard_output() -> None:
-    """Send to nowhere what is still to be written to the standard output, whose reader has ended."""
+    """Discard everything that is still to be written to the standard output, after its reader has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -27,8 +27,11 @@ class OptionParser(argparse.ArgumentParser):
     """Argument parser that exits with USAGE_CODE after an error."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse as parse_args does. Flags may have `_` for `-`; a JSON option may be given key by key (--a.b 1). Of an
-        option with one value the last one counts, as in a command that others append to, and a line says so."""
+        """Parse words as parse_args does. Flags may have `_` instead of `-`; a JSON option may be given key by key
+        (--a.b 1).
+
+        If an option with one value is given more than once, the last value counts, so that others may append to a
+        command; a line on stderr reports it."""
         written = [_with_dashes(word) for word in words]
         options = self.parse_args(self._with_objects(written))
         for flag in self._given_again(written):
@@ -36,7 +39,7 @@ class OptionParser(argparse.ArgumentParser):
         return options
 
     def _given_again(self, words: Sequence[str]) -> list[str]:
-        """Return the flags of options with one value that `words` give again."""
+        """Return the flags, among those with one value, that `words` give more than once."""
         found = Counter(self._option_string_actions.get(word.partition("=")[0]) for word in words)
         found.pop(None, 0)
         return [
@@ -46,7 +49,8 @@ class OptionParser(argparse.ArgumentParser):
         ]
 
     def _with_objects(self, words: Sequence[str]) -> list[str]:
-        """Replace all `--option.key.key value` by one `--option=JSON` at the end."""
+        """Return the words with all `--option.key.key value` of an option replaced by one `--option=JSON` at the
+        end."""
         others: list[str] = []
         objects: dict[str, dict[str, Any]] = {}
         rest = deque(words)
@@ -80,8 +84,8 @@ class OptionParser(argparse.ArgumentParser):
         raise SystemExit(USAGE_CODE)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help or version. If their reader has ended (`| head`) discard the rest, which Python writes at its end
-        otherwise, with an error."""
+        """Print help or version. If the reader has ended (`| head`), discard the rest: otherwise Python would write it
+        at its exit, and print an error."""
         super()._print_message(message, file)
         try:
             sys.stdout.flush()
@@ -97,13 +101,13 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def _with_dashes(word: str) -> str:
-    """Replace each `_` in a flag's name by `-`; keys after a dot keep theirs."""
+    """Return a word with each `_` in a flag's name replaced by `-`; keys after a dot are not changed."""
     name = re.match(r"--[^=.]*", word)
     return word if name is None else name[0].replace("_", "-") + word[name.end() :]
 
 
 def value_parser(kind: Kind) -> Callable[[str], object]:
-    """Return the `type` function of an option for argparse."""
+    """Return the function that argparse calls to parse an option's value (`type`)."""
 
     def parse(text: str) -> object:
         try:

@@ -43,8 +43,8 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "max_model_len": {"auto": AUTO_LENGTH},
     "model_impl": {"vllm": "native"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
-    "hf_token": {True: None},  # the key stored by the hub's own command
+    "hf_token": {True: None},  # the key that the hub's own command has stored
     "tool_call_parser": TOOL_PARSERS,
     "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
-COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated, also taken as lists
+COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated; lists are accepted, too

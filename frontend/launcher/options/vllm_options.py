@@ -1,9 +1,9 @@
-"""Options of vLLM without a field in EngineConfig, so that scripts written for vLLM start.
+"""Options of vLLM that have no field in EngineConfig, so that scripts written for vLLM start.
 
-Two tables, from the reason to the options. IGNORED options have no effect on answers: they are accepted with a log
-line. REFUSED options name features that this engine lacks: only values that leave the feature off are accepted. A name
-with `?` is a boolean, one with `*` takes several words. After `=` come the accepted values, separated by `|`; none,
-false, an empty text, {} and [] are always accepted.
+Two tables map a reason to options. IGNORED options have no effect on answers: they are accepted with a log line.
+REFUSED options name features that this engine lacks: only values that leave the feature off are accepted. A name with
+`?` is a boolean, one with `*` takes several words. The accepted values follow `=`, separated by `|`; none, false, an
+empty text, {} and [] are always accepted.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ _TYPES: dict[str, type[bool] | type[list[str]]] = {"?": bool, "*": list}
 
 
 class VllmOption(NamedTuple):
-    """One option of vLLM that EngineConfig does not have."""
+    """One option of vLLM that EngineConfig does not have. `why`: the reason in the table."""
 
     why: str
     type: type[bool] | type[list[str]] | type[str]
-    harmless: tuple[object, ...] | None  # accepted values beside the empty ones; None: all, the option is ignored
+    harmless: tuple[object, ...] | None  # accepted values besides the empty ones; None: all values are ignored
 
     def is_refused(self, value: object) -> bool:
-        """Whether `value` requests a feature that this engine lacks; always False for an ignored option."""
+        """Whether `value` asks for a feature that this engine lacks; always False for an ignored option."""
         plain, harmless = json_or_same(value), self.harmless
         if harmless is None or not plain or plain in harmless:
             return False
@@ -133,7 +133,8 @@ class VllmOption(NamedTuple):
 
 
 def json_or_same(value: object) -> object:
-    """Parse a text as JSON, to the value that a keyword would have; return any other text or value unchanged."""
+    """Return a text parsed as JSON, which is the value that a keyword would have; return any other text or value
+    unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
