@@ -1,8 +1,8 @@
-"""The agent of a host that Ray has chosen, and the actor of Ray that starts it.
+"""The agent of a host that Ray has chosen, and AgentActor, the Ray actor that starts it.
 
 `python -m tokenloom.frontend.launcher.ray.agent ADDRESS PLACEMENT` is `engine-launch join` with the keys in its
-environment, and it ends with the actor: then its ranks end, too. The actor does nothing else: no step and no token
-passes through Ray.
+environment. It ends with the actor, and its ranks end with it. The actor does nothing else: no step and no token passes
+through Ray.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ LAST_WORDS_S = 1.0
 
 
 class Place(NamedTuple):
-    """Where Ray has placed something."""
+    """Node and devices on which Ray has placed a task or an actor."""
 
-    node: str  # its id in the cluster
+    node: str  # the node's id in the cluster
     address: str
-    visible_devices: str | None  # GPUs; None: no GPU was asked for
+    visible_devices: str | None  # its GPUs; None: no GPU was requested
 
 
 class AgentEnd(NamedTuple):
-    code: int  # as of subprocess.Popen
-    words: str  # the last line of its stderr that is not INFO
+    code: int  # exit code as subprocess.Popen gives it
+    words: str  # last line of stderr that is not INFO
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -53,15 +53,15 @@ class AgentEnd(NamedTuple):
 
 
 def own_place() -> Place:
-    """Return the place of the calling task or actor. The GPUs are those of Ray, whether it has set
-    CUDA_VISIBLE_DEVICES or RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES leaves that to us."""
+    """Return the place of the calling task or actor. The GPUs are those that Ray has assigned, even if
+    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES keeps Ray from setting CUDA_VISIBLE_DEVICES."""
     context = ray.get_runtime_context()
     devices = context.get_accelerator_ids().get("GPU", [])
     return Place(context.get_node_id(), ray.util.get_node_ip_address(), ",".join(devices) if devices else None)
 
 
 class AgentActor:
-    """Starts one agent and waits for its end."""
+    """Ray actor that starts one agent and waits for its end."""
 
     def start(self, address: str, placement: str, keys: str) -> Place:
         place = own_place()
@@ -95,7 +95,7 @@ def main() -> int:
     arguments = parser.parse_args()
     set_title("tokenloom host")
     with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray starts it with niceness 15, at which other work would delay ranks
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray starts it with niceness 15: other work would delay its ranks
     start_lifeline()
     log.configure("host", "info")
     raise_descriptor_limit()

@@ -1,6 +1,6 @@
-"""Cluster: this process's connection to Ray, as the driver of a job that takes all it has placed along when it ends.
+"""Cluster: this process's connection to Ray, as the driver of a job. Everything the job has placed ends with it.
 
-Turns each fault of a cluster into one line. Knows nothing of engines.
+Reports each fault of a cluster as one line. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
 
 class Cluster:
-    """A cluster of which this host is a node. `node`: this host's id in it."""
+    """Ray cluster of which this host is a node. `node`: this host's id in the cluster."""
 
     def __init__(self) -> None:
-        """Connect; ConfigError if that is impossible."""
+        """Connect to the cluster; ConfigError if that is impossible."""
         address = reach_cluster()
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (RayError, RuntimeError, OSError, ValueError) as error:
-            ray.shutdown()  # else the next attempt finds half a connection
+            ray.shutdown()  # otherwise the next attempt finds half a connection
             raise ConfigError(refusal(address, error)) from None
         self.node = ray.get_runtime_context().get_node_id()
 
     def free(self, kind: str) -> str:
-        """Return how much of a resource is free on each node, as text."""
+        """Return, as text, how much of a resource is free on each node."""
         free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         return ", ".join(f"{free.get(node, {}).get(kind, 0):g} on {address}" for node, address in nodes.items())
@@ -57,7 +57,7 @@ def reach_cluster() -> str:
 
 
 def refusal(address: str, error: Exception) -> str:
-    """Return why Ray did not let us in, and the mend."""
+    """Return why Ray has refused this host, and the remedy."""
     text = " ".join(str(error).split())
     if isinstance(error, AuthenticationError):
         return (
@@ -79,7 +79,7 @@ def refusal(address: str, error: Exception) -> str:
 
 
 def when_done(ref: Any, call: Callable[[object, Exception | None], None]) -> None:
-    """Call `call` with the result or the error of a remote call, in a thread of Ray."""
+    """Call `call(result, error)` when a remote call has ended, in a thread of Ray; one of the two is None."""
 
     def done(future: Any) -> None:
         error = future.exception()

@@ -1,8 +1,9 @@
-"""Places: which hosts are to be placed, given those that have a place in the engine and the news of Ray.
+"""Places: decides which hosts Ray has to place, from the hosts that have a place in the engine and from Ray's reports.
 
-Ray places one host after the other: each on a node of its own, since a host is a machine to the engine. A host is
-replaced when Ray says that it is gone, and also when the head has lost it, which is long before Ray notices a link
-that is cut. The lost one stays until there are hosts for all places: its link may heal first. Knows nothing of Ray.
+Ray places one host after the other, each on a node of its own, since to the engine a host is a machine. A host is
+replaced when Ray reports that it is gone, and also when the head has lost it, which is long before Ray detects a cut
+link. The lost one is kept until there are hosts for all places, because its link may recover first. Knows nothing of
+Ray.
 """
 
 from __future__ import annotations
@@ -17,46 +18,47 @@ from typing import Protocol
 
 logger = logging.getLogger("tokenloom.launcher")
 
-REST_S = 60.0  # before a node is tried again whose agent could not serve
-DELAYS_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # before the next host, after so many failures in a row
+REST_S = 60.0  # time until a node whose agent could not serve is tried again
+DELAYS_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # delay before the next host after the 1st, 2nd, … failure in a row
 
 
 class Reservation(Protocol):
     """Resources that Ray keeps for a host."""
 
     def release(self) -> None:
-        """Give them back, and end the agent there."""
+        """Return the resources to Ray, and end the agent on them."""
 
 
 @dataclass(eq=False)
 class Placement:
-    """A host that is or was placed."""
+    """Host that is placed, was placed, or is to be placed."""
 
-    excluded: frozenset[str]  # nodes that it may not be on
+    excluded: frozenset[str]  # nodes on which it must not be
     name: str = field(default_factory=lambda: secrets.token_hex(4))
     reservation: Reservation | None = None
     node: str = ""  # empty: Ray has not placed it yet
-    is_taken: bool = False  # it has a place in the engine
-    is_lost: bool = False  # it had one
+    is_taken: bool = False  # whether it has a place in the engine
+    is_lost: bool = False  # whether it had a place and lost it
 
 
 class Places:
-    """Owns the placements. `reserve` has Ray place a host; the answer is `on_placed` or `on_gone`. Times are monotonic
-    seconds."""
+    """Owner of the placements. `reserve` lets Ray place a host; the result is reported to `on_placed` or `on_gone`.
+    Times are monotonic seconds."""
 
     def __init__(self, num_places: int, own_node: str, reserve: Callable[[Placement], Reservation]) -> None:
         self._num_places, self._own_node, self._reserve = num_places, own_node, reserve
         self.all: list[Placement] = []
-        self._num_by_hand = 0  # places of hosts that were started by hand
-        self._rests: dict[str, tuple[float, str]] = {}  # of nodes: until when, and why
+        self._num_by_hand = 0  # number of places with hosts that were started by hand
+        self._rests: dict[str, tuple[float, str]] = {}  # by node that is not used: (until when, why)
         self._num_failures, self._next_at = 0, -math.inf
 
     def on_placed(self, placement: Placement, node: str) -> None:
         placement.node = node
 
     def on_gone(self, placement: Placement, reason: str, now: float, *, may_retry: bool) -> None:
-        """Note an end. `may_retry`: the node is not to blame."""
-        if placement not in self.all:  # released meanwhile
+        """Record that a placed host has ended or could not be placed. `may_retry`: the cause is not the node, which may
+        be used again."""
+        if placement not in self.all:  # it was released before
             return
         self._num_failures += 1
         self._next_at = now + DELAYS_S[min(self._num_failures, len(DELAYS_S)) - 1]
@@ -65,14 +67,15 @@ class Places:
         self._release(placement)
 
     def on_taken(self, names: Collection[str]) -> None:
-        """Note the hosts that have a place: the names of placements, also of past launchers, and "" by hand."""
+        """Record the hosts that have a place in the engine. `names`: those of placements, even of past launchers; ""
+        for a host started by hand."""
         self._num_by_hand = sum(name == "" for name in names)
         for placement in self.all:
             was_taken, placement.is_taken = placement.is_taken, placement.name in names
             placement.is_lost = (was_taken or placement.is_lost) and not placement.is_taken
 
     def arrange(self, now: float) -> None:
-        """Reserve and release hosts until each place has one."""
+        """Reserve or release hosts until each place has exactly one."""
         num_taken = sum(placement.is_taken for placement in self.all)
         if num_taken >= self.num_wanted:
             self._num_failures = 0
@@ -90,7 +93,7 @@ class Places:
             placement.reservation = self._reserve(placement)
 
     def _excluded(self, placement: Placement | None = None) -> frozenset[str]:
-        """Return the nodes that have a host, or may not have one."""
+        """Return the nodes that have another host than `placement`, or must not have one."""
         others = (each.node for each in self.all if each.node and each is not placement)
         return frozenset(itertools.chain([self._own_node], others, self._rests))
 
@@ -105,12 +108,13 @@ class Places:
 
     @property
     def is_placed(self) -> bool:
-        """Whether each place has a host, or one that starts."""
+        """Whether each place has a host, or a host that is starting."""
         return sum(bool(each.node) and not each.is_lost for each in self.all) >= self.num_wanted
 
     @property
     def next_at(self) -> float:
-        """When `arrange` has something to do at the latest, if there is no news."""
+        """The latest time of the next call of `arrange` if nothing is reported before; inf if there is nothing to
+        do."""
         if sum(placement.is_taken for placement in self.all) >= self.num_wanted:
             return math.inf
         ends = [until for until, _ in self._rests.values()]
@@ -119,5 +123,5 @@ class Places:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Return why nodes are not used now, by node."""
+        """The nodes that are not used now, each with the reason."""
         return {node: why for node, (_, why) in self._rests.items()}

@@ -1,8 +1,8 @@
-"""`python -m tokenloom.frontend.launcher.ray.process`: the launcher, which has Ray place the hosts of an engine.
+"""The launcher process, `python -m tokenloom.frontend.launcher.ray.process`: lets Ray place the hosts of an engine.
 
-It reserves the devices of this host and of the others in Ray, starts an agent on each other one, and reports their ends
-before their leases end. All else passes between agents and head. It is the only process of an engine that imports ray;
-its end takes its agents with it, and its successor places new ones.
+It reserves the devices of this host and of the others in Ray, starts an agent on each other host, and reports their
+ends before their leases end. Everything else passes between agents and head. It is the only process of an engine that
+imports ray. Its agents end with it, and its successor places new ones.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .places import Placement, Places
 
 logger = logging.getLogger("tokenloom.launcher")
 
-START_SHARE = 0.1  # of --start-timeout-s, for Ray to place all
+START_SHARE = 0.1  # share of --start-timeout-s in which Ray has to place all hosts
 NODE_LABEL = "ray.io/node-id"
 LONGEST_WAIT_S = 86400.0
 RETRY_MS = 1000
 
 
 class GroupReservation:
-    """A placement group of one bundle, and the actor in it."""
+    """Placement group of one bundle, and the actor in it (None for this host)."""
 
     def __init__(self, resources: dict[str, float], node_label: str) -> None:
         self._group: PlacementGroup = placement_group(
@@ -56,21 +56,22 @@ class GroupReservation:
         self.actor: Any = None
 
     def release(self) -> None:
-        """Give the bundle back; Ray kills the actor in it."""
+        """Return the bundle to Ray, which kills the actor in it."""
         remove_placement_group(self._group)
 
 
 class LauncherProcess:
-    """The sockets and the loop."""
+    """The launcher process: its sockets, and the loop that places hosts."""
 
     def __init__(self, spec: EngineSpec, number: int, agents: str) -> None:
-        """`number`: of this launcher in its engine; `agents`: the head's address for agents, empty without others."""
+        """`number`: the count of earlier launchers of this engine; `agents`: the head's address for agents, empty if
+        there are no other hosts."""
         self._spec, self._number, self._agents = spec, number, agents
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity_of("launcher", number))
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls left by Ray's threads
-        self._taken: Sequence[str] = ()  # as PlacesTaken
+        self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls queued by Ray's threads
+        self._taken: Sequence[str] = ()  # the last PlacesTaken.placements
         self._has_own_devices = self._is_ready = self._has_warned = False
         self._keys = msgspec.json.encode(Keys.load(spec.hosts_key_file)).decode() if agents else ""
 
@@ -85,7 +86,7 @@ class LauncherProcess:
         poller = zmq.Poller()
         for source in (self.supervisor.socket, self._wake_fd):
             poller.register(source, zmq.POLLIN)
-        while True:  # until the supervisor kills it: ranks on other hosts end before their agents
+        while True:  # until the supervisor kills it, after the ranks on other hosts have ended
             poller.poll(int(self._wait_s() * 1000) + 1)
             try:
                 self._turn()
@@ -93,7 +94,7 @@ class LauncherProcess:
                 raise ConfigError(f"the Ray cluster has ended, or another one is there now: {_brief(error)}") from None
 
     def _wait_for_cluster(self) -> Cluster:
-        """Connect as soon as that is possible: the cluster may have ended with the launcher before, or this node."""
+        """Connect as soon as that is possible: the cluster, or this node, may have ended with the previous launcher."""
         last_obstacle = ""
         while True:
             try:
@@ -128,7 +129,8 @@ class LauncherProcess:
         self._check_placed()
 
     def _check_placed(self) -> None:
-        """Report Ready once all is placed. ConfigError if the engine's start has waited too long for it."""
+        """Report Ready once all hosts are placed. If that takes too long, log an error, or raise ConfigError during the
+        engine's start."""
         if not self._is_ready and self._has_own_devices and self._places.is_placed:
             self._is_ready = True
             detail = f"{self._spec.config.hosts} of {self._spec.config.hosts} hosts"
@@ -143,7 +145,7 @@ class LauncherProcess:
     # ── Ray ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _resources(self, host: int) -> dict[str, float]:
-        """Return the bundle of a host: its GPUs, or a CPU for each thread of its ranks."""
+        """Return the resources to reserve for a host: its GPUs, or a CPU for each thread of its ranks."""
         spec, num_workers = self._spec, self._spec.num_workers_on(host)
         return {"GPU": num_workers} if spec.device == "cuda" else {"CPU": num_workers * (spec.config.num_threads or 1)}
 
@@ -163,8 +165,8 @@ class LauncherProcess:
         self.supervisor.send(HostPlaced(placement="", address=place.address, visible_devices=place.visible_devices))
 
     def _reserve(self, placement: Placement) -> GroupReservation:
-        """Have Ray start an agent on a node that is not excluded. All hosts but this one may have equally many ranks or
-        one less: each reserves the most."""
+        """Let Ray start an agent on a node that is not excluded, and return the reservation. The other hosts have
+        equally many ranks, or some have one less: each reserves for the larger number."""
         others = [self._resources(host) for host in range(1, self._spec.config.hosts)]
         largest = max(others, key=lambda each: max(each.values()))
         reservation = GroupReservation(largest, f"!in({','.join(sorted(placement.excluded))})")
@@ -194,7 +196,7 @@ class LauncherProcess:
         self._places.on_gone(placement, reason, time.monotonic(), may_retry=not is_refused)
 
     def _impossible(self) -> str:
-        """Describe the resources that are asked for, and those that are free."""
+        """Return an error text with the resources that were requested and those that are free."""
         bundles = [self._resources(host) for host in range(self._spec.config.hosts)]
         (kind,) = bundles[0]
         asked = " and ".join(f"{each[kind]:g}" for each in bundles)
@@ -224,4 +226,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a plain exit would wait for Ray's threads
+    os._exit(code)  # a normal exit would wait for Ray's threads
