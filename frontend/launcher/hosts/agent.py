@@ -1,9 +1,9 @@
-"""HostAgent: `engine-launch join`, on each host of an engine but the head. Starts, watches and kills the ranks there.
+"""HostAgent: `engine-launch join`, on each host of an engine except the head. Starts, watches and kills the ranks.
 
-A daemon: it waits for a head, serves it, and waits again. The head sends a sign of life every second; after LEASE_S of
-silence, and whenever it loses the head in another way, the agent kills its processes before it looks for a head again.
-So a host that was cut off holds no memory and no GPU for a group that is lost. It starts nothing but workers and a
-tier process, for a head that has its key, its version and its checkpoint.
+It is a daemon: it waits for a head, serves it, and waits again. The head sends a message every second. After LEASE_S of
+silence, or if it loses the head in another way, the agent kills its processes before it looks for a head again. So a
+host that was cut off holds no memory and no GPU for a group that is lost. It starts only workers and a tier process,
+and only for a head that has its key, its version and its checkpoint.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ RETRY_MS = 1000
 
 
 class HeadLostError(Exception):
-    """The connection to a head has ended; the message tells why."""
+    """The connection to a head has ended; the message says why."""
 
 
 class HostAgent:
-    """Serves one head after the other."""
+    """Agent that serves one head after the other."""
 
     def __init__(self, address: HeadAddress, keys: Keys, placement: str = "") -> None:
-        """`placement`: its name at the launcher that placed it."""
+        """`placement`: the name of this agent at the launcher process that placed it; "" if it was started by hand."""
         self._address, self._keys, self._placement = address, keys, placement
         self._signals = SignalWatch()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._last_obstacle = ""
 
     def run(self) -> None:
-        """Serve until a stop signal. ConfigError if the head refuses this host for good."""
+        """Serve heads until a stop signal. ConfigError if the head refuses this host for good."""
         notify(READY, f"waits for {self._address.head}")
         try:
             while not self._signals.stops:
@@ -82,7 +82,7 @@ class HostAgent:
             self._context.destroy()
 
     def _serve(self) -> None:
-        """Serve the next head until a stop signal. HeadLostError or OSError if there is none, or no longer."""
+        """Serve the next head until a stop signal. HeadLostError or OSError if there is no head, or it is lost."""
         try:
             link = HeadLink(self._context, self._address, self._keys, self._placement)
         except OSError:
@@ -114,7 +114,7 @@ class HostAgent:
         self._signals.take_state_request()
 
     def _rest(self) -> None:
-        """Wait RETRY_MS, or until a signal."""
+        """Wait RETRY_MS or until a signal."""
         poller = zmq.Poller()
         poller.register(self._signals.fd, zmq.POLLIN)
         poller.poll(RETRY_MS)
@@ -142,7 +142,7 @@ class HostAgent:
             raise HeadLostError(f"{self._address.head} has given this host up after a silence")
 
     def _log_obstacle(self, reason: str) -> None:
-        """Log why there is no head, once for each reason."""
+        """Log why there is no head, unless the last reason was the same."""
         if reason != self._last_obstacle:
             logger.warning("%s; waits for %s", reason, self._address.head)
         self._last_obstacle = reason
@@ -156,18 +156,19 @@ class HostProcesses:
         self._run_directory: RunDirectory | None = None
         self._launcher: LocalLauncher | None = None
         self._process_by_key: dict[str, LocalProcess] = {}
-        self._arena_fds: list[int] = []  # of the arena of each replica on this host, with KV tiers
-        self._lines: list[str] = []  # of stderr, that the head has not got yet
+        self._arena_fds: list[int] = []  # of each replica's arena on this host; empty without KV tiers
+        self._lines: list[str] = []  # lines of stderr not yet sent to the head
         self._prepared_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._preparation: tuple[EngineSpec, str] | ErrorInfo | None = None  # with the checkpoint's digest
+        self._preparation: tuple[EngineSpec, str] | ErrorInfo | None = None  # (spec, checkpoint's digest) or error
 
     @property
     def wakers(self) -> list[int]:
-        """Descriptors that are readable when `turn` has something to do."""
+        """File descriptors that are readable when `turn` has something to do."""
         return [self._prepared_fd, *(fd for each in self._process_by_key.values() for fd in each.wake_fds)]
 
     def prepare(self, spec: bytes) -> None:
-        """Find the engine's checkpoint in a thread, since it may have to be downloaded."""
+        """Start a thread that finds the engine's checkpoint, which may have to be downloaded. HeadLostError if no
+        thread can be started."""
         self._run_directory = RunDirectory.create()
         engine, folder = msgspec.json.decode(spec, type=EngineSpec), str(self._run_directory.path)
         self._arena_fds = [new_arena() for _ in range(engine.config.data_parallel_size) if engine.uses_tiers]
@@ -179,7 +180,7 @@ class HostProcesses:
                 self._preparation = (engine.on_host(self._link.own, folder, str(model_folder)), digest)
             except (TokenloomError, OSError) as error:
                 self._preparation = error_info(error)
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # it was closed
                 os.eventfd_write(self._prepared_fd, 1)
 
         try:
@@ -188,7 +189,8 @@ class HostProcesses:
             raise HeadLostError(str(error)) from None
 
     def turn(self) -> None:
-        """Report new lines and ended processes. ConfigError if there is no checkpoint here."""
+        """Report new lines and ended processes to the head, or that the preparation is complete. Raise its error if it
+        has failed."""
         if self._launcher is None:
             self._finish_preparation()
             return
@@ -250,7 +252,7 @@ class HostProcesses:
             self._link.send(Ended(process=key, how=process.describe_exit()))
 
     def close(self) -> None:
-        """Kill all processes and remove their files."""
+        """Kill all processes, and remove the run directory and the arenas."""
         for process in self._process_by_key.values():
             process.close()
         self._process_by_key.clear()
@@ -262,8 +264,8 @@ class HostProcesses:
 
 
 def find_model(spec: EngineSpec) -> Path:
-    """Return the folder of the engine's checkpoint on this host: the head's path if it exists, else as --model names
-    it, downloaded if need be. ConfigError if there is none."""
+    """Return the folder of the engine's checkpoint on this host: the head's path if it exists here, else the one that
+    --model names, which is downloaded if needed. ConfigError if there is none."""
     if os.path.isdir(spec.model_folder):
         return Path(spec.model_folder)
     return find_checkpoint(spec.config.model, spec.config.revision, config=spec.config)

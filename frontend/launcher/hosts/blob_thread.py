@@ -1,6 +1,6 @@
-"""BlobThread: serves adapters and media of the head to the ranks on other hosts, in a thread of the supervisor.
+"""BlobThread: a thread of the supervisor that serves the head's adapters and media to the ranks on other hosts.
 
-Hashing and reading release Python's lock, so that the loop of the supervisor goes on.
+Hashing and reading release Python's lock, so that the supervisor's loop is not delayed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOP = b"stop"
 
 
 class BlobThread:
-    """Owns the thread and its sockets. `address` is for ranks on other hosts."""
+    """Owner of the thread and its sockets. `address`: where ranks on other hosts connect."""
 
     def __init__(self, spec: EngineSpec, keys: Keys) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

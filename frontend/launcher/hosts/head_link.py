@@ -1,7 +1,7 @@
 """HeadLink: an agent's connection to the head of an engine, with its lease.
 
-Each connection has a new identity, so that nothing of an earlier one is taken for its own. A wrong key is an error; a
-head that is not there is waited for.
+Each connection has a new identity, so that no message of an earlier connection is taken for one of this. A wrong key is
+an error; if the head does not run, the agent waits for it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ....ipc.sockets.keys import Keys
 from ....ipc.sockets.zmq_sockets import new_socket
 from ....ipc.version import numerics_digest, tokenloom_version
 
-MAX_FAILED_HANDSHAKES = 3  # in a row: a head that dies may break one off
-FAREWELL_MS = 200  # for the last messages to leave
+MAX_FAILED_HANDSHAKES = 3  # in a row: a head that dies may break off one of them
+FAREWELL_MS = 200  # time for sending the last messages
 _MONITORED = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -39,10 +39,11 @@ _names = itertools.count()
 
 
 class HeadAddress:
-    """Where the head is, and from which address of this host to reach it."""
+    """Address of the head, and the address of this host from which to connect to it."""
 
     def __init__(self, head: str, own: str | None) -> None:
-        """ConfigError if `head` is not tcp://HOST:PORT."""
+        """ConfigError if `head` is not tcp://HOST:PORT. `own`: this host's address; None: the one that routing
+        selects."""
         self.head, self._own = head, own
         try:
             self.host, self.port = split_tcp(head)
@@ -50,7 +51,8 @@ class HeadAddress:
             raise ConfigError(f"{error}: give the address that the head logs at its start") from None
 
     def resolve(self) -> tuple[str, str]:
-        """Return the head's IP address and ours on the way to it; OSError if there is no way or no such address."""
+        """Return the head's IP address and our own for the connection. OSError if there is no route, or if
+        --own-address is not an address of this machine."""
         head, own = route_to(self.host, self.port)
         if self._own is None:
             return head, own
@@ -63,12 +65,12 @@ class HeadAddress:
 
 
 class HeadLink:
-    """Owns the socket. `own` is this host's IP address."""
+    """Connection of an agent to the head. Owns the socket. `own`: this host's IP address."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: HeadAddress, keys: Keys, placement: str = ""
     ) -> None:
-        """Connect and say HostHello, with `placement`. OSError if there is no way to the head."""
+        """Connect and send HostHello with `placement`. OSError if there is no route to the head."""
         head, self.own = address.resolve()
         self._place = address.head
         self.socket = new_socket(context, zmq.DEALER, identity=b"host-" + secrets.token_hex(8).encode())
@@ -79,7 +81,7 @@ class HeadLink:
         source, target = tcp_address(self.own, 0), tcp_address(head, address.port).removeprefix("tcp://")
         self.socket.connect(f"{source};{target}")
         self._heard_at = time.monotonic()
-        self.has_heard = False  # anything at all
+        self.has_heard = False  # whether the head has sent anything
         self.send(
             HostHello(
                 protocol_version=PROTOCOL_VERSION,
@@ -94,7 +96,7 @@ class HeadLink:
 
     @property
     def lease_s(self) -> float:
-        """Seconds until the lease ends, unless the head sends something."""
+        """The seconds until the lease ends, unless the head sends something."""
         return self._heard_at + LEASE_S - time.monotonic()
 
     def receive(self) -> Iterator[HeadToAgent]:
@@ -114,13 +116,14 @@ class HeadLink:
             self.socket.send(encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
-        self.socket.disable_monitor()  # in this order: an event that nobody reads would block ZeroMQ's thread
+        self.socket.disable_monitor()  # in this order: an unread event would block ZeroMQ's thread
         self.monitor.close(linger=0)
         self.socket.close(FAREWELL_MS)
 
 
 def _num_gpus() -> int:
-    """Return how many NVIDIA GPUs this process may use: those of CUDA_VISIBLE_DEVICES, else all device nodes."""
+    """Return the number of NVIDIA GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or else all device
+    nodes."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() and each.strip() != "-1"])

@@ -13,9 +13,9 @@ from .remote_process import RemoteProcess
 
 @dataclass(eq=False)
 class Host:
-    """`hello` is what its agent said of it; it can run processes once it `is_prepared`."""
+    """Connected host. `hello`: its agent's first message; the host can run processes once it `is_prepared`."""
 
-    identity: bytes  # of its agent
+    identity: bytes  # its agent's
     hello: HostHello
     is_prepared: bool = False
     last_sign_at: float = field(default_factory=time.monotonic)
@@ -26,7 +26,7 @@ class Host:
         return self.hello.address
 
     def on_news(self, message: ProcessNews) -> None:
-        """Take news of the processes."""
+        """Apply a message of the agent about the host's processes."""
         if isinstance(message, HostReport):
             for use in message.processes:
                 if use.process in self.processes:
@@ -42,6 +42,6 @@ class Host:
                 write_line(line, sys.stderr)
 
     def on_lost(self, reason: str) -> None:
-        """End all processes: they die with the host."""
+        """Mark all processes of the host as ended: they die with the host."""
         for process in self.processes.values():
             process.on_host_lost(reason)

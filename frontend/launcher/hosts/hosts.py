@@ -1,7 +1,7 @@
 """Hosts: starts the workers of an engine on several machines, through the agents that have joined it.
 
-Each further host of the engine is a place with a number, which a joined host takes. Those beyond that are spare: one
-takes the place of a host that is lost.
+Each further host of the engine is a place with a number, which a joined host takes. Joined hosts beyond that are spare:
+a spare host takes the place of a host that is lost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 
 class Hosts:
-    """A Launcher: owns the places of hosts, and `joined`; processes of this host are another launcher's."""
+    """Launcher for several machines. Owns the places of hosts, and `joined`; another launcher, `local`, starts the
+    processes on this host."""
 
     def __init__(self, spec: EngineSpec, local: Launcher) -> None:
         """ConfigError if the key file or the checkpoint is unusable."""
         self._spec, self._local = spec, local
         self._has_ray = spec.config.distributed_executor_backend == "ray"
         self.joined = JoinedHosts(spec, self._on_lost)
-        self._host_by_place: dict[int, Host] = {}  # from 1; 0 is this host
+        self._host_by_place: dict[int, Host] = {}  # places start at 1; 0 is this host
         replicas = map(spec.of_replica, range(spec.config.data_parallel_size))
         self._places = {each.replica: {each.host_of(rank) for rank in each.ranks} for each in replicas}
         self._is_complete = False
@@ -71,7 +72,7 @@ class Hosts:
             del self._host_by_place[place]
 
     def _fill_places(self) -> None:
-        """Give each free place to a prepared host without one."""
+        """Give each free place to a prepared host that has none."""
         taken = set(self._host_by_place.values())
         spare = [host for host in self.joined.all if host.is_prepared and host not in taken]
         for place, host in zip(self._free_places, spare, strict=False):
@@ -100,7 +101,7 @@ class Hosts:
         return self._local.obstacle(unit) or missing
 
     def _has_free_place(self, replica: int) -> bool:
-        """Whether a host is missing that workers of a replica run on."""
+        """Whether a replica has workers on a place that no host has taken."""
         return not self._places[replica].isdisjoint(self._free_places)
 
     def num_hosts_lost(self, replica: int) -> int:
@@ -145,7 +146,7 @@ class Hosts:
         return process
 
     def _wait(self, process: RemoteProcess, timeout_s: float) -> None:
-        """Take messages until a process has ended, at most `timeout_s`."""
+        """Process messages until `process` has ended, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         poller = zmq.Poller()
         for waker in self.wakers:

@@ -1,8 +1,8 @@
 """JoinedHosts: the machines whose agents are connected to the head of an engine.
 
-It owns the socket to the agents, decides which ones may join, and keeps their leases: an agent that is silent for
-LEASE_S is lost with its processes, and kills them by itself when it has heard nothing for as long. Silence is judged
-only after all waiting messages are read, since this process may have been suspended.
+It owns the socket to the agents, decides which agents may join, and keeps their leases. An agent that is silent for
+LEASE_S is lost with its processes; the agent itself kills them if it has received nothing for as long. Silence is
+checked only after all waiting messages are read, since this process may have been suspended.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from .host import Host
 
 logger = logging.getLogger("tokenloom.supervisor")
 
-FAREWELL_MS = 200  # for the last messages to leave
+FAREWELL_MS = 200  # time for sending the last messages
 
 
 class JoinedHosts:
-    """The hosts, `wakers` (sockets with news of them) and `address` (where agents join), the last two once it
-    listens."""
+    """The joined hosts. After `listen`, `wakers` are the sockets with their messages, and `address` is where agents
+    join."""
 
     def __init__(self, spec: EngineSpec, on_lost: Callable[[Host], None]) -> None:
         """ConfigError if the key file or the checkpoint is unusable."""
@@ -58,7 +58,7 @@ class JoinedHosts:
         self._digest = checkpoint_digest(Path(spec.model_folder))
         self._sources = (tokenloom_version(), numerics_digest())
         self._host_by_identity: dict[bytes, Host] = {}
-        self._refusal_by_address: dict[str, str] = {}  # the last of each
+        self._refusal_by_address: dict[str, str] = {}  # by address: the last refusal
         self._ping_at = 0.0  # monotonic seconds
         self.wakers: Sequence[zmq.Socket[bytes]] = ()
         self.address = ""
@@ -71,8 +71,8 @@ class JoinedHosts:
     # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
-        """Open the socket for agents, and bind the control socket for ranks on other hosts, each for keys of its own.
-        ConfigError if --listen-hosts cannot be bound."""
+        """Open the socket for agents, and bind the control socket also for ranks on other hosts; the two take different
+        keys. ConfigError if --listen-hosts cannot be bound."""
         listen = self._spec.endpoints.agents
         self._zap = ZapHandler(context, self._keys.client_public, HOSTS)
         self._zap.admit(GROUP, self._group_keys.client_public)
@@ -94,12 +94,13 @@ class JoinedHosts:
 
     @property
     def next_at(self) -> float:
-        """When `turn` has something to do at the latest: a ping, or the end of a lease; monotonic seconds."""
+        """The latest time of the next call of `turn`, for a ping or the end of a lease, in monotonic seconds; inf
+        without hosts."""
         lease_ends = (host.last_sign_at + LEASE_S for host in self.all)
         return min(self._ping_at, *lease_ends) if self._host_by_identity else math.inf
 
     def turn(self) -> None:
-        """Take all messages, then judge the leases and ping."""
+        """Process all messages, then check the leases and send pings."""
         self._zap.answer()
         for identity, message in self._channel.receive_from():
             self._on_message(identity, message)
@@ -116,7 +117,7 @@ class JoinedHosts:
         self._channel.send_to(host.identity, message)
 
     def close(self) -> None:
-        """Release all agents, which kill the processes that still run."""
+        """Release all agents, which then kill the processes that still run."""
         for host in self.all:
             self.send(host, HostReleased())
         self._channel.socket.close(FAREWELL_MS)
@@ -145,7 +146,7 @@ class JoinedHosts:
             self.send(host, self._accepted)
 
     def _refusal(self, hello: HostHello) -> str:
-        """Return why a host cannot serve, else ""."""
+        """Return why a host cannot serve, or "" if it can."""
         if hello.protocol_version != PROTOCOL_VERSION or (hello.version, hello.numerics) != self._sources:
             return (
                 f"host {hello.address} runs tokenloom {hello.version} ({hello.numerics:.8}, protocol "
@@ -164,7 +165,7 @@ class JoinedHosts:
         return ""
 
     def _refuse(self, host: Host, reason: str, *, may_retry: bool = False) -> None:
-        if self._refusal_by_address.get(host.name) != reason:  # an agent that may retry does so every second
+        if self._refusal_by_address.get(host.name) != reason:  # not again: an agent that may retry does so every second
             logger.warning("%s", reason)
         self._refusal_by_address[host.name] = reason
         self.send(host, HostRefused(error=error_info(ConfigError(reason)), may_retry=may_retry))
@@ -193,12 +194,12 @@ class JoinedHosts:
         logger.info("host %s has joined: %d CPUs, %d GPUs", host.name, host.hello.num_cpus, host.hello.num_gpus)
 
     def lose_placement(self, placement: str, reason: str) -> None:
-        """Forget the host that a launcher has placed under this name, if it has joined."""
+        """Remove the host that a launcher process has placed under this name, if it has joined."""
         for host in [each for each in self.all if each.hello.placement == placement]:
             self.lose(host, reason)
 
     def lose(self, host: Host, reason: str) -> None:
-        """Forget a host; its processes have ended."""
+        """Remove a host, all of whose processes then count as ended."""
         del self._host_by_identity[host.identity]
         if host.is_prepared:
             logger.error("host %s is lost: %s", host.name, reason)

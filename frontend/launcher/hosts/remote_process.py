@@ -1,4 +1,4 @@
-"""RemoteProcess: a process of ours on another host, as its agent reports it."""
+"""RemoteProcess: an engine process on another host, with the state that the host's agent reports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..supervisor.launcher import ProcessSpec
 
 
 class RemoteProcess:
-    """A ChildProcess with the state that messages of its agent give."""
+    """ChildProcess whose state comes from messages of its host's agent."""
 
     wake_fds: Sequence[int] = ()  # messages of the agent wake the supervisor
 
     def __init__(
         self, spec: ProcessSpec, host: str, wait: Callable[[RemoteProcess, float], None], kill: Callable[[str], None]
     ) -> None:
-        """`wait` takes messages until the process has ended or the seconds are over; `kill` orders its end, which is
-        reported as any other."""
+        """`wait` processes messages until the given process has ended or a number of seconds has passed. `kill` orders
+        the end of the process with a key; the end is reported like any other."""
         self.key = spec.identity.decode()
         self._name, self._host, self._wait, self._kill = spec.name, host, wait, kill
         self.place = f"host {host}"
@@ -57,8 +57,8 @@ class RemoteProcess:
         self._wait(self, timeout_s)
 
     def close(self) -> None:
-        """Order its end, if it still runs, and wait for it: until then it may write slots of the arena. A host that
-        does not reap it is lost with it."""
+        """Order the end of the process if it still runs, and wait for it: until then it may write to slots of the
+        arena. If its host never reports the end, the process ends with the loss of the host."""
         if not self.has_ended:
             self._kill(self.key)
         while not self.has_ended:
