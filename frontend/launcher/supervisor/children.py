@@ -1,7 +1,7 @@
 """Children: the supervisor's child processes and the control socket to them.
 
 Starts and removes processes through the launcher, sends and receives messages. Does not know what a message means or
-how a lost process is replaced: both belong to the supervisor.
+how a lost process is replaced: both are decided by the supervisor.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Child:
     is_ready: bool = False
     measured: Measured | None = None
     started_at: float = field(default_factory=time.monotonic)
-    last_sign_at: float = field(default_factory=time.monotonic)  # last message; the time without a CPU is added
-    failure: str = ""  # message of its Failed
-    address: str = ""  # of a tier process on another host, for the core
+    last_sign_at: float = field(default_factory=time.monotonic)  # time of the last message, plus the time without a CPU
+    failure: str = ""  # the text of its message Failed
+    address: str = ""  # a tier process's on another host, for the core
 
     def describe_end(self) -> str:
-        """Name the process and the cause of its end. It must have ended, or have sent Failed."""
+        """Return the name of the process and the cause of its end. It must have ended, or have sent Failed."""
         return f"{self.spec.name} failed: {self.failure}" if self.failure else self.process.describe_exit()
 
 
@@ -45,7 +45,7 @@ class Children:
     """All child processes, their control socket, and `poller`, which wakes the supervisor for any event of them."""
 
     def __init__(self, address: str, launcher: Launcher) -> None:
-        """`address`: of the control socket."""
+        """`address`: the address to bind the control socket to."""
         self._launcher = launcher
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = new_socket(self._context, zmq.ROUTER)
@@ -56,11 +56,11 @@ class Children:
         for source in (socket, *launcher.wakers):
             self.poller.register(source, zmq.POLLIN)
         self.all: list[Child] = []
-        self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # of `announce`
-        self._places_taken = launcher.places_taken  # as the launcher process knows them
+        self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # messages sent by `announce`
+        self._places_taken = launcher.places_taken  # as last sent to the launcher process
 
     def spawn(self, spec: ProcessSpec) -> None:
-        """Start a process; one that cannot be started is lost at once."""
+        """Start a process. If it cannot be started, it is added as one that has ended."""
         try:
             process = self._launcher.spawn(spec)
         except OSError as error:
@@ -70,7 +70,8 @@ class Children:
             self.poller.register(fd, zmq.POLLIN)
 
     def poll(self, timeout_ms: int) -> None:
-        """Wait at most `timeout_ms` for an event of `poller`, then forward the children's stderr (Launcher.turn)."""
+        """Wait at most `timeout_ms` for an event of `poller`, then run Launcher.turn, which forwards the children's
+        stderr."""
         self.poller.poll(timeout_ms)
         self._launcher.turn()
         if self._launcher.places_taken != self._places_taken:
@@ -78,13 +79,13 @@ class Children:
             self.announce(self._places_taken, LAUNCHER)
 
     def on_placement(self, news: HostPlaced | HostGone) -> None:
-        """Pass news of the launcher process on to the launcher of all processes."""
+        """Pass a report of the launcher process on to the launcher."""
         self._launcher.on_placement(news)
 
     @property
     def next_at(self) -> float:
-        """When a `poll` is due at the latest: for the launcher, or at once for a process that could not be started;
-        monotonic seconds."""
+        """Latest time at which `poll` must be called, in monotonic seconds: the launcher's, or 0 if a process could not
+        be started."""
         has_unstarted = any(isinstance(child.process, UnstartedProcess) for child in self.all)
         return 0.0 if has_unstarted else self._launcher.next_at
 
@@ -93,11 +94,12 @@ class Children:
         return self._launcher.num_hosts_lost(replica)
 
     def obstacle(self, unit: Unit) -> str:
-        """Return what the start of a unit has to wait for, else ""."""
+        """Return what the start of a unit has to wait for; "" if it can be started now."""
         return self._launcher.obstacle(unit)
 
     def late(self, waiting: Iterable[Unit]) -> list[str]:
-        """Return the names of the processes that are not ready, and what the units wait for that cannot be started."""
+        """Return the names of the processes that are not ready, and the obstacles to starting the units in
+        `waiting`."""
         obstacles = filter(None, map(self.obstacle, waiting))
         return [*(child.spec.name for child in self.all if not child.is_ready), *obstacles]
 
@@ -105,7 +107,8 @@ class Children:
         return [child for child in self.all if child.spec.unit == unit]
 
     def measured(self, workers: Unit) -> Measured | None:
-        """Return what holds for all workers of a group, by what each has measured; None if one has not."""
+        """Return the values that hold for all workers of a group, combined from what each has measured; None if one has
+        not measured yet."""
         group = [child.measured for child in self.of(workers) if child.measured is not None]
         if not group or len(group) < len(self.of(workers)):
             return None
@@ -135,14 +138,15 @@ class Children:
             self.all.remove(child)
 
     def ended(self) -> Iterator[Child]:
-        """Yield the children that have ended and are not removed yet. The caller may remove children meanwhile."""
+        """Yield the children that have ended and are not removed yet. The caller may remove children during the
+        iteration."""
         for child in list(self.all):
             if child in self.all and child.process.has_ended:
                 yield child
 
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
-        """Yield waiting messages with their sender, for at most RECEIVE_S, so that no flood holds up the rest of the
-        supervisor's work; those of removed children are dropped."""
+        """Yield waiting messages with their sender, for at most RECEIVE_S, so that a flood of messages does not delay
+        the rest of the supervisor's work. Messages of removed children are dropped."""
         for identity, message in self._control.receive_from(RECEIVE_S):
             child = next((child for child in self.all if child.spec.identity == identity), None)
             if child is not None:
@@ -150,8 +154,8 @@ class Children:
                 yield child, message
 
     def receive_last_of(self, ended: Child) -> Iterator[tuple[Child, ChildToSupervisor]]:
-        """Yield messages as `receive` until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its Failed
-        may arrive after its end is seen."""
+        """Yield messages as `receive` does until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its
+        message Failed may arrive after its end is detected."""
         if isinstance(ended.process, UnstartedProcess):
             return
         deadline = time.monotonic() + LAST_MESSAGE_S
@@ -170,26 +174,26 @@ class Children:
             self.send(child, message)
 
     def announce(self, message: SupervisorToChild, *units: Unit) -> None:
-        """Send `message` to these units, and keep it for processes that connect later (`send_kept`)."""
+        """Send `message` to these units, and keep it for their processes that connect later (`send_kept`)."""
         for unit in units:
             self._kept[type(message), unit] = message
             self.send_to(unit, message)
 
     def send_kept(self, child: Child) -> None:
-        """Send the last message of each type that was announced to the unit of `child`, which has said Hello."""
+        """Send a child that has said Hello the last message of each type that was announced to its unit."""
         for (_, unit), message in self._kept.items():
             if unit == child.spec.unit:
                 self.send(child, message)
 
     def send(self, child: Child, message: SupervisorToChild) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # not connected yet, or no longer
+        with contextlib.suppress(zmq.ZMQError):  # it is not connected
             self._control.send_to(child.spec.identity, message)
 
     def close(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for the children to end, kill the others, and close all sockets and descriptors."""
         deadline = time.monotonic() + timeout_s
         for child in self.all:
-            if child.spec.unit != LAUNCHER:  # it has nothing to finish, and its end would be that of other hosts
+            if child.spec.unit != LAUNCHER:  # it has nothing to finish, and its end would end other hosts
                 child.process.wait(deadline - time.monotonic())
         self._launcher.turn()
         for child in self.all:

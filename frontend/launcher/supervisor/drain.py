@@ -1,4 +1,4 @@
-"""DrainWatch: asks the frontends to finish their open requests, and knows when all have."""
+"""DrainWatch: asks the frontends to finish their open requests, and detects when all have finished."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .roster import Roster
 
 
 class DrainWatch:
-    """State of the end of an engine. `is_on`: the frontends refuse new requests."""
+    """State of the engine's drain before its end. `is_on`: whether the frontends refuse new requests."""
 
     def __init__(self, children: Children, roster: Roster) -> None:
         self._children, self._roster = children, roster
         self.is_on = False
-        self._drained: set[bytes] = set()  # identities of frontends
-        self._clients_back_at = -LEASE_S  # until when clients of a lost frontend may return; monotonic seconds
+        self._drained: set[bytes] = set()  # identities of the frontends that have finished
+        self._clients_back_at = -LEASE_S  # until then a lost frontend's clients may return; monotonic seconds
 
     def begin(self) -> None:
         self.is_on = True
@@ -29,14 +29,15 @@ class DrainWatch:
         self._drained.add(frontend.spec.identity)
 
     def on_frontend_lost_or_back(self) -> None:
-        """Let all frontends wait for the clients of a lost one: they submit again elsewhere, or to its successor."""
+        """Let all frontends wait for the clients of a lost frontend, which submit again to another one or to its
+        successor."""
         self._clients_back_at = time.monotonic() + LEASE_S
         if self.is_on:
             self._ask()
 
     @property
     def is_over(self) -> bool:
-        """Whether all frontends have finished, but for those that rest: the others have their clients."""
+        """Whether all frontends have finished, except those whose restart waits: their clients are at the others."""
         children = self._roster.frontend_children
         is_complete = len(children) + len(self._roster.resting) == len(self._roster.frontends)
         return is_complete and all(child.spec.identity in self._drained for child in children)

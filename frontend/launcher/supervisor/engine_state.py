@@ -12,20 +12,20 @@ _NUMBERS = {"worker": "generation", "core": "epoch", "frontend": "number", "tier
 
 
 class EngineState(NamedTuple):
-    """Snapshot of the engine, from the supervisor's own state and the core's last Progress."""
+    """Snapshot of the engine, made from the supervisor's own state and the cores' last Progress."""
 
-    places: Sequence[str]  # addresses that it serves
+    places: Sequence[str]  # addresses at which it serves
     uptime_s: float
     phase: str  # starting, serving or draining
     children: Sequence[Child]
-    progress: Progress  # with the fields that the supervisor fills in
+    progress: Progress  # including the fields that the supervisor sets
     progress_age_s: float
-    num_restarts: Mapping[str, int]  # by role
+    num_restarts: Mapping[str, int]  # by the name of the unit
 
 
 def state_lines(state: EngineState) -> list[str]:
-    """Format the state: a line for the engine, one for each process, one for the work, one for the last failure if
-    there was any."""
+    """Return the state as log lines: one for the engine, one for each process, one for the work, and one for the last
+    failure, if there was any."""
     restarts = ", ".join(f"{count} of the {role}" for role, count in state.num_restarts.items() if count)
     where = f" at {' and '.join(state.places)}" if state.places else ""
     lines = [f"state: {state.phase}{where}, up {_duration(state.uptime_s)}; restarts: {restarts or 'none'}"]

@@ -1,6 +1,6 @@
-"""HealthMonitor: pings core and frontend, and detects a child that hangs.
+"""HealthMonitor: pings all child processes except the workers, and detects children that hang.
 
-A starting child sends its progress without a ping. The core watches the workers once they serve.
+A starting child reports its progress without being pinged. Ready workers are watched by the core.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from ....ipc.messages.base import Ping
 from .children import Child, Children
 
-START_GRACE = 5  # limit of a starting replacement, in hang timeouts or first starts
-PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
+START_GRACE = 5  # limit of a replacement's start, in multiples of the longer of hang timeout and first start
+PINGS_PER_TIMEOUT = 3  # a child that does not hang answers within milliseconds
 
 
 class HealthMonitor:
-    """Timer of pings and of each child's silence. `next_at`: time of the next check, monotonic seconds."""
+    """Timer of pings and of each child's silence. `next_at`: time of the next check in monotonic seconds."""
 
     def __init__(self, children: Children, hang_timeout_s: float) -> None:
         self._children, self._hang_timeout_s = children, hang_timeout_s
@@ -25,21 +25,21 @@ class HealthMonitor:
         self.next_at = math.inf
 
     def begin(self, first_start_s: float) -> None:
-        """Begin the checks when the engine serves; its start took `first_start_s`."""
+        """Start the checks; called when the engine serves. `first_start_s`: the duration of the engine's start."""
         self._start_limit_s = START_GRACE * max(self._hang_timeout_s, first_start_s)
         self.next_at = time.monotonic()
         for child in self._children.all:
-            child.last_sign_at = self.next_at  # nobody pinged those that were ready before the others
+            child.last_sign_at = self.next_at  # children that were ready early were not pinged until now
 
     def check(self) -> tuple[Child, str] | None:
-        """Ping core and frontend if `next_at` has come. Return the first child that hangs, with a description, or None;
-        the core watches ready workers."""
+        """If `next_at` has come, ping all children but the workers, and return the first child that hangs, with a
+        description. Return None if none hangs. Ready workers are watched by the core."""
         now = time.monotonic()
         if now < self.next_at:
             return None
         late_s, self.next_at = now - self.next_at, now + self._interval_s
         for child in self._children.all:
-            excused_s = late_s + child.process.take_starved_s()  # a late ping or a busy CPU is no hang
+            excused_s = late_s + child.process.take_starved_s()  # a late ping or a busy CPU does not count as silence
             child.last_sign_at = min(child.last_sign_at + excused_s, now)
             if child.spec.unit.role == "worker" and child.is_ready:
                 continue
@@ -53,7 +53,7 @@ class HealthMonitor:
         return None
 
     def _is_blocked(self, child: Child) -> bool:
-        """Whether a starting child waits for another: a frontend for a core, a rank for the other ranks."""
+        """Whether a starting child waits for another: a frontend for a core, or a rank for the other ranks."""
         if child.spec.unit.role == "frontend" and not child.is_ready:
             return not any(each.is_ready for each in self._children.all if each.spec.unit.role == "core")
         return child.measured is not None and any(each.measured is None for each in self._children.of(child.spec.unit))

@@ -1,5 +1,6 @@
-"""Launcher: starts the engine's processes. The supervisor knows a process only by the protocols here, so that it may
-run on another machine.
+"""Launcher: interfaces for starting the engine's processes, which are all that the supervisor knows of a process.
+
+So a process may run on another machine.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Role: TypeAlias = Literal["worker", "core", "frontend", "tier", "launcher"]
 
 
 class Unit(NamedTuple):
-    """The processes that are started and replaced together: a worker group, a core or a tier process of one replica,
-    one of the frontends, which serve all replicas, or the launcher, which has Ray place hosts."""
+    """Processes that are started and replaced together: the worker group, the core or the tier processes of one
+    replica, one of the frontends, which serve all replicas, or the launcher process, which lets Ray place hosts."""
 
     role: Role
-    place: int = 0  # of the replica among all; of a frontend its own
+    place: int = 0  # the replica's number; for a frontend, its own number
 
     @property
     def name(self) -> str:
@@ -32,7 +33,7 @@ class Unit(NamedTuple):
 
     @property
     def is_optional(self) -> bool:
-        """Whether a running engine goes on without it."""
+        """Whether a running engine continues without the unit."""
         return self.role in ("tier", "launcher")
 
 
@@ -42,12 +43,12 @@ LAUNCHER = Unit("launcher")
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process to start."""
+    """Description of one process to start."""
 
     unit: Unit
-    number: int = 0  # a worker's generation, a core's epoch, for others the count of predecessors
-    rank: Rank | None = None  # of a worker
-    host: int = 0  # as EngineSpec.host_of; 0: this machine
+    number: int = 0  # a worker's generation, a core's epoch, or the number of predecessors
+    rank: Rank | None = None  # a worker's
+    host: int = 0  # a result of EngineSpec.host_of; 0: this machine
     arguments: Sequence[str] = ()
     inherited_fds: Sequence[int] = ()
 
@@ -69,38 +70,38 @@ class ProcessSpec:
 class ChildProcess(Protocol):
     """Interface of a started process, on this machine or another."""
 
-    place: str  # where it runs, for the log
-    wake_fds: Sequence[int]  # readable when it has written to stderr or has ended; empty: the launcher's wakers are
+    place: str  # where the process runs, for the log
+    wake_fds: Sequence[int]  # readable on new stderr or its end; empty: see Launcher.wakers
 
     @property
     def has_ended(self) -> bool: ...
 
     @property
     def is_blameless(self) -> bool:
-        """Whether it has ended only because its host is lost."""
+        """Whether the process has ended only because its host was lost."""
 
     @property
     def was_killed(self) -> bool:
-        """Whether it has ended because somebody else sent it a signal: a person or a program, not the kernel."""
+        """Whether the process was ended by a signal from a person or a program, not from the kernel."""
 
     def describe_exit(self) -> str:
-        """Name the process and the cause of its end. It must have ended."""
+        """Return the name of the process and the cause of its end. The process must have ended."""
 
     def resident_bytes(self) -> int:
-        """Return its resident memory in bytes, 0 if it has ended."""
+        """Return the resident memory of the process in bytes; 0 if it has ended."""
 
     def take_starved_s(self) -> float:
         """Return the seconds since the last call in which the main thread waited for a CPU or for the disk."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it ends, at most `timeout_s`."""
+        """Wait until the process has ended, for at most `timeout_s`."""
 
     def close(self) -> None:
-        """Kill it if it still runs, wait for its end, and close its descriptors."""
+        """Kill the process if it still runs, wait for its end, and close its descriptors."""
 
 
 class UnstartedProcess:
-    """Process that could not be started: it has ended already."""
+    """ChildProcess that could not be started; it counts as ended."""
 
     place, is_blameless, was_killed, has_ended = "nowhere", False, False, True
     wake_fds: Sequence[int] = ()
@@ -131,29 +132,30 @@ class Launcher(Protocol):
 
     @property
     def next_at(self) -> float:
-        """When `turn` has something to do at the latest; monotonic seconds."""
+        """Latest time at which `turn` must be called, in monotonic seconds."""
 
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
-        """Let processes on other machines connect to the control socket, which is bound for this one."""
+        """Let processes on other machines connect to the control socket, which is already bound for this machine."""
 
     def obstacle(self, unit: Unit) -> str:
         """Return what the start of a unit has to wait for; "" if it can be started now."""
 
     def num_hosts_lost(self, replica: int) -> int:
-        """Return how often other machines were lost that were to run processes of a replica."""
+        """Return how many times a machine was lost that was to run processes of the replica."""
 
     def spawn(self, spec: ProcessSpec) -> ChildProcess:
-        """Start a process. OSError if the machine cannot."""
+        """Start a process and return it. OSError if the machine cannot start it."""
 
     def on_placement(self, news: HostPlaced | HostGone) -> None:
-        """Take news of the launcher process."""
+        """Apply a report of the launcher process."""
 
     @property
     def places_taken(self) -> PlacesTaken:
-        """The other hosts that have a place, for the launcher process."""
+        """The other hosts that have a place, as a message for the launcher process."""
 
     def turn(self) -> None:
-        """Write the processes' new lines to our stderr, and do other regular work; called in each turn."""
+        """Write the processes' new lines to our stderr, and do other regular work. Called in each turn of the
+        supervisor."""
 
     def close(self) -> None:
-        """Release other machines. All processes are closed."""
+        """Release other machines. All processes must be closed."""

@@ -1,7 +1,7 @@
 """LocalLauncher: starts processes on this machine, by exec, each in a session of its own.
 
-The standard input of a process is the lifeline that ends it with the supervisor; the last lines of its stderr are kept
-for errors. pids, descriptors and /proc are known only here.
+The standard input of a process is its lifeline, which ends it when the supervisor ends. The last lines of its stderr
+are kept for errors. pids, descriptors and /proc are used only here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .launcher import ProcessSpec, Role, Unit
 
 NUM_LAST_WORDS = 50
 _FROM_OTHERS = frozenset((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT))
-MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
+MIN_RUN_S = 1e-3  # a process with less CPU time counts as not scheduled
 
 
 class LocalLauncher:
-    """Starts the module of each role. As process 1 of a container it also reaps orphans."""
+    """Launcher for this machine, with the module that each role runs. As process 1 of a container it also reaps
+    orphans."""
 
     modules: ClassVar[Mapping[Role, str]] = {
         "worker": "tokenloom.workers.process",
@@ -51,11 +52,11 @@ class LocalLauncher:
     def __init__(
         self, environment: Mapping[str, str], write: Callable[[str], None] | None = None, *, is_placed: bool = False
     ) -> None:
-        """`write`: gets each line that a process writes to stderr; default: it goes to our stderr. `is_placed`: the
-        workers wait until Ray has reserved devices for them."""
+        """`write` is called with each line that a process writes to stderr; None: copy it to our stderr. `is_placed`:
+        the workers must wait until Ray has reserved devices for them."""
         self._environment, self._write = environment, write or _write_to_stderr
         self._awaits_devices = is_placed
-        self._devices: dict[str, str] = {}  # in the environment of the workers
+        self._devices: dict[str, str] = {}  # set in the environment of the workers
         self._processes: list[LocalProcess] = []
 
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
@@ -66,7 +67,7 @@ class LocalLauncher:
         return "devices of this host, which Ray has not reserved yet" if is_waiting else ""
 
     def on_placement(self, news: HostPlaced | HostGone) -> None:
-        """Give the next workers the devices that Ray has reserved on this host."""
+        """Use the devices that Ray has reserved on this host for the workers that are started from now on."""
         if isinstance(news, HostPlaced) and not news.placement:
             self._awaits_devices = False
             self._devices = {} if news.visible_devices is None else {"CUDA_VISIBLE_DEVICES": news.visible_devices}
@@ -93,7 +94,8 @@ class LocalLauncher:
 
     def reap_orphans(self) -> None:
         """Reap ended processes that this launcher has not started. As process 1 of a container the supervisor inherits
-        the orphans of its children (compilers, the grammar process of a lost core), which else stay as zombies."""
+        the orphans of its children (compilers, the grammar process of a lost core), which otherwise remain as
+        zombies."""
         ours = {process.pid for process in self._processes}
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
@@ -105,7 +107,7 @@ def _write_to_stderr(line: str) -> None:
 
 
 class LocalProcess:
-    """Process on this machine, with the write end of its lifeline and the read end of its stderr."""
+    """ChildProcess on this machine, with the write end of its lifeline and the read end of its stderr."""
 
     is_blameless = False
 
@@ -151,14 +153,14 @@ class LocalProcess:
             return 0
 
     def take_starved_s(self) -> float:
-        """Return the seconds as ChildProcess does; also read the counts of OOM kills, for `describe_exit`."""
+        """Return the seconds as specified by ChildProcess; also update the counts of OOM kills for `describe_exit`."""
         self._oom_kills.update()
         before, self._sched_stat = self._sched_stat, SchedStat.of(self.pid)
         return self._sched_stat.starved_s(before)
 
     def describe_exit(self) -> str:
-        """Describe the end: SIGKILL, which leaves no last words, with the OOM killer if it was that; else signal or
-        exit code with the last stderr line that is not INFO."""
+        """Describe how the process ended: by SIGKILL, and whether by the OOM killer; else the signal or exit code, with
+        the last line of stderr that is not INFO."""
         code = self._process.returncode
         if code == -signal.SIGKILL:
             reason = self._oom_kills.describe()
@@ -168,8 +170,8 @@ class LocalProcess:
         return f"{self._name} {how}" + (f": {words.strip()}" if words else "")
 
     def forward_stderr(self) -> None:
-        """Write its new whole lines, and keep the last NUM_LAST_WORDS of them."""
-        with contextlib.suppress(OSError):  # nothing is there, or it is closed
+        """Write the new complete lines of stderr, and keep the last NUM_LAST_WORDS lines."""
+        with contextlib.suppress(OSError):  # nothing to read, or closed
             *lines, self._partial = (self._partial + os.read(self._stderr_fd, 1 << 16)).split(b"\n")
             for line in lines:
                 self._last_words.append(line.decode(errors="replace"))
@@ -180,7 +182,7 @@ class LocalProcess:
 
     def close(self) -> None:
         self.is_closed = True
-        self._process.kill()  # no effect on an ended one
+        self._process.kill()  # no effect on an ended process
         self._process.wait()
         assert self._process.stderr is not None and self._process.stdin is not None
         self._process.stderr.close()
@@ -189,12 +191,12 @@ class LocalProcess:
 
 
 class SchedStat(NamedTuple):
-    """CPU scheduling of a process's main thread up to now, from /proc."""
+    """Scheduling of a process's main thread since its start, from /proc."""
 
     at: float  # monotonic seconds
-    state: str  # R: runs or is runnable; D: waits for the disk; S: sleeps; T: stopped; empty: unknown
+    state: str  # R: running or runnable; D: waits for the disk; S: sleeps; T: stopped; "": unknown
     ran_s: float
-    waited_s: float  # for a CPU; the kernel adds a wait when it ends
+    waited_s: float  # for a CPU; the kernel adds each wait when it ends
 
     @classmethod
     def of(cls, pid: int) -> SchedStat:

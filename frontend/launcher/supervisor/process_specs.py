@@ -11,14 +11,14 @@ from .replica import Replica
 
 
 class ProcessSpecs:
-    """Composes the command of each process; starts none."""
+    """Composer of each process's command. It starts no process."""
 
     def __init__(self, spec: EngineSpec, replicas: Sequence[Replica], listeners: HttpListeners) -> None:
         self._spec, self._replicas, self._listeners = spec, replicas, listeners
 
     def of(self, unit: Unit, numbers: Mapping[Unit, int], addresses: Sequence[str]) -> list[ProcessSpec]:
         """Return the processes to start: all ranks of a worker group, the tier process of each host, or the one process
-        of another unit. `numbers`: of the units to be started or running; `addresses`: for clients, by frontend."""
+        of another unit. `numbers`: the number of each unit; `addresses`: for clients, by frontend."""
         number = numbers[unit]
         if unit.role == "frontend":
             return [self._frontend(unit, number, addresses[unit.place])]
@@ -46,7 +46,7 @@ class ProcessSpecs:
         if unit.role == "core":
             arguments = ["--epoch", str(number), *generation, "--arena", str(replica.num_hosts_lost), *held]
             return [ProcessSpec(unit, number, arguments=arguments)]
-        of_replica = [f"--number={number}", f"--replica={replica.number}"]  # of the tier processes
+        of_replica = [f"--number={number}", f"--replica={replica.number}"]  # arguments of the tier processes
         return [
             ProcessSpec(
                 unit,

@@ -1,6 +1,6 @@
-"""Replica: what the supervisor knows of one replica: a core with its workers and, with KV tiers, a tier process.
+"""Replica: the supervisor's state of one replica: a core with its workers and, with KV tiers, its tier processes.
 
-Replicas share nothing but the frontend: each has its own sizes, its own memory and its own units.
+Replicas share nothing but the frontends: each has its own sizes, its own memory and its own units.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
 
 
 class Replica:
-    """State of one replica. `units`: those that are kept alive; none once it has been given up."""
+    """State of one replica. `units`: those to keep alive; empty once the replica has been given up."""
 
     def __init__(self, spec: EngineSpec, number: int, free_bytes: Callable[[], int] = available_bytes) -> None:
-        """free_bytes: as of KVArena."""
+        """free_bytes: returns the free memory of this machine that this replica may use."""
         self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
         self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
         self.number = number
-        self.num_hosts_lost = 0  # as its core knows: the number of its arena
+        self.num_hosts_lost = 0  # as last reported to its core: the number of its arena
         self._touched = spec.of_replica(number).own_file("touched")
         self._is_only_one = spec.config.data_parallel_size == spec.config.api_server_count == 1
         self.arena = KVArena(spec.of_replica(number), free_bytes)
         self.holdings = Holdings(spec.model_folder)
         self.sizes: Initialize | None = None  # None: not measured yet
-        self.progress = self._before = NO_PROGRESS  # of its core; totals of the cores before it
+        self.progress = self._before = NO_PROGRESS  # its core's last report; the totals of earlier cores
         self.progress_at = 0.0  # monotonic seconds
 
     def fit(self, group: Measured) -> Initialize:
-        """Decide the sizes, by what holds for all its workers."""
+        """Decide the sizes of the replica, from what holds for all its workers, and return them. ConfigError if the
+        memory of the KV tiers does not fit."""
         arena = self.arena.fit(group, group.max_blocks)
         self.sizes = Initialize(
             num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
@@ -52,26 +53,29 @@ class Replica:
         return self.sizes
 
     def check(self, group: Measured) -> None:
-        """Warn if new workers have less room than their predecessors."""
+        """Log a warning if new workers have less room than their predecessors had."""
         if self.sizes is not None and group.max_blocks < (needed := self.sizes.num_blocks):
             logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
 
     def note(self, progress: Progress) -> bool:
-        """Record a report of its core; return whether steps have ended since the last one."""
+        """Record a report of the core; return whether steps have ended since the last report."""
         has_moved = progress.step > self.progress.step
         self.progress, self.progress_at = progress, time.monotonic()
         return has_moved
 
     def on_core_lost(self) -> None:
-        """Keep the totals of a core whose successor counts from 0. The only frontend of an only core notices that by
-        itself; several would differ, since they do not all start with the engine."""
+        """Add the totals of the lost core to those of earlier cores, since its successor counts from 0.
+
+        If the engine has only one core and one frontend, that frontend does this itself. Several frontends would get
+        different sums, since not all of them run from the engine's start."""
         if self._is_only_one:
             return
         self._before = totals_of(add_up([self._before, self.progress]))
         self.progress = NO_PROGRESS
 
     def on_tier_lost(self) -> None:
-        """Keep the totals of a tier process whose successor counts from 0, while its core goes on."""
+        """Add the totals of a lost tier process to those of earlier ones, since its successor counts from 0 while the
+        core continues."""
         if not self._is_only_one and (tiers := self.progress.tiers) is not None:
             gone = [source for source in tiers.sources if source.name != "host"]
             others = msgspec.structs.replace(tiers, sources=[each for each in tiers.sources if each not in gone])
@@ -82,9 +86,9 @@ class Replica:
             self._before, self.progress = totals_of(before), msgspec.structs.replace(self.progress, tiers=others)
 
     def read_touched(self) -> list[Touched]:
-        """Return the answers that its core, lost or not, touched last."""
+        """Return the answers that the core, running or lost, touched last."""
         return read_touched(self._touched)
 
     def whole_progress(self) -> Progress:
-        """Return the last report, with totals since the engine's start."""
+        """Return the core's last report, with totals since the engine's start."""
         return self.progress if self._is_only_one else add_up([self._before, self.progress])

@@ -1,7 +1,7 @@
-"""KVArena: the memory of the KV tiers, from the engine's start to its end.
+"""KVArena: the memory of a replica's KV tiers, from the engine's start to its end.
 
-Workers and tier process inherit its descriptor; it outlives all of them, so that a new core finds the content of its
-slots again. An engine without tiers has none. On other hosts their agents make it, and end with it.
+Workers and tier process inherit its descriptor. It outlives all of them, so that a new core finds the content of its
+slots again. An engine without tiers has none. On another host the host's agent creates the arena, which ends with it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from .....ipc.process.arena import Arena, ArenaShape, new_arena
 from .....ipc.process.machine_memory import available_bytes, gib
 from .....ipc.spec.config.engine_spec import EngineSpec
 
-STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # at least, for blocks on their way to and from other tiers
+STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # minima, for blocks that move to and from other tiers
 
 
 class KVArena:
-    """Owns the descriptor and decides the size."""
+    """Owner of the arena's descriptor; decides its size."""
 
     def __init__(self, spec: EngineSpec, free_bytes: Callable[[], int] = available_bytes) -> None:
-        """free_bytes: returns the free memory of this machine that is for this replica."""
+        """free_bytes: returns the free memory of this machine that this replica may use."""
         self._spec, self._free_bytes = spec, free_bytes
         self.fds = [new_arena()] if spec.uses_tiers else []
 
     def fds_on(self, host: int) -> list[int]:
-        """Return the descriptors for processes on a host, which its agent adds for another one than this."""
+        """Return the descriptors that processes on a host inherit from here; on another host its agent adds its own."""
         return self.fds if host == 0 else []
 
     def arguments_on(self, host: int) -> list[str]:
         return [f"--arena-fd={fd}" for fd in self.fds_on(host)]
 
     def fit(self, measured: Measured, num_blocks: int) -> ArenaShape | None:
-        """Return the shape for the blocks of all ranks, beside a pool of `num_blocks` on each, and size the arena of
-        this host; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the memory that is free
-        on a host."""
+        """Size the arena of this host, and return its shape for the blocks of all ranks, next to a pool of `num_blocks`
+        on each rank; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the free memory of a
+        host."""
         if not self.fds:
             return None
         num_ranks, local = len(self._spec.ranks), [len(self._spec.ranks_on(host)) for host in self._spec.hosts]
         pool_bytes = max(local) * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
         free_bytes = min(self._free_bytes(), measured.free_bytes or self._free_bytes())
-        rest_bytes = max(free_bytes - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
+        rest_bytes = max(free_bytes - pool_bytes, 0)  # a pool on the CPU takes its memory only when written
         largest = arena_shape(max(local) * measured.block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
         shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * measured.block_bytes)
         Arena.resize(self.fds[0], shape.share(len(self._spec.ranks_on(0)), num_ranks))
@@ -54,7 +54,8 @@ class KVArena:
 
 
 def arena_shape(slot_bytes: int, host_bytes: int | None, free_bytes: int) -> ArenaShape:
-    """Return as many slots as fit in --kv-host-bytes, or without it enough for staging; ConfigError as KVArena.fit."""
+    """Return a shape with as many slots as fit in `host_bytes` (--kv-host-bytes), or, if that is None, enough for
+    staging. ConfigError if it holds no slot or exceeds `free_bytes`."""
     stride = ArenaShape(num_slots=1, slot_bytes=slot_bytes).stride
     if host_bytes is None:
         return ArenaShape(num_slots=max(STAGING_BYTES // stride, STAGING_SLOTS), slot_bytes=slot_bytes)
