@@ -50,7 +50,7 @@ OURS = frozenset(  # set by our own processes and tests, in addition to the key
 )
 _PREFIXES = re.compile("TOKENLOOM_|VLLM_|LLAMA_|SGLANG_|SGL_|OLLAMA_|LMDEPLOY_")
 _SECRET = re.compile(r"(TOKENLOOM|VLLM|LLAMA)_\w*((?<![A-Z])(API_?)?KEYS?|AUTH|PASSWORD|SECRET|TOKEN)(?![A-Z])")
-_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")  # Kubernetes sets it
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")  # Kubernetes' own
 CLOSE = 0.85  # least difflib ratio of a misspelled API_KEY_VARIABLE
 
 
