@@ -1,5 +1,5 @@
-"""The part of the build that pyproject.toml cannot express: a wheel holds the compiled C kernels, no scripts but the
-benchmarks, and a description without dead links.
+"""The part of the build that pyproject.toml cannot express: a wheel holds the compiled C kernels and a description
+without dead links.
 
 The kernels are compiled into the build folder, never into the checkout: an editable install compiles at first use.
 Without a C compiler, or on a processor other than x86-64, the wheel is one for any machine and compiles at first use.
@@ -11,7 +11,6 @@ import platform
 import re
 import sys
 import types
-from fnmatch import fnmatch
 from pathlib import Path
 
 from setuptools import setup
@@ -21,11 +20,6 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 KERNELS = "kernels/cpu"
 PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
-SCRIPTS = (  # run by `engine-launch bench`
-    *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "tier_stores", "write_gguf"),
-    *("peer_limits", "peer_llama_cpp", "peer_lmcache", "peer_peft", "peer_protocol", "peer_transformers", "peer_vllm"),
-    *("adapter_load", "adapter_rotation", "audio_load", "make_adapter", "multimodal_load"),
-)
 OLDEST_GLIBC = 17  # minor version of glibc 2.17, the baseline of the oldest manylinux tag
 
 
@@ -44,12 +38,10 @@ def build_kernels(folder: Path) -> None:
 
 
 class BuildPackage(build_py):
-    """Builds the modules, without the scripts that only a checkout has, and the kernels."""
+    """Builds the modules and the kernels."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
-        if package == "tokenloom.scripts":
-            found = [each for each in found if any(fnmatch(each[1], pattern) for pattern in SCRIPTS)]
         return [each for each in found if each[1] != "setup"]
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ from tokenloom.frontend.cli.command import ALL_COMMANDS
 from tokenloom.frontend.launcher.options.synonyms import NAMES, VALUES
 from tokenloom.frontend.launcher.options.vllm_options import IGNORED, REFUSED
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.test_documents import known_flags
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -35,7 +35,7 @@ def text(request: pytest.FixtureRequest) -> str:
 
 def test_every_path_exists(text: str) -> None:
     paths = re.findall(rf"(?<![\w/.])(?:{'|'.join(ROOMS)})/[\w/.*…-]*[\w*…]", text)
-    patterns = {path for path in paths if re.search(r"[*…]", path)}  # scripts/bench_*.py
+    patterns = {path for path in paths if re.search(r"[*…]", path)}
     assert [path for path in set(paths) - patterns if not (ROOT / path).exists()] == []
 
 
@@ -132,9 +132,10 @@ def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
 
 def test_documented_benchmark_options_exist() -> None:
     text = (ROOT / "docs/reference/benchmarks.md").read_text()
-    for script, rest in re.findall(r"`(scripts/bench_\w+\.py)([^`]*)`", text):
-        source = (ROOT / script).read_text()
-        assert all(f'"{flag}"' in source for flag in re.findall(r"--[a-z-]+", rest)), (script, rest)
+    common = (ROOT / "scripts/bench/workload.py").read_text()
+    for name, rest in re.findall(r"`(?:engine-launch )?bench (\w+)([^`]*)`", text):
+        source = common + (ROOT / f"scripts/bench/cases/{name}.py").read_text()
+        assert all(f'"{flag}"' in source for flag in re.findall(r"--[a-z-]+", rest)), (name, rest)
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/learn/quickstart.md", *EXAMPLES])

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.scripts import check_imports, check_sizes
+from tokenloom.scripts.checks import imports, sizes
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_every_folder_imports_only_allowed_modules() -> None:
-    assert list(check_imports.offences()) == []
+    assert list(imports.offences()) == []
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_every_folder_imports_only_allowed_modules() -> None:
 def test_a_forbidden_import_is_reported(file: str, text: str, offence: str, tmp_path: Path) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / f"{file}.py").write_text(text)
-    found = list(check_imports.offences(tmp_path))
+    found = list(imports.offences(tmp_path))
     assert len(found) == 1 and offence in found[0] and Path(file).name in found[0]
 
 
 def test_a_circle_of_imports_is_found() -> None:
     targets = {"a": {"b"}, "b": {"c", "d"}, "c": set[str](), "d": {"a"}}
-    assert check_imports.circles(targets) == [["a", "b", "d", "a"]]
-    assert check_imports.circles({"a": {"b", "c"}, "b": {"c"}}) == []
+    assert imports.circles(targets) == [["a", "b", "d", "a"]]
+    assert imports.circles({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
 def test_a_circle_of_folders_is_found_where_no_files_make_one(tmp_path: Path) -> None:
@@ -58,34 +58,34 @@ def test_a_circle_of_folders_is_found_where_no_files_make_one(tmp_path: Path) ->
     ):
         (tmp_path / "core" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "core" / f"{file}.py").write_text(text)
-    assert list(check_imports.offences(tmp_path)) == ["circle in core: kv → links → kv"]
+    assert list(imports.offences(tmp_path)) == ["circle in core: kv → links → kv"]
 
 
 def test_the_document_lists_every_folder_and_the_walls() -> None:
     document = (ROOT / "docs/design/processes.md").read_text(encoding="utf-8")
     walls = dict(re.findall(r"^\| `([a-z_/]+)/` \| ([^|]+) \|$", document, re.M))
-    assert walls == {room: ", ".join(others) or "–" for room, others in check_imports.WALLS.items()}
+    assert walls == {room: ", ".join(others) or "–" for room, others in imports.WALLS.items()}
     parties = {
         name: set(found.split(", "))
         for name, found in re.findall(r"^\| `([a-z_/]+)/` \| [^|]+ \| ([^|]+) \|$", document, re.M)
     }
     for name, found in parties.items():
-        assert found == set(check_imports.PARTIES[check_imports.nearest(name, check_imports.PARTIES)].split())
-    assert parties.keys() == {str(Path(file).parent) for file in check_imports.sources()}
+        assert found == set(imports.PARTIES[imports.nearest(name, imports.PARTIES)].split())
+    assert parties.keys() == {str(Path(file).parent) for file in imports.sources()}
 
 
 def test_the_tree_is_within_its_size_limits() -> None:
     """Numbers that may only fall are counted by scripts/check alone: it takes ten seconds."""
-    assert list(check_sizes.offences()) == []
+    assert list(sizes.offences()) == []
 
 
 def test_exceeded_limits_of_folders_files_and_functions_are_reported(tmp_path: Path) -> None:
     (tmp_path / "core").mkdir()
-    for number in range(check_sizes.MAX_FILES + 1):
+    for number in range(sizes.MAX_FILES + 1):
         (tmp_path / "core" / f"file{number}.py").write_text("")
     (tmp_path / "ipc").mkdir()
     (tmp_path / "ipc" / "long.py").write_text("def long():\n" + "    pass\n" * 700)
-    folder, file, function = check_sizes.offences(tmp_path)
+    folder, file, function = sizes.offences(tmp_path)
     assert "core has 17 files, at most 16" in folder
     assert "ipc/long.py has 701 lines, at most 600" in file and "long has 701 lines, at most 80" in function
 
@@ -95,16 +95,16 @@ def test_numbers_that_may_only_fall_are_counted_and_compared(tmp_path: Path) -> 
     packed = "def f(x):\n    a, b = x, 1\n    words = (a, b)\n    return g(*words) if a else g(*x)\n"
     (tmp_path / "core" / "packed.py").write_text(packed)
     (tmp_path / "core" / "long.py").write_text("a = 1\n" * 1001)
-    found = check_sizes.measure(tmp_path)
+    found = sizes.measure(tmp_path)
     assert found.tokens["core"] == 3003 + 34 and found.long_files == {"core/long.py": 3003}
     assert (found.packed_calls["core"], found.paired_assignments["core"]) == (1, 1)
     assert found.conditional_expressions["core"] == 1
     held = msgspec.structs.replace(found, tokens=found.tokens | {"core": 3000, "ipc": 5}, long_files={})
-    above, below, long = check_sizes.compare(found, held)
+    above, below, long = sizes.compare(found, held)
     assert above == (True, "core has 3037 tokens, at most 3000: see scripts/checks/ratchets.toml")
     assert below == (False, "scripts/checks/ratchets.toml: [tokens] ipc = 0, was 5")
     assert long == (True, "core/long.py has 3003 long files, at most 3000: see scripts/checks/ratchets.toml")
-    assert list(check_sizes.compare(found, found)) == []
+    assert list(sizes.compare(found, found)) == []
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_numbers_that_may_only_fall_are_counted_and_compared(tmp_path: Path) -> 
 )
 def test_packed_are_groups_of_fixed_values_and_no_sequences(body: str, count: int, tmp_path: Path) -> None:
     (tmp_path / "packed.py").write_text(f"def f(a, b):\n    {body}\n")
-    assert check_sizes.num_packed_calls(tmp_path / "packed.py") == count
+    assert sizes.num_packed_calls(tmp_path / "packed.py") == count

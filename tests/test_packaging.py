@@ -46,23 +46,9 @@ def shipped_files() -> set[str]:
     """Return the paths, below the package, of all files that a user needs."""
     rooms = [room for room in ROOMS if room != "scripts"]
     sources = {file for room in rooms for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
-    sources |= {ROOT / "scripts" / f"{name}.py" for name in scripts_of_benchmarks()}
+    sources |= {*(ROOT / "scripts" / "bench").rglob("*.py")}
     demo = {file for file in (ROOT / "demo").rglob("*") if file.suffix in DEMO_FILES}
     return {str(file.relative_to(ROOT)) for file in sources | demo} | {"__init__.py", "py.typed"}
-
-
-def scripts_of_benchmarks() -> set[str]:
-    """Return the scripts that `engine-launch bench` runs, with those that they import or start."""
-    found: set[str] = set()
-    waiting = [f"bench_{name}" for name in BENCHMARKS]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            text = (ROOT / "scripts" / f"{name}.py").read_text(encoding="utf-8")
-            named = re.finditer(r'tokenloom\.scripts\.(\w+)|^(?:from|import) (peer_\w+)|"(\w+)\.py"', text, re.M)
-            waiting += [match[match.lastindex or 0] for match in named]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +111,11 @@ def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
     folders -= {folder for folder in folders if Path("demo") in folder.parents}  # data of the package demo
     expected = {".".join(["tokenloom", *folder.parts]) for folder in folders}
     assert sorted(listed) == sorted(expected)
+
+
+def test_benchmarks_use_no_script_that_is_not_shipped() -> None:
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts" / "bench").rglob("*.py"))
+    assert set(re.findall(r"tokenloom\.scripts\.\w+", texts)) == {"tokenloom.scripts.bench"}
 
 
 def test_rooms_have_no_init_file() -> None:
@@ -195,7 +186,7 @@ STEPS = (  # of one process, each with modules that are not there after it
     ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
     ("import tokenloom.frontend.launch, tokenloom.frontend.server.process", ("torch", "transformers")),
     (
-        "import tokenloom.workers.machine.cpu_threads, tokenloom.kernels.cpu.compiler, tokenloom.scripts.bench_report",
+        "import tokenloom.workers.machine.cpu_threads, tokenloom.kernels.cpu.compiler, tokenloom.scripts.bench.report",
         (),
     ),
 )

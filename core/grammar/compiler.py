@@ -1,9 +1,9 @@
 """GrammarCompiler: compiles the text of a grammar to a matcher, which makes masks of the allowed next tokens.
 
 The library is llguidance 1.9. Compared with xgrammar 0.2.8 over six schemas and 49,152 tokens in one thread
-(scripts/peer_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a median mask takes 5 to 184 µs
-against 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds the cost of a grammar, and it imports in 40 ms
-without torch, which xgrammar needs and the core must not import.
+(scripts/checkpoints/compare_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a median mask takes
+5 to 184 µs against 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds the cost of a grammar, and it imports in
+40 ms without torch, which xgrammar needs and the core must not import.
 
 Knows texts, tokens and bits; no request, no step and no process. Its calls release the GIL and may come from several
 threads; a matcher belongs to one thread at a time.

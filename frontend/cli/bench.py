@@ -1,4 +1,4 @@
-"""`engine-launch bench NAME …`: runs scripts/bench_NAME.py with its own arguments."""
+"""`engine-launch bench NAME …`: runs scripts/bench/cases/NAME.py with its own arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from .command import list_commands
 
-BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
+BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
     "latency": "one request alone: time to the first token and between tokens",
     "mixed": "a prompt with a cached prefix; a long prompt beside decoding requests",
@@ -47,5 +47,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     sys.argv = [f"engine-launch bench {arguments.benchmark}", *arguments.arguments]
-    script = importlib.import_module(f"...scripts.bench_{arguments.benchmark}", __package__)
-    return int(script.main())
+    case = importlib.import_module(f"...scripts.bench.cases.{arguments.benchmark}", __package__)
+    return int(case.main())

@@ -1,7 +1,7 @@
 """Tile shapes of the attention kernels per (architecture, head_dim, query heads per KV head, bytes of an element).
 
-There is no tuning at run time: scripts/tune_kernels.py writes `gpu_table.json` beside this file on a GPU. Without an
-entry a rule gives a shape that fits into shared memory. Knows no kernel.
+There is no tuning at run time: scripts/gpu/tune_kernels.py writes `gpu_table.json` beside this file on a GPU. Without
+an entry a rule gives a shape that fits into shared memory. Knows no kernel.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.bench_processes import signal_tree
-from tokenloom.scripts.bench_report import Report, median
-from tokenloom.scripts.bench_workload import Workload
+from tokenloom.scripts.bench.processes import signal_tree
+from tokenloom.scripts.bench.report import Report, median
+from tokenloom.scripts.bench.workload import Workload
 
-SCRIPTS = Path(__file__).resolve().parent
+PEERS = Path(__file__).resolve().parent / "peers"
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 20.0
@@ -165,4 +165,4 @@ class Peer:
 
 def transformers_peer(folder: Path, dtype: str, device: str, threads: int, python: str = sys.executable) -> Peer:
     arguments = [str(folder), "--dtype", dtype, "--device", device, "--threads", str(threads)]
-    return Peer("transformers", [python, str(SCRIPTS / "peer_transformers.py"), *arguments])
+    return Peer("transformers", [python, str(PEERS / "transformers_peer.py"), *arguments])

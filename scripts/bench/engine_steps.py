@@ -1,6 +1,6 @@
 """Runs the core or the frontend alone, one step at a time, with N answers that grow by one token a step.
 
-bench_engine.py times these steps, profile_engine.py profiles them and tests count their calls: real objects and real
+cases/engine.py times these steps, profile_engine.py profiles them and tests count their calls: real objects and real
 messages, without sockets or other processes.
 """
 
@@ -29,7 +29,7 @@ from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.sockets.addresses import RunDirectory
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
-from tokenloom.scripts.null_worker import FIRST_BYTE, NUM_BYTES, NullWorker
+from tokenloom.scripts.bench.null_worker import FIRST_BYTE, NUM_BYTES, NullWorker
 
 STEPS_AHEAD = 16  # decode steps before the first that counts
 CLIENT = b"client of the test"

@@ -4,7 +4,7 @@
     roofline = the same with attention's cache reads added, for requests of different lengths
 
 Steps: the prompts in chunks of the token budget, then one step per answer token for all requests at once. The rates
-come from peer_limits.py, measured in the same run: reading a buffer as large as the weights (on a GPU: copying it), and
+come from limits_peer.py, measured in the same run: reading a buffer as large as the weights (on a GPU: copying it), and
 the matmuls of the model's own linear shapes at MATMUL_TOKENS tokens, where they are fastest.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
-from tokenloom.scripts.bench_workload import Workload
+from tokenloom.scripts.bench.contestant import PEERS, Peer
+from tokenloom.scripts.bench.workload import Workload
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -134,7 +134,7 @@ class LimitsPeer:
 
     def __init__(self, folder: Path, dtype: str, device: str, threads: int) -> None:
         arguments = [str(folder), "--dtype", dtype, "--device", device, "--threads", str(threads)]
-        self._peer = Peer("limits", [sys.executable, str(SCRIPTS / "peer_limits.py"), *arguments])
+        self._peer = Peer("limits", [sys.executable, str(PEERS / "limits_peer.py"), *arguments])
         self.limits = Limits(load_model_config(folder), dtype)
 
     def measure(self) -> Rates:

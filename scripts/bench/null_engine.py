@@ -1,6 +1,6 @@
 """Run engine-launch with null_worker.py in place of the workers: real supervisor, frontend and core, no model.
 
-ChildEngine(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engine"))
+ChildEngine(config, command=(sys.executable, "-m", "tokenloom.scripts.bench.null_engine"))
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenloom.frontend.launcher.supervisor.local_launcher import LocalLauncher
 class NullLauncher(LocalLauncher):
     """Starts the null worker in place of every worker."""
 
-    modules: ClassVar = {**LocalLauncher.modules, "worker": "tokenloom.scripts.null_worker"}
+    modules: ClassVar = {**LocalLauncher.modules, "worker": "tokenloom.scripts.bench.null_worker"}
 
 
 if __name__ == "__main__":

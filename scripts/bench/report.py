@@ -24,7 +24,7 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 Cell: TypeAlias = float | int | str | None
 Json: TypeAlias = "Cell | bool | Sequence[Json] | Mapping[str, Json]"
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tokenloom", "torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers")
 
 

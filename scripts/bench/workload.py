@@ -23,7 +23,7 @@ from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, checkpoint_folder
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_report import Report, new_parser
+from tokenloom.scripts.bench.report import Report, new_parser
 
 FIRST_ID = 10  # many vocabularies have special tokens below
 MAKE_TIMEOUT_S = 1800
@@ -133,7 +133,8 @@ def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = cache / f".{folder.name}.{os.getpid()}"
-        command = [sys.executable, "-m", "tokenloom.scripts.make_checkpoint", name, str(unfinished), "--dtype", dtype]
+        program = [sys.executable, "-P", "-m", "tokenloom.scripts.bench.inputs.make_checkpoint"]
+        command = [*program, name, str(unfinished), "--dtype", dtype]
         subprocess.run(command, check=True, timeout=MAKE_TIMEOUT_S, cwd="/", stdout=sys.stderr)
         unfinished.rename(folder)
     return folder

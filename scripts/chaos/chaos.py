@@ -1,13 +1,13 @@
 """Kill, stop, starve and mislead the processes of a serving engine while clients stream; check that nothing is lost.
 
-    python scripts/chaos.py --faults 300 --clients 8 --seed 0
+    python scripts/chaos/chaos.py --faults 300 --clients 8 --seed 0
 
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
 vanish, supervisors that are killed and started again. With --hosts N the ranks are on network namespaces as hosts,
-beside a spare one, and ranks, agents and links join the victims (chaos_hosts.py); with --distributed-executor-backend
-ray, each has a node of a Ray cluster, and raylets, actors and the launcher join them, too (chaos_ray.py). With
+beside a spare one, and ranks, agents and links join the victims (host_faults.py); with --distributed-executor-backend
+ray, each has a node of a Ray cluster, and raylets, actors and the launcher join them, too (ray_faults.py). With
 --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. With --adapters requests
 name random LoRA adapters, more than the workers have slots for, whose own files are gone. With --images a small random
 model that sees images is served, half of the requests have images, and the media process joins the victims. Each answer
@@ -36,15 +36,15 @@ import psutil
 from tokenloom import Client
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.client import Health
-from tokenloom.scripts.adapter_load import linked_cache
-from tokenloom.scripts.bench_report import new_parser, print_json
-from tokenloom.scripts.chaos_clients import Clients
-from tokenloom.scripts.chaos_disk import DiskFaults
-from tokenloom.scripts.chaos_faults import Faults
-from tokenloom.scripts.chaos_hosts import HostFaults
-from tokenloom.scripts.chaos_losses import Losses
-from tokenloom.scripts.chaos_ray import RayFaults
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
+from tokenloom.scripts.bench.report import new_parser, print_json
+from tokenloom.scripts.chaos.clients import Clients
+from tokenloom.scripts.chaos.disk_faults import DiskFaults
+from tokenloom.scripts.chaos.faults import Faults
+from tokenloom.scripts.chaos.host_faults import HostFaults
+from tokenloom.scripts.chaos.losses import Losses
+from tokenloom.scripts.chaos.ray_faults import RayFaults
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, make_work, with_adapters, with_images, without_effect
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenloom import AsyncClient, RequestOutput
-from tokenloom.scripts.chaos_proxy import Proxy
+from tokenloom.scripts.chaos.proxy import Proxy
 from tokenloom.tests.support.chaos_work import Work, difference
 
 STOP_S = 120.0

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import psutil
 
-from tokenloom.scripts.bench_processes import signal_all
+from tokenloom.scripts.bench.processes import signal_all
 
 How = Literal["cgroup", "signals"]
 CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -21,11 +21,11 @@ from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS
 from tokenloom.ipc.spec.config.engine_spec import process_name
-from tokenloom.scripts.chaos_clients import Clients
-from tokenloom.scripts.chaos_disk import DAMAGES, DiskFaults
-from tokenloom.scripts.chaos_losses import Losses
-from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.chaos.clients import Clients
+from tokenloom.scripts.chaos.disk_faults import DAMAGES, DiskFaults
+from tokenloom.scripts.chaos.engine_freezer import How, can_freeze, suspended
+from tokenloom.scripts.chaos.losses import Losses
 from tokenloom.tests.support.faults import inject
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected

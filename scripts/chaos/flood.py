@@ -1,6 +1,6 @@
 """Many clients submit far more than the engine queues: no accepted request is lost, memory stays bounded.
 
-    python scripts/flood.py --requests 50000 --clients 20
+    python scripts/chaos/flood.py --requests 50000 --clients 20
 
 The engine's queue is small, so most submits are first refused as Overloaded and retried by the client. One more client
 never reads its answers. Prints the counts of answers and the growth of core and frontend.
@@ -24,7 +24,7 @@ from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 
 
 def ask(address: str, count: int, results: list[int]) -> None:

@@ -1,6 +1,6 @@
 """Send large HTTP bodies of every form beside four streams: /health stays fast, no stream stalls or breaks.
 
-    python scripts/flood_bodies.py --megabytes 1 8 31
+    python scripts/chaos/flood_bodies.py --megabytes 1 8 31
 
 Starts an engine on the demo model with one compute thread. Sends the most expensive bodies to each endpoint: one text,
 many texts, token ids, lists of one token, chats of one long and of many short messages, huge schemas, biases and tools,
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tokenloom.scripts import load_http
-from tokenloom.scripts.bench_report import new_parser, percentile, print_json
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import new_parser, percentile, print_json
+from tokenloom.scripts.chaos import load_http
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 HEALTH_LIMIT_MS = 200.0  # p99

@@ -1,6 +1,6 @@
 """Run random token sequences through the detokenizer, one process per kind of tokenizer: the long form of its test.
 
-    python scripts/fuzz_detokenizer.py --sequences 1000000
+    python scripts/chaos/fuzz_detokenizer.py --sequences 1000000
 
 Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot
 (tests/frontend/server/text/samples.py). Each sequence mixes pieces of real text, bytes, special tokens and unknown ids,

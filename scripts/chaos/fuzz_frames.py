@@ -1,9 +1,9 @@
 """Send malformed frames to an engine and check that it still serves.
 
-    python scripts/fuzz_frames.py                            100,000 frames at a Frontend in this process
-    python scripts/fuzz_frames.py ADDRESS                    100,000 at the client socket of a running engine
-    python scripts/fuzz_frames.py ADDRESS --channel core     … at core.sock in its run directory
-    python scripts/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
+    python scripts/chaos/fuzz_frames.py                            100,000 frames at a Frontend in this process
+    python scripts/chaos/fuzz_frames.py ADDRESS                    100,000 at the client socket of a running engine
+    python scripts/chaos/fuzz_frames.py ADDRESS --channel core     … at core.sock in its run directory
+    python scripts/chaos/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
 
 Frames are valid messages of the channel with a mutation: bits, lengths, types, fields, nesting. The messages are
 generated from their definitions in ipc/messages, so that a new one is fuzzed without a change here. The same seed gives
@@ -32,7 +32,7 @@ from tokenloom.ipc.messages.supervisor import ChildToSupervisor, SupervisorToChi
 from tokenloom.ipc.messages.workers import CoreToWorker, WorkerToCore
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 
 
 class Channel(NamedTuple):

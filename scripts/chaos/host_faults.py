@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.scripts.chaos_faults import Fault, Faults
-from tokenloom.scripts.chaos_links import LinkFaults
-from tokenloom.scripts.chaos_losses import Losses
+from tokenloom.scripts.chaos.faults import Fault, Faults
+from tokenloom.scripts.chaos.link_faults import LinkFaults
+from tokenloom.scripts.chaos.losses import Losses
 from tokenloom.tests.support.network_hosts import Agent, Network
 
 SETTLE_S = 10.0

@@ -1,9 +1,9 @@
 """Attack an engine with the inputs of hostile callers, beside bystanders: nobody is cut, nothing pauses or stays.
 
-    python scripts/hostile.py                     each attack alone
-    python scripts/hostile.py --crowd-s 60        200 hostile bodies of eight callers beside 8 streams, spread evenly
-    python scripts/hostile.py --crowd-s 60 --crowd-bodies 0   as many as the eight get answered
-    python scripts/hostile.py --mixture-s 600     all attacks at random, beside requests whose answers are known
+    python scripts/chaos/hostile.py                     each attack alone
+    python scripts/chaos/hostile.py --crowd-s 60        200 hostile bodies of eight callers beside 8 streams
+    python scripts/chaos/hostile.py --crowd-s 60 --crowd-bodies 0   as many as the eight get answered
+    python scripts/chaos/hostile.py --mixture-s 600     all attacks at random, beside requests whose answers are known
 
 Starts an engine on the demo model, or on --model, with one compute thread. For each attack it prints the answers by
 status, the longest pause of a bystander's stream, the memory that its processes keep afterwards, their CPU time in the
@@ -36,11 +36,11 @@ import zmq
 from tokenloom import Client, RequestOutput
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
-from tokenloom.scripts import hostile_inputs as inputs
-from tokenloom.scripts.bench_report import Report, new_parser, percentile
-from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.hostile_bystander import Watch
-from tokenloom.scripts.soak import measure
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.chaos import hostile_inputs as inputs
+from tokenloom.scripts.chaos.hostile_bystander import Watch
+from tokenloom.scripts.chaos.soak import measure
 from tokenloom.tests.support.chaos_work import Work, difference, make_work
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-num-seqs", "64")

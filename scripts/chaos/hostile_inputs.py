@@ -1,7 +1,7 @@
 """The hostile inputs of callers: HTTP bodies, raw bytes of connections, and frames of the client socket.
 
 A body is small to send and dear to read: unterminated strings, nested counts, many entries where few are usual. Knows
-no engine and no result (scripts/hostile.py).
+no engine and no result (scripts/chaos/hostile.py).
 """
 
 from __future__ import annotations

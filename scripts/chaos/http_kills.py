@@ -1,6 +1,6 @@
 """Kill the frontend repeatedly while new HTTP connections arrive: none is refused, none is lost in the queue.
 
-    python scripts/http_kills.py --seconds 10 --kills 3 --rate 100
+    python scripts/chaos/http_kills.py --seconds 10 --kills 3 --rate 100
 
 Opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed --kills times
 with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have accepted them,
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tokenloom.scripts.bench_report import new_parser, print_json
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import new_parser, print_json
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.scripts.chaos_faults import Fault
-from tokenloom.scripts.chaos_losses import ZOMBIE_S, Losses
+from tokenloom.scripts.chaos.faults import Fault
+from tokenloom.scripts.chaos.losses import ZOMBIE_S, Losses
 from tokenloom.tests.support.network_hosts import Network
 
 LONGEST_CUT_S = 8.0

@@ -1,6 +1,6 @@
 """Stream with many HTTP clients for a long time: no request fails, nothing grows, /health stays fast.
 
-    python scripts/load_http.py --minutes 10 --streams 500
+    python scripts/chaos/load_http.py --minutes 10 --streams 500
 
 Starts an engine on the demo model with one compute thread. Each of --streams connections requests one answer after the
 other, of 16 to 128 tokens; meanwhile another process requests /health ten times a second. Prints requests, tokens,
@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tokenloom.scripts.bench_report import new_parser, percentile, print_json
-from tokenloom.scripts.bench_sse import Stream
-from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.soak import measure
+from tokenloom.scripts.bench.cases.sse import Stream
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import new_parser, percentile, print_json
+from tokenloom.scripts.chaos.soak import measure
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 # per stream: small enough that all of it is touched in the first third, else it would count as growth

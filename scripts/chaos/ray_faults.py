@@ -12,10 +12,10 @@ from collections.abc import Callable
 import psutil
 
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.scripts.chaos_faults import Fault, Faults
-from tokenloom.scripts.chaos_links import LinkFaults
-from tokenloom.scripts.chaos_losses import Losses
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.chaos.faults import Fault, Faults
+from tokenloom.scripts.chaos.link_faults import LinkFaults
+from tokenloom.scripts.chaos.losses import Losses
 from tokenloom.tests.support.ray_network import RayNetwork
 
 SETTLE_S = 10.0

@@ -1,6 +1,6 @@
 """Run mixed traffic with aborts and timeouts for a long time; core, frontend and worker must not grow.
 
-    python scripts/soak.py --minutes 30
+    python scripts/chaos/soak.py --minutes 30
 
 Prints each process's growth between one third of the time and its end, its sockets and descriptors.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client
-from tokenloom.scripts.bench_report import new_parser, print_json
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import new_parser, print_json
 from tokenloom.tests.support.chaos_work import make_work
 
 ROLES = ("core", "frontend", "worker 0", "grammar", "prover")

@@ -1,4 +1,6 @@
-"""Time steps of rows with adapters and without: python -m tokenloom.scripts.compare_adapters [SHAPE ...]
+"""Time steps of rows with adapters and without.
+
+    python -m tokenloom.scripts.checkpoints.compare_adapters [SHAPE ...]
 
 A decoder of some layers of the shape, with random weights, computes decode rows at the first position, so that its
 time is that of the linear layers; embedding and head are small. Adapters have one rank on all linears, and rows take
@@ -33,9 +35,9 @@ from tokenloom.kernels.contract import (
 )
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, load_cpu_ops
 from tokenloom.kernels.cpu.loader import load_kernels
-from tokenloom.scripts.bench_kernels import seconds
-from tokenloom.scripts.bench_report import Report, new_parser
-from tokenloom.scripts.compare_families import cpu_s
+from tokenloom.scripts.bench.cases.kernels import seconds
+from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.tests.workers.paged_run import make_metadata
 
 VOCAB, BLOCK_SIZE = 32, 16

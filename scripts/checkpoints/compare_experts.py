@@ -1,4 +1,6 @@
-"""Time decode steps of a model with experts beside a dense one: python -m tokenloom.scripts.compare_experts [CASE ...]
+"""Time decode steps of a model with experts beside a dense one.
+
+    python -m tokenloom.scripts.checkpoints.compare_experts [CASE ...]
 
 The model has Qwen3-MoE's layers, with 32 experts of which a token chooses 4; weights are random. For each case the
 dense model is a Llama that reads as many weights: its MLP is as wide as the experts that the step reads, if tokens
@@ -19,11 +21,11 @@ import torch
 from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
-from tokenloom.scripts.bench_limits import Limits
-from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.compare_families import cpu_s
-from tokenloom.scripts.make_checkpoint import Config, config_of
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench.inputs.make_checkpoint import Config, config_of
+from tokenloom.scripts.bench.limits import Limits
+from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
 

@@ -1,8 +1,10 @@
-"""Time steps of transformers' layers beside native ones: python -m tokenloom.scripts.compare_fallback [CASE ...]
+"""Time steps of transformers' layers beside native ones.
+
+    python -m tokenloom.scripts.checkpoints.compare_fallback [CASE ...]
 
 Both have equal weights. Each round times a step of both in turn: the time by the clock, or on one thread its CPU time.
 `ratio` is the median of fallback / native; `differs` is the largest difference of their logits, as a share of the
-largest logit. Models as in bench_workload.py.
+largest logit. Models as in workload.py.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import torch
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
-from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.scripts.compare_families import cpu_s
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.workload import find_checkpoint
+from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model

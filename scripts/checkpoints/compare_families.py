@@ -1,4 +1,6 @@
-"""Time a step of each native dense family beside Llama's of one shape: python -m tokenloom.scripts.compare_families
+"""Time a step of each native dense family beside Llama's of one shape.
+
+    python -m tokenloom.scripts.checkpoints.compare_families
 
 Weights are random. Each round times Llama, then each family, by the CPU time of one thread. `excess` is the ratio of
 times divided by the ratio of weights: above 1, a family costs more than its matrices.
@@ -18,8 +20,8 @@ import torch
 from tokenloom.ipc.spec.models.families import FAMILIES
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench_kernels import CPU, DTYPE, step_of
-from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
+from tokenloom.scripts.bench.report import Report, median, new_parser
 from tokenloom.tests.support.checkpoints import tiny_config
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.workers.machine.parallel import ParallelGroup

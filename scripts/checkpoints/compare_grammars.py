@@ -1,6 +1,6 @@
 """Compare the libraries that make grammar masks: time to compile a schema, time of one token's mask.
 
-    python scripts/peer_grammars.py TOKENIZER.json
+    python scripts/checkpoints/compare_grammars.py TOKENIZER.json
 
 Needs tokenizers and numpy, and each library to be measured: llguidance, xgrammar (which brings torch). Each schema is
 compiled ROUNDS times without the library's cache; masks are timed along random walks of up to WALK tokens, which end

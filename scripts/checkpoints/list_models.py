@@ -1,6 +1,6 @@
 """Write the table of native models into docs/learn/models.md, from the families and the models of the tests.
 
-    python -m tokenloom.scripts.list_models [--check]
+    python -m tokenloom.scripts.checkpoints.list_models [--check]
 
 A row is an architecture: the published models whose config.json and tensor names the tests load at full size, and how a
 CPU runs a step. `--check` writes nothing, and exits with 1 if the page has another table.
@@ -25,7 +25,7 @@ from tokenloom.tests.support.published_models import NAMES, read_published
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/learn/models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/learn/models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")
 CPU = torch.device("cpu")
 ARCHITECTURES = sorted(NATIVE)

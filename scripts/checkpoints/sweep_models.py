@@ -1,6 +1,6 @@
 """Serve a tiny model of every causal language model that the installed transformers knows, and tell which are right.
 
-    python -m tokenloom.scripts.sweep_models [--types gemma2 lfm2 …] [--write docs/learn/models.md]
+    python -m tokenloom.scripts.checkpoints.sweep_models [--types gemma2 lfm2 …] [--write docs/learn/models.md]
 
 For each type: the defaults of its configuration, with few small layers, short windows and random weights, are saved as
 a checkpoint, loaded as the engine loads it, and run on packed rows that are cut into chunks. Every logit is compared

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 WALLS = {  # the rooms that a room, with all it contains, may import
     "ipc": (),

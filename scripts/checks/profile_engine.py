@@ -1,8 +1,8 @@
 """Profile the core's and the frontend's steps: cProfile over many steps of 256 growing answers.
 
-    python scripts/profile_engine.py --rows 256 --steps 300 [--sort tottime]
+    python scripts/checks/profile_engine.py --rows 256 --steps 300 [--sort tottime]
 
-cProfile makes calls more expensive than they are: it shows hot spots, bench_engine.py the real cost.
+cProfile makes calls more expensive than they are: it shows hot spots, cases/engine.py the real cost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import msgspec
 
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.scripts.engine_steps import CoreSteps, FrontendSteps
+from tokenloom.scripts.bench.engine_steps import CoreSteps, FrontendSteps
+from tokenloom.scripts.bench.workload import find_checkpoint
 
 
 def profile_core(config: EngineConfig, num_rows: int, num_steps: int) -> cProfile.Profile:

@@ -19,7 +19,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"frontend": 2.0, "core": 2.0, "workers": 2.0, "kernels": 2.0, "ipc": 2.0, "tests": 2.0, "scripts": 2.0}
 RELATIVES = re.compile(r"\b(?:what|who|whose|whom)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")

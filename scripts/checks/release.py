@@ -1,6 +1,6 @@
 """Check the files that `scripts/release` has built, and that the wheel generates text in a bare environment.
 
-    python scripts/check_release.py dist
+    python scripts/checks/release.py dist
 
 The wheel is installed into a new environment from pip's configured index, under constraints.txt, and runs there
 without a compiler. Standard library only.
@@ -19,7 +19,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 INSTALL_TIMEOUT_S = 1800
 RUN_TIMEOUT_S = 120
 DEMOS = ("model", "adapters/json/adapter_model", "adapters/pirate/adapter_model", "audio/model", "vision/model")

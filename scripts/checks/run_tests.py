@@ -1,7 +1,7 @@
 """Run the tests, and each failed one once more, alone, after the whole run.
 
     scripts/test                  calls this for a run of the whole suite
-    python scripts/run_tests.py -m 'not gpu' --numprocesses 2
+    python scripts/checks/run_tests.py -m 'not gpu' --numprocesses 2
 
 A test that fails in the run and passes alone depends on its neighbours or on the load. It is printed as `flaky: NAME
 (error)` and added to .ci/flaky.txt with the number of the run, and does not make the run red, unless it is there
@@ -26,7 +26,7 @@ import msgspec
 
 from tokenloom.tests.support.run_record import DURATIONS, OPTION, FileTime, RunRecord
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NUM_RUNS = 20  # in which a test may be flaky once
 MAX_ALONE = 30  # more failed tests are a broken tree, and none runs again
 TESTS_FAILED = 1  # pytest's exit code

@@ -1,7 +1,7 @@
 """Print and enforce the tree's sizes. Numbers that may only fall stand in scripts/checks/ratchets.toml.
 
-    python scripts/check_sizes.py                    the check, and lines for the file where a number has fallen
-    python scripts/check_sizes.py --beside FOLDER    the sizes of another project's Python files beside ours
+    python scripts/checks/sizes.py                    the check, and lines for the file where a number has fallen
+    python scripts/checks/sizes.py --beside FOLDER    the sizes of another project's Python files beside ours
 
 Code is counted in tokens (scripts/checks/code_tokens.py), since lines can be packed. Triton kernels are exempt from the
 limit on functions. Exit code 1 and one line for each exceeded limit.
@@ -22,7 +22,7 @@ import msgspec
 
 from tokenloom.scripts.checks.code_tokens import num_tokens
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RATCHETS = "scripts/checks/ratchets.toml"
 
 ROOMS = ("frontend", "core", "workers", "kernels", "ipc")

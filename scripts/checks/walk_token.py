@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenloom import LLM, SamplingParams
 
-ROOT = str(Path(__file__).resolve().parent.parent)
+ROOT = str(Path(__file__).resolve().parents[2])
 SHORT, LONG = 32, 96  # tokens
 
 

@@ -1,10 +1,10 @@
 """Compare a simulated fleet with a real one: two engines here, behind the same router, with the same requests.
 
-    python scripts/compare_simulation.py 135m --num-threads 1 --step-cost A,B,C,D,E
+    python scripts/fleet/compare_simulation.py 135m --num-threads 1 --step-cost A,B,C,D,E
 
 Conversations of a few turns, each of which begins with all before it, come at fixed times. They are sent to --engines
 engines, through the engine's Router in this process, and then simulated with exact and with fluid replicas of the same
-sizes. scripts/fit_step_cost.py finds --step-cost; fit it with --beside, on the same machine. Printed of each: the share
+sizes. fit_step_cost.py finds --step-cost; fit it with --beside, on the same machine. Printed of each: the share
 of prompt tokens found in a prefix cache, and seconds to the first token and to the end. All flags of engine-launch are
 taken.
 """
@@ -22,12 +22,12 @@ from tokenloom import AsyncClient, SamplingParams
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.server.replicas.router import Router
-from tokenloom.scripts.bench_report import percentile
-from tokenloom.scripts.bench_workload import Setup, new_model_parser
-from tokenloom.scripts.fleet_exact import ExactReplica, spec_of, tokens_of
-from tokenloom.scripts.fleet_replica import FluidReplica, Sizes, StepCost
-from tokenloom.scripts.fleet_simulation import FleetSimulation
-from tokenloom.scripts.fleet_trace import BLOCK, Job
+from tokenloom.scripts.bench.report import percentile
+from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.fleet.exact_replica import ExactReplica, spec_of, tokens_of
+from tokenloom.scripts.fleet.replica import FluidReplica, Sizes, StepCost
+from tokenloom.scripts.fleet.simulation import FleetSimulation
+from tokenloom.scripts.fleet.traces import BLOCK, Job
 
 FIRST_KEY = 10  # keys become token ids
 
@@ -102,7 +102,7 @@ def figures(jobs: Sequence[Job]) -> dict[str, float]:
 
 def main() -> int:
     parser = new_model_parser(__doc__)
-    parser.add_argument("--step-cost", required=True, metavar="A,B,C,D,E", help="seconds, of scripts/fit_step_cost.py")
+    parser.add_argument("--step-cost", required=True, metavar="A,B,C,D,E", help="seconds, of fit_step_cost.py")
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--rate", type=float, default=0.5, help="requests per second, all engines together")
     parser.add_argument("--duration-s", type=float, default=120.0)

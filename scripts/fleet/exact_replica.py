@@ -19,10 +19,10 @@ from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, T
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
-from tokenloom.scripts.engine_steps import new_spec
-from tokenloom.scripts.fleet_replica import NEVER, Event, Sizes, StepCost
-from tokenloom.scripts.fleet_trace import BLOCK, Job
-from tokenloom.scripts.null_worker import NullWorker
+from tokenloom.scripts.bench.engine_steps import new_spec
+from tokenloom.scripts.bench.null_worker import NullWorker
+from tokenloom.scripts.fleet.replica import NEVER, Event, Sizes, StepCost
+from tokenloom.scripts.fleet.traces import BLOCK, Job
 
 MAX_MODEL_LEN = 200_000
 ANY_TOKEN = 7

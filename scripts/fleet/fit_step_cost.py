@@ -1,6 +1,6 @@
-"""Fit the seconds of a step for scripts/simulate_fleet.py --step-cost, from the steps of a real worker.
+"""Fit the seconds of a step for scripts/fleet/simulate_fleet.py --step-cost, from the steps of a real worker.
 
-    python scripts/fit_step_cost.py 135m --num-threads 1 --beside 1
+    python scripts/fleet/fit_step_cost.py 135m --num-threads 1 --beside 1
 
 A core and a worker in this process answer random requests for --seconds; the number of open ones changes all the time.
 Of each step the numbers that StepCost takes and the worker's own `execute_s` are noted, and a line through them is
@@ -31,9 +31,9 @@ from tokenloom.ipc.messages.workers import SchedulerOutput, TokenMask
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.sockets.addresses import RunDirectory
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_workload import FIRST_ID, Setup, flags_of, new_model_parser
-from tokenloom.scripts.fleet_exact import StepSizes
-from tokenloom.scripts.fleet_replica import StepCost
+from tokenloom.scripts.bench.workload import FIRST_ID, Setup, flags_of, new_model_parser
+from tokenloom.scripts.fleet.exact_replica import StepSizes
+from tokenloom.scripts.fleet.replica import StepCost
 from tokenloom.workers.worker import Worker
 
 WARM_UP_STEPS = 20

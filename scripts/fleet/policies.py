@@ -1,4 +1,4 @@
-"""Policies of routing for scripts/simulate_fleet.py: the engine's Router, and others that differ in `pick` alone."""
+"""Policies of routing for simulate_fleet.py: the engine's Router, and others that differ in `pick` alone."""
 
 from __future__ import annotations
 

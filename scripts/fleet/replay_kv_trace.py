@@ -1,6 +1,6 @@
 """Replay a trace of prompts through pool and tiers: how many of their tokens would have been found, and where.
 
-    python scripts/replay_kv_trace.py TRACE.jsonl --pool 300000 --host 3000000 --disk 30000000
+    python scripts/fleet/replay_kv_trace.py TRACE.jsonl --pool 300000 --host 3000000 --disk 30000000
 
 TRACE has a JSON object a line with `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the
 prompt that follow the same tokens (the form of Mooncake's traces). Sizes are in tokens; 0: none. The pool and the host
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.offload.slots import Slots
-from tokenloom.scripts.bench_report import Report, new_parser
+from tokenloom.scripts.bench.report import Report, new_parser
 
 BLOCK = 512  # tokens
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from tokenloom.core.scheduling.prefill_throttle import CROWD, MIN_TOKENS, SHARE
-from tokenloom.scripts.fleet_trace import BLOCK, Job
+from tokenloom.scripts.fleet.traces import BLOCK, Job
 
 NEVER = math.inf
 EventKind: TypeAlias = Literal["started", "first_token", "finished"]

@@ -1,9 +1,10 @@
-"""Simulate a fleet of replicas behind the engine's router, on a trace, in virtual time.
+r"""Simulate a fleet of replicas behind the engine's router, on a trace, in virtual time.
 
-    python scripts/simulate_fleet.py TRACE.jsonl --replicas 8 64 1000
-    python scripts/simulate_fleet.py TRACE.jsonl --replicas 1000 --faults '[{"kind": "kill", "at_s": 100, "num": 200}]'
+    python scripts/fleet/simulate_fleet.py TRACE.jsonl --replicas 8 64 1000
+    python scripts/fleet/simulate_fleet.py TRACE.jsonl --replicas 64 \
+        --faults '[{"kind": "kill", "at_s": 100, "num": 9}]'
 
-TRACE is in the form that scripts/fleet_trace.py describes, faults in that of scripts/fleet_faults.py. Each tenant of
+TRACE is in the form that traces.py describes, faults in that of faults.py. Each tenant of
 the fleet has the trace with prompts of its own; there are as many as the load asks for. For each size and policy: the
 share of prompt tokens found in a replica's prefix cache, that share over the one of a single cache as large as all
 together, seconds to the first token, and tokens computed by the busiest replica over the mean; with faults also
@@ -23,13 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES
-from tokenloom.scripts.bench_report import Cell, Report, new_parser, percentile
-from tokenloom.scripts.fleet_exact import ExactReplica, spec_of
-from tokenloom.scripts.fleet_faults import Fault, read_faults
-from tokenloom.scripts.fleet_policies import POLICIES, LateIndex
-from tokenloom.scripts.fleet_replica import LARGE_GPU, FluidReplica, Replica, Sizes, StepCost
-from tokenloom.scripts.fleet_simulation import FleetSimulation
-from tokenloom.scripts.fleet_trace import BLOCK, Entry, Job, jobs_of, read_trace, share_cached_by_one
+from tokenloom.scripts.bench.report import Cell, Report, new_parser, percentile
+from tokenloom.scripts.fleet.exact_replica import ExactReplica, spec_of
+from tokenloom.scripts.fleet.faults import Fault, read_faults
+from tokenloom.scripts.fleet.policies import POLICIES, LateIndex
+from tokenloom.scripts.fleet.replica import LARGE_GPU, FluidReplica, Replica, Sizes, StepCost
+from tokenloom.scripts.fleet.simulation import FleetSimulation
+from tokenloom.scripts.fleet.traces import BLOCK, Entry, Job, jobs_of, read_trace, share_cached_by_one
 
 WINDOWS_S = (0, 10, 20, 30, 45, 60)  # after the first fault
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from tokenloom.frontend.server.replicas.resume_pacer import ResumePacer
 from tokenloom.frontend.server.replicas.resume_queue import ResumeQueue
 from tokenloom.frontend.server.replicas.router import Router
-from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, RollingRestart, Slow
-from tokenloom.scripts.fleet_replica import NEVER, Event, Replica
-from tokenloom.scripts.fleet_trace import Job
+from tokenloom.scripts.fleet.faults import Fault, Kill, Partition, Poison, RollingRestart, Slow
+from tokenloom.scripts.fleet.replica import NEVER, Event, Replica
+from tokenloom.scripts.fleet.traces import Job
 
 MAX_LOSSES = 3  # a request that was computed by as many lost replicas, without a token in between, ends with an error
 

@@ -1,4 +1,4 @@
-"""Traces of requests for scripts/simulate_fleet.py: arrivals, lengths and shared prefixes, for a fleet of any size.
+"""Traces of requests for simulate_fleet.py: arrivals, lengths and shared prefixes, for a fleet of any size.
 
 A trace has a JSON object a line: `timestamp` in milliseconds, `input_length`, `output_length` in tokens and `hash_ids`,
 one for each BLOCK tokens of the prompt that follow the same tokens (the form of Mooncake's traces). A fleet's load is

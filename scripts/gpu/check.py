@@ -1,8 +1,8 @@
 """Check a GPU completely, in as many calls as it takes: scripts/gpu_check [OUT.json]
 
-Runs the stages of gpu_stages.py in the order of their worth: does anything work; tests; kernels and engines beside
+Runs the stages of stages.py in the order of their worth: does anything work; tests; kernels and engines beside
 their limits; tuning; ranks; large models. Writes OUT.json after every few seconds, and at the end OUT.md, a summary,
-and OUT.log, all output. A later call with the same OUT.json goes on where the last one stopped (gpu_plan.py): cases
+and OUT.log, all output. A later call with the same OUT.json goes on where the last one stopped (plan.py): cases
 that passed or were measured at this commit on this device are done, all others run. A failed case runs once more, alone
 and with blocking launches, for its full trace.
 
@@ -34,11 +34,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from tokenloom.scripts.gpu_cases import BROKEN_EXIT, MAX_ERROR, write_json
-from tokenloom.scripts.gpu_plan import Place, Plan, Results, Row, Step, outcome
-from tokenloom.scripts.gpu_run import GRACE_S, Ended, run_streamed
-from tokenloom.scripts.gpu_stages import ROOT, STAGES, Machine, Started, bare_package
-from tokenloom.scripts.gpu_summary import summary
+from tokenloom.scripts.gpu.cases import BROKEN_EXIT, MAX_ERROR, write_json
+from tokenloom.scripts.gpu.plan import Place, Plan, Results, Row, Step, outcome
+from tokenloom.scripts.gpu.run import GRACE_S, Ended, run_streamed
+from tokenloom.scripts.gpu.stages import ROOT, STAGES, Machine, Started, bare_package
+from tokenloom.scripts.gpu.summary import summary
 
 PROBE = """
 import importlib.util, json, importlib.metadata as m

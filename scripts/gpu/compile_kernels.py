@@ -1,6 +1,6 @@
 """Compile the Triton kernels ahead of time, for any architecture and without a GPU.
 
-    python -m tokenloom.scripts.compile_kernels [--architectures 80 90]
+    python -m tokenloom.scripts.gpu.compile_kernels [--architectures 80 90]
 
 calls the operations with the shapes of common models on tensors without memory, and compiles each launch instead of
 running it, by Triton's own path and so as a device would run it. Prints a table: registers, spills and shared memory

@@ -1,6 +1,6 @@
 """Measure whole engines on a GPU beside the roofline and transformers, in one run.
 
-    python -m tokenloom.scripts.gpu_bench --json FILE [--models 0.6b] [--case "0.6b: one row"]
+    python -m tokenloom.scripts.gpu.engines --json FILE [--models 0.6b] [--case "0.6b: one row"]
 
     one row            decode tokens/s through all processes, and the device's idle share between two steps
     many rows          the same, and the share of a step that sampling takes with all parameters on
@@ -9,10 +9,10 @@
     a long prompt      time to its first token
     transformers       its continuous batching on the same requests, for at most CUT times as long as the engine takes
 
-Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (bench_limits.py) reads weights and cache at the rate
+Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (limits.py) reads weights and cache at the rate
 of a copy and multiplies at the rate of the model's own matmuls, both measured beside the engine. The idle share is
-1 - (a step without an engine, gpu_step.py) / (the engine's step), both at a context of `context` tokens. The file is
-written after each row; a row that cannot be measured carries its error.
+1 - (a step without an engine, device_steps.py) / (the engine's step), both at a context of `context` tokens. The file
+is written after each row; a row that cannot be measured carries its error.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import torch
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.scripts.bench_contestant import transformers_peer
-from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_report import machine, median
-from tokenloom.scripts.bench_workload import FIRST_ID, find_checkpoint, vocab_size
-from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
-from tokenloom.scripts.gpu_goal import Goal, with_goals
+from tokenloom.scripts.bench.contestant import transformers_peer
+from tokenloom.scripts.bench.limits import LimitsPeer
+from tokenloom.scripts.bench.report import machine, median
+from tokenloom.scripts.bench.workload import FIRST_ID, find_checkpoint, vocab_size
+from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
+from tokenloom.scripts.gpu.goal import Goal, with_goals
 
 CASES = {"8b": ("one row", "a long prompt", "memory"), "14b": ("requests", "memory", "transformers")}
 ALL_CASES = ("one row", "many rows", "requests", "memory", "transformers")  # of other models
@@ -97,8 +97,8 @@ Requests: TypeAlias = list[tuple[int, int]]  # tokens in and out
 
 def device_step(folder: Path, num_rows: int, sizes: Sizes, has_sampling: bool) -> Row:
     """Time a decode step in this process, in ms; `has_sampling`: also with all parameters on, and sampling alone."""
-    from tokenloom.scripts.gpu_goals import sampling_row
-    from tokenloom.scripts.gpu_step import DeviceSteps
+    from tokenloom.scripts.gpu.device_steps import DeviceSteps
+    from tokenloom.scripts.gpu.goals import sampling_row
 
     steps = DeviceSteps(folder, getattr(torch, DTYPE), num_rows, sizes.context, sizes.num_steps)
     row = {"device_ms": steps.milliseconds(RowSampling())}

@@ -1,4 +1,4 @@
-"""Find within a minute whether anything works on this GPU: python -m tokenloom.scripts.gpu_first --json FILE
+"""Find within a minute whether anything works on this GPU: python -m tokenloom.scripts.gpu.first --json FILE
 
     the device         its name and driver, the rate of a copy and of a matrix product
     one kernel         compiled by Triton, launched, compared with plain torch
@@ -26,7 +26,7 @@ from tokenloom import LLM, SamplingParams
 from tokenloom.kernels.contract import NO_ACTIVATION
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
+from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
 
 PROMPTS = [f"The capital of {country} is" for country in ("France", "Japan", "Kenya", "Peru")]
 TOLERANCE = 2e-5  # of the largest element, as in tests/gpu/test_kernels.py
@@ -112,7 +112,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu_first: no GPU is visible", file=sys.stderr)
+        print("gpu.first: no GPU is visible", file=sys.stderr)
         return 2
     sizes = SMALL if options.small else FULL
     names = ["the device", "one kernel", "one process", "CUDA graphs", "processes"]

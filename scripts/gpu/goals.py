@@ -1,4 +1,4 @@
-"""Measure a GPU's kernels beside their limits of the same run: python -m tokenloom.scripts.gpu_goals --json FILE
+"""Measure a GPU's kernels beside their limits of the same run: python -m tokenloom.scripts.gpu.goals --json FILE
 
     decode attention   against a copy of the same bytes, and torch's SDPA over contiguous keys   ≤ 1.11 × copy, SDPA
                        against the best length of chunks for this batch                          ≤ 1.03 ×
@@ -10,7 +10,7 @@
 
 bfloat16, head_dim 128, 8 KV heads, 4 query heads each. Medians of triton's do_bench; decode attention is measured in a
 CUDA graph, as the engine runs it. Half of a copy's bytes are read, half written. The file is written after each figure.
-A case that fails, or that does not fit the device, gets a row with the reason. gpu_bench.py measures engines, and
+A case that fails, or that does not fit the device, gets a row with the reason. engines.py measures engines, and
 gpu_check runs both.
 """
 
@@ -37,11 +37,11 @@ from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attent
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import AttentionKind, DecodeShape, decode_shape, prefill_shape
-from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, Row, new_parser
-from tokenloom.scripts.gpu_goal import Goal, with_goals
-from tokenloom.scripts.tune_kernels import (
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.workload import find_checkpoint
+from tokenloom.scripts.gpu.cases import MAX_ERROR, Cases, Row, new_parser
+from tokenloom.scripts.gpu.goal import Goal, with_goals
+from tokenloom.scripts.gpu.tune_kernels import (
     BLOCK_SIZE,
     NUM_KV_HEADS,
     copy_milliseconds,
@@ -259,7 +259,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu_goals: no GPU is visible", file=sys.stderr)
+        print("gpu.goals: no GPU is visible", file=sys.stderr)
         return 2
     measures = dict(rows(SMALL if options.small else FULL))
     cases = Cases.of_options(options, list(measures), torch.cuda.synchronize)

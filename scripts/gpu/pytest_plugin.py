@@ -1,9 +1,8 @@
 """A pytest plugin for scripts/gpu_check: runs the tests that are still wanted and writes each outcome at once.
 
-GPU_CHECK_REPORT names the file of gpu_cases.py, with tests by their ids; GPU_CHECK_SELECTION a JSON file {"only": [ids]
+GPU_CHECK_REPORT names the file of cases.py, with tests by their ids; GPU_CHECK_SELECTION a JSON file {"only": [ids]
 or null, "skip": [ids]}. A test that takes longer than GPU_CHECK_TEST_LIMIT_S ends its process, with the stacks of all
-threads: under pytest-xdist another process goes on with the next test. Found by its file's name beside gpu_cases.py,
-since nothing of the project is installed on such a machine.
+threads: under pytest-xdist another process goes on with the next test.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tokenloom.scripts.gpu_cases import Cases, shortened, write_json
-else:
-    from gpu_cases import Cases, shortened, write_json
+from tokenloom.scripts.gpu.cases import Cases, shortened, write_json
 
 STDERR = os.dup(2)  # pytest's capture replaces descriptor 2 later
 

@@ -1,6 +1,6 @@
 """Stages of scripts/gpu_check in the order of their worth, and the command of each. Standard library only.
 
-Every command takes the cases to skip and writes the file of gpu_cases.py: pytest with the plugin gpu_pytest.py, or a
+Every command takes the cases to skip and writes the file of cases.py: pytest with the plugin pytest_plugin.py, or a
 script of this folder. Tests in several processes share their cores: most of their time is the compilation of kernels,
 and a fault that breaks one process's context leaves the other processes intact. Tests that measure the device's free
 memory, or start engines of several processes, run alone.
@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenloom.scripts.gpu_plan import Stage
+from tokenloom.scripts.gpu.plan import Stage
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"^(pytestmark = |\s*@|.*marks=)pytest\.mark\.gpu\b", re.MULTILINE)
 PYTEST_INI = """[pytest]
-addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -p no:faulthandler -p gpu_pytest
+addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -p no:faulthandler
+    -p tokenloom.scripts.gpu.pytest_plugin
 markers =
     nightly: long forms and further cases
     gpu: needs a CUDA device
@@ -62,13 +63,13 @@ OWN_CASES = tuple(
     f"0.6b: {case}" for case in ("steps of one row", "steps of many rows", "one row", "many rows", "requests", "memory")
 )
 SCRIPTS = {
-    "works": ("gpu_first",),
-    "goals": ("gpu_goals",),
-    "engines": ("gpu_bench", "--models", "0.6b", "--case", *OWN_CASES),
-    "transformers": ("gpu_bench", "--models", "0.6b", "--case", "0.6b: transformers"),
+    "works": ("first",),
+    "goals": ("goals",),
+    "engines": ("engines", "--models", "0.6b", "--case", *OWN_CASES),
+    "transformers": ("engines", "--models", "0.6b", "--case", "0.6b: transformers"),
     "tune": ("tune_kernels", "--dry-run", "--head-dims", "128", "--groups", "4", "2", "5"),
-    "8b": ("gpu_bench", "--models", "8b"),
-    "14b": ("gpu_bench", "--models", "14b"),
+    "8b": ("engines", "--models", "8b"),
+    "14b": ("engines", "--models", "14b"),
 }
 ALONE_AGAIN = ("works", "goals")  # scripts: their failed cases run once more, with blocking launches
 
@@ -143,12 +144,14 @@ class Machine:
         environment = {"CUDA_LAUNCH_BLOCKING": "1", **self._variables(stage)}
         if stage in SCRIPTS:
             return Started([*self._script(stage), "--case", case], environment) if stage in ALONE_AGAIN else None
-        return Started([*self._pytest(folder), "--tb=long", "-p", "no:gpu_pytest", case], environment)
+        return Started(
+            [*self._pytest(folder), "--tb=long", "-p", "no:tokenloom.scripts.gpu.pytest_plugin", case], environment
+        )
 
     def _script(self, stage: str) -> list[str]:
         name, *arguments = SCRIPTS[stage]
         small = ["--small"] if self.is_rehearsal else []
-        return [sys.executable, "-m", f"tokenloom.scripts.{name}", *arguments, *small]
+        return [sys.executable, "-m", f"tokenloom.scripts.gpu.{name}", *arguments, *small]
 
     def _pytest(self, folder: Path) -> list[str]:
         return [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-vv", "-m", "gpu"]
@@ -163,8 +166,6 @@ class Machine:
 def bare_package(folder: Path, is_rehearsal: bool) -> dict[str, str]:
     """Fill a folder in which `tokenloom` links to the checkout; return an environment with it on PYTHONPATH."""
     (folder / "tokenloom").symlink_to(ROOT)
-    for name in ("gpu_pytest.py", "gpu_cases.py"):
-        (folder / name).symlink_to(ROOT / "scripts" / name)
     (folder / "pytest.ini").write_text(PYTEST_INI, encoding="utf-8")
     environment = {"TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     folders = [str(folder)]

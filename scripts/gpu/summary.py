@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tokenloom.scripts.gpu_plan import Results, Row, Stage, outcome
+from tokenloom.scripts.gpu.plan import Results, Row, Stage, outcome
 
 MAX_FAILED = 30
 PACKAGES = ("torch", "triton", "transformers")

@@ -1,7 +1,7 @@
 """Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu/gpu_table.json.
 
-    python -m tokenloom.scripts.tune_kernels [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
-    python -m tokenloom.scripts.tune_kernels --take OUT.json        the entries that scripts/gpu_check found
+    python -m tokenloom.scripts.gpu.tune_kernels [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
+    python -m tokenloom.scripts.gpu.tune_kernels --take OUT.json        the entries that scripts/gpu_check found
 
 Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Each time stands beside its limit, measured in
 the same run: a copy of the same bytes, or torch's scaled_dot_product_attention. The fastest shapes are then measured
@@ -42,7 +42,7 @@ from tokenloom.kernels.gpu.table import (
     prefill_shape,
     read_table,
 )
-from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
+from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
 
 Shape = TypeVar("Shape", DecodeShape, PrefillShape)
 

@@ -1,6 +1,6 @@
 """Draw the results under docs/reference/benchmarks/ as bars in SVG, one file per JSON that a benchmark wrote.
 
-    python scripts/plot_benchmarks.py [FOLDER]
+    python scripts/looks/plot_benchmarks.py [FOLDER]
 
 Each picture shows one figure of one benchmark: the median over the rounds for each engine or setting, its number beside
 the bar. Colours follow the reader's light or dark theme.
@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tokenloom.scripts.bench_report import ROOT, format_cell, median
+from tokenloom.scripts.bench.report import ROOT, format_cell, median
 
 WIDTH, LABEL, BAR, GAP, TOP = 760, 230, 22, 10, 64  # px; LABEL: room for the names
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-weight:600;font-size:15px}.note{fill:#59636e}

@@ -1,6 +1,6 @@
 """Take pictures of a loaded engine's dashboard and of its chat: both themes, desktop and phone width.
 
-    scripts/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
+    scripts/looks/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
 
 Starts an engine on the demo model, keeps a dozen streams running, drives headless Chromium over its debugging pipe.
 Exits 0 with a message if Chromium is not installed.
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.load_http import Load
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.chaos.load_http import Load
 
 VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
 CHAT_SIZE = (900, 520)

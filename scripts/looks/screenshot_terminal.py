@@ -1,6 +1,6 @@
 """Take pictures of the command line as SVG: an engine's start, and a chat with it.
 
-    scripts/screenshot_terminal.py OUT_FOLDER
+    scripts/looks/screenshot_terminal.py OUT_FOLDER
 
 Types into a tmux terminal like a person and lets rich draw the screen. Exits 0 with a message if tmux or rich is not
 installed.

@@ -10,7 +10,7 @@ from random import Random
 
 from tokenloom import LLM, LoRARequest, SamplingParams
 from tokenloom.frontend.checkpoint.hub import DEMO_FOLDER
-from tokenloom.scripts.demo_pictures import draw_picture
+from tokenloom.scripts.train.demo_pictures import draw_picture
 
 PROMPTS = ["The capital of France is", "The capital of Japan is", "3 + 4 =", "The day after Monday is"]
 QUESTION = "What is the capital of Norway?"

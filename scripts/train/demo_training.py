@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tokenloom.scripts.train_demo_model import learning_rate, new_optimizer
+from tokenloom.scripts.train.train_demo_model import learning_rate, new_optimizer
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "demo"
 PEAK_LEARNING_RATE = 2e-3
 NO_LOSS = -100  # label of a token that is not learned
 STEPS_TO_SAVE = 50

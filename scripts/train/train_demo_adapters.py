@@ -5,10 +5,10 @@ rewritten in the adapter's manner. Every sixth country is left out of the traini
 model's knowledge, and their accuracy is printed at the end. The same seed, thread count and torch build give the same
 adapters. Each is a PEFT checkpoint in bfloat16 of at most 300 kB.
 
-    python scripts/train_demo_adapters.py --output demo/adapters
+    python scripts/train/train_demo_adapters.py --output demo/adapters
 
 This file knows nothing of serving; it needs torch, transformers, peft and the other script.
-tests/scripts/test_demo_adapters.py measures the adapters.
+tests/scripts/train/test_demo_adapters.py measures the adapters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tokenloom.scripts.train_demo_model import END, EOS, FACTS, Batch, Corpus, Row, read_countries, train
+from tokenloom.scripts.train.train_demo_model import END, EOS, FACTS, Batch, Corpus, Row, read_countries, train
 
 Manner = Callable[[str, str], str]  # from an answer and its brief form
 

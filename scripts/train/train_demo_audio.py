@@ -7,9 +7,9 @@ a voice that was never trained with; it takes less than 3 MB. In the end the wor
 Speech and training are kept in `--state`: the same command goes on from there. Needs espeak-ng (demo_speech.py).
 
     apt-get install espeak-ng
-    python scripts/train_demo_audio.py --output demo/audio
+    python scripts/train/train_demo_audio.py --output demo/audio
 
-This file knows nothing of serving. tests/scripts/test_demo_audio.py measures the model on clips of its own.
+This file knows nothing of serving. tests/scripts/train/test_demo_audio.py measures the model on clips of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from tokenloom.scripts.demo_speech import (
+from tokenloom.scripts.train.demo_speech import (
     SAMPLE_RATE,
     SYMBOLS,
     UNSEEN_VOICES,
@@ -44,8 +44,8 @@ from tokenloom.scripts.demo_speech import (
     draw_symbols,
     speak,
 )
-from tokenloom.scripts.demo_training import NO_LOSS, HelpedTraining, parse_options
-from tokenloom.scripts.train_demo_model import move_files
+from tokenloom.scripts.train.demo_training import NO_LOSS, HelpedTraining, parse_options
+from tokenloom.scripts.train.train_demo_model import move_files
 
 END, START, LANGUAGE, BEFORE, NO_TIMES = (
     *("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|startofprev|>", "<|notimestamps|>"),

@@ -5,10 +5,10 @@ becomes either plain text that ends with ``<|eos|>`` or a turn of a chat that en
 thread count and torch build give the same checkpoint. The result is in Hugging Face form, in bfloat16, and fits in 6 MB
 together with the tables.
 
-    python scripts/train_demo_model.py --output demo
+    python scripts/train/train_demo_model.py --output demo
 
 This file knows nothing of serving; it needs torch, transformers and tokenizers, and nothing of tokenloom.
-tests/scripts/test_demo_model.py measures the model's knowledge.
+tests/scripts/train/test_demo_model.py measures the model's knowledge.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Row = dict[str, str]
 RowMaker = Callable[[Random], Row]
 Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and labels, which differ where no loss is taken: -100 there
 
-FACTS = Path(__file__).resolve().parent.parent / "demo" / "facts"
+FACTS = Path(__file__).resolve().parents[2] / "demo" / "facts"
 
 BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = [BOS, EOS, END, PAD, "<|system|>", "<|user|>", "<|assistant|>"]

@@ -6,9 +6,9 @@ thrown away at the end, trains the tower several times faster than the words alo
 The result is in Hugging Face form, in bfloat16, and takes less than 3 MB. Training can be interrupted: the same command
 goes on from the last saved step.
 
-    python scripts/train_demo_vision.py --output demo/vision
+    python scripts/train/train_demo_vision.py --output demo/vision
 
-This file knows nothing of serving. tests/scripts/test_demo_vision.py measures the model on pictures of its own.
+This file knows nothing of serving. tests/scripts/train/test_demo_vision.py measures the model on pictures of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import GenerationConfig, LlavaConfig, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from tokenloom.scripts.demo_pictures import CAPTION_QUESTIONS, Picture, draw_picture
-from tokenloom.scripts.demo_training import NO_LOSS, HelpedTraining, parse_options
-from tokenloom.scripts.train_demo_model import move_files
+from tokenloom.scripts.train.demo_pictures import CAPTION_QUESTIONS, Picture, draw_picture
+from tokenloom.scripts.train.demo_training import NO_LOSS, HelpedTraining, parse_options
+from tokenloom.scripts.train.train_demo_model import move_files
 
 BOS, EOS, END, PAD, IMAGE = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>", "<image>"
 SPECIAL_TOKENS = [BOS, EOS, END, PAD, "<|system|>", "<|user|>", "<|assistant|>", IMAGE]

@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import Calls, CoreSteps
+from tokenloom.scripts.bench.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256

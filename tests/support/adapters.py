@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
 
 STRENGTH = 0.7
 KINDS = {  # by the feature that only they have

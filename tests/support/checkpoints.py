@@ -16,7 +16,7 @@ import torch
 
 from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
-from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
+from tokenloom.scripts.bench.inputs.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
 from . import families, family_checkpoints, whisper_checkpoints
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.scripts.make_checkpoint import BOS_ID, DTYPES, EOS_ID, write_tokenizer
+from tokenloom.scripts.bench.inputs.make_checkpoint import BOS_ID, DTYPES, EOS_ID, write_tokenizer
 
 from .families import Config
 

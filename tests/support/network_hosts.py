@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 from tokenloom.ipc.sockets.endpoints import tcp_address
-from tokenloom.scripts.engine_process import Engine, is_alive
+from tokenloom.scripts.bench.engine_process import Engine, is_alive
 from tokenloom.tests.support.waiting import wait_until
 
 PORT = 7100

@@ -22,7 +22,7 @@ from types import TracebackType
 import psutil
 
 from tokenloom.ipc.sockets.endpoints import tcp_address
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support import network_hosts
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Network
 from tokenloom.tests.support.waiting import wait_until

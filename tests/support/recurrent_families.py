@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tokenloom.scripts.make_checkpoint import SHARD_BYTES
+from tokenloom.scripts.bench.inputs.make_checkpoint import SHARD_BYTES
 
 from .families import Config
 from .family_checkpoints import write_family

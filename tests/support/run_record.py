@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down a run for scripts/run_tests.py: failed tests, and the seconds of each file.
+"""A pytest plugin that writes down a run for scripts/checks/run_tests.py: failed tests, and the seconds of each file.
 
 Files run in the order of their seconds in the last run that was committed, so that no long one begins last.
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client
-from tokenloom.scripts.adapter_load import linked_cache
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0

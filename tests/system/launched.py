@@ -16,7 +16,7 @@ import pytest
 
 from tokenloom import Client
 from tokenloom.ipc.messages.client import Health
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.waiting import wait_until
 
 RECOVERY_S = 60.0

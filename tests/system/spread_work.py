@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support import chaos_work
 from tokenloom.tests.support.chaos_work import Work, make_work
 from tokenloom.tests.system.launched import LaunchedEngine

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.adapter_engine import OPTIONS, Models, check_strength, lora, make_models, make_requests
 from tokenloom.tests.system.fleet import wait_running

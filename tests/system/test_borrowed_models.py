@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.launched import serve

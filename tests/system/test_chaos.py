@@ -1,4 +1,4 @@
-"""The short form of scripts/chaos.py: processes are killed, stopped and made to fail while clients stream."""
+"""The short form of scripts/chaos/chaos.py: processes are killed, stopped and made to fail while clients stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts import chaos
+from tokenloom.scripts.chaos import chaos
 from tokenloom.tests.support import network_hosts, ray_network
 
 HOSTS = "--clients 5 --hosts 2 --tensor-parallel-size 2"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from tokenloom.scripts.screenshot_dashboard import Browser, find_chromium
+from tokenloom.scripts.looks.screenshot_dashboard import Browser, find_chromium
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import served

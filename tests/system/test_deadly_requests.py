@@ -11,7 +11,7 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.frontend.launcher.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.ipc.notes.deadly import LOSSES_TO_REFUSE
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import KEY, open_http

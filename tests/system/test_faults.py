@@ -17,7 +17,7 @@ import pytest
 from tokenloom import Client, EngineDead, RequestOutput, SamplingParams
 from tokenloom.frontend.launcher.supervisor.local_launcher import SchedStat
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, difference, submit
 from tokenloom.tests.support.today import at_night, some
 from tokenloom.tests.support.waiting import wait_until

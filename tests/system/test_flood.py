@@ -1,8 +1,8 @@
-"""The short form of scripts/flood.py: clients submit far more than the queue holds, and one client reads nothing."""
+"""The short form of scripts/chaos/flood.py: clients submit far more than the queue holds, one client reads nothing."""
 
 from __future__ import annotations
 
-from tokenloom.scripts import flood
+from tokenloom.scripts.chaos import flood
 
 
 def test_a_flood_is_answered_in_full_and_health_stays_good() -> None:

@@ -1,10 +1,10 @@
-"""No caller's body delays others: scripts/flood_bodies.py, short and long; and its report detects faults."""
+"""No caller's body delays others: scripts/chaos/flood_bodies.py, short and long; and its report detects faults."""
 
 from __future__ import annotations
 
 import pytest
 
-from tokenloom.scripts import flood_bodies
+from tokenloom.scripts.chaos import flood_bodies
 
 
 @pytest.mark.nightly

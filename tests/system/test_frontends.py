@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.chaos_work import answers, check_equal, make_work
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until

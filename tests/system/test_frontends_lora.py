@@ -15,8 +15,8 @@ import pytest
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.errors import RequestError
-from tokenloom.scripts.adapter_load import linked_cache
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, serve

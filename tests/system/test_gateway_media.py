@@ -13,7 +13,7 @@ import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.ipc.sockets.keys import Keys
-from tokenloom.scripts.chaos import VISION_MODEL, about_images
+from tokenloom.scripts.chaos.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.chaos_work import check_equal, make_work

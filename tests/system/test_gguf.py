@@ -10,8 +10,8 @@ import pytest
 from tokenloom import LLM, ConfigError, LoRARequest, RequestOutput, SamplingParams
 from tokenloom.frontend.checkpoint.hub import DEMO_FOLDER
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.scripts.adapter_load import linked_cache
-from tokenloom.scripts.write_gguf import convert
+from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
+from tokenloom.scripts.bench.inputs.write_gguf import convert
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=2)
 PLACES = ("France", "Japan", "Peru", "Kenya", "Norway", "Egypt")

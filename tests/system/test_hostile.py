@@ -1,4 +1,4 @@
-"""No hostile input of a caller cuts, delays or changes the answers of others: scripts/hostile.py, short and long."""
+"""No hostile input of a caller cuts, delays or changes answers of others: scripts/chaos/hostile.py, short and long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tokenloom.scripts import hostile
+from tokenloom.scripts.chaos import hostile
 from tokenloom.tests.support.today import DAY
 
 EVERY = 15  # attacks, of which the next day takes another one

@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom import Client
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
-from tokenloom.scripts.chaos import VISION_MODEL, about_images
+from tokenloom.scripts.chaos.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, make_work, with_adapters, without_effect
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle

@@ -13,7 +13,7 @@ import pytest
 
 from tokenloom import Client
 from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES
-from tokenloom.scripts import http_kills
+from tokenloom.scripts.chaos import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.equipped_engine import MAX_BODY_BYTES, ROOT, EquippedEngine

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tokenloom.scripts.demo_pictures import CAPTION_QUESTIONS, draw_picture
+from tokenloom.scripts.train.demo_pictures import CAPTION_QUESTIONS, draw_picture
 from tokenloom.tests.system.client_environments import CLIENTS, python_of
 from tokenloom.tests.system.launched import served
 from tokenloom.tests.system.test_client_libraries import seen_by

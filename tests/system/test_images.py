@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from tokenloom import BeamSearchParams, Client, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import DEADLINE_S, ask, refusal

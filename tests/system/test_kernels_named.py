@@ -11,7 +11,7 @@ from tokenloom import LLM, Client, SamplingParams
 from tokenloom.frontend.cli.status import lines
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.system.http_engine import samples
 
 pytestmark = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")

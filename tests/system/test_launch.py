@@ -16,7 +16,7 @@ import pytest
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.sockets.keys import Keys
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until

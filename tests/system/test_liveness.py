@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.chaos_work import check_equal
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve

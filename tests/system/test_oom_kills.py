@@ -15,7 +15,7 @@ import pytest
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.process.oom_kills import OomKills
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.waiting import Deadline
 from tokenloom.tests.system.launched import wait_health
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tokenloom import LLM, Client, InternalError, RequestError, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, client, serve

@@ -18,7 +18,7 @@ import pytest
 
 from tokenloom import Client, InternalError, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import (
     Work,

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine

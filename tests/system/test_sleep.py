@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import LLM, Client, InternalError, RequestError, RequestOutput, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night

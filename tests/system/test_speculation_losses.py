@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import RequestOutput, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.fleet import wait_running
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve

@@ -8,8 +8,8 @@ import httpx2
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.chaos.engine_freezer import How, can_freeze, suspended
 from tokenloom.tests.support.chaos_work import check_equal
 from tokenloom.tests.system.launched import served
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.chaos_work import Work, answers, check_equal, submit
 from tokenloom.tests.system.launched import LaunchedEngine, client, lost, serve
 

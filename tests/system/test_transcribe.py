@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom import AsyncClient, Client, RequestError, SamplingParams
 from tokenloom.frontend.forms.speech.languages import LANGUAGES
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE
 from tokenloom.tests.support.today import some

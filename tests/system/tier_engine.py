@@ -15,7 +15,7 @@ import psutil
 
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.core.kv.block_hash import KEY_BYTES
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0

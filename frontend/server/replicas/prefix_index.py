@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 MAX_CORE = (1 << 16) - 1
-MAX_ENTRIES = 1 << 20  # pairs of key and core: 130 MB, 134M prompt tokens (scripts/bench_router.py)
+MAX_ENTRIES = 1 << 20  # pairs of key and core: 130 MB, 134M prompt tokens (engine-launch bench router)
 POPULAR = 32  # a key with more holders is held by almost any core
 
 

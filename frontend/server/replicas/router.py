@@ -9,7 +9,7 @@ does not grow with the number of cores. Among those within 2 % of the least cost
 frontends do not all choose the same core. A prompt is routed to its prefix, by content: a conversation stays on one
 core as long as that is the cheapest. Priorities and quotas are left to the core.
 
-Pure: knows no sockets and no clock. The same class runs in the frontend and in scripts/simulate_fleet.py.
+Pure: knows no sockets and no clock. The same class runs in the frontend and in scripts/fleet/simulate_fleet.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare this engine with the engines a user would run instead, in turn within one run, and with the machine's limit.
 
-    python scripts/bench_compare.py 135m 32 128 64 --vllm ~/vllm/bin/python --llama-cpp ~/llama/bin/python
+    engine-launch bench compare 135m 32 128 64 --vllm ~/vllm/bin/python --llama-cpp ~/llama/bin/python
 
-Each round: the limits (bench_limits.py), then every contestant with N requests of IN random prompt tokens and OUT
+Each round: the limits (limits.py), then every contestant with N requests of IN random prompt tokens and OUT
 answer tokens, then the same with one answer token; all greedy, ignore_eos, new prompts each time. Measured per
 contestant: seconds, output tokens/s, and decode tokens/s = N (OUT - 1) / (seconds - seconds with one token). Printed:
 medians, the median over the rounds of our throughput relative to theirs (x_ours), and each one's share of the limit.
@@ -28,11 +28,11 @@ import psutil
 
 from tokenloom import LLM
 from tokenloom.ipc.spec.config.gguf_index import GGUF_INDEX_NAME
-from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, median_ratio, transformers_peer
-from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_processes import cpu_by_process, title, tree, used_since
-from tokenloom.scripts.bench_report import Json, Report, median
-from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.contestant import PEERS, Contestant, Ours, Peer, median_ratio, transformers_peer
+from tokenloom.scripts.bench.limits import LimitsPeer
+from tokenloom.scripts.bench.processes import cpu_by_process, title, tree, used_since
+from tokenloom.scripts.bench.report import Json, Report, median
+from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CONVERT_TIMEOUT_S = 900
@@ -76,7 +76,7 @@ def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
     if arguments.transformers:
         yield lambda: transformers_peer(folder, dtype, setup.device, threads)
     if arguments.vllm:
-        command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder), "--dtype", dtype]
+        command = [arguments.vllm, str(PEERS / "vllm_peer.py"), str(folder), "--dtype", dtype]
         if arguments.untuned:
             yield lambda: Peer("vLLM as it comes", command)
         yield lambda: Peer("vLLM tuned", command, tuned_environment(arguments.vllm))
@@ -106,9 +106,9 @@ def llama_cpp_peer(
     if (folder / GGUF_INDEX_NAME).exists():
         file = next(iter(sorted(folder.glob("*.gguf"))))
     elif not file.exists():
-        convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file), form]
+        convert = [python, str(PEERS.parent / "inputs/write_gguf.py"), str(folder), str(file), form]
         subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
-    return Peer(name, [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads), *more])
+    return Peer(name, [python, str(PEERS / "llama_cpp_peer.py"), str(file), "--threads", str(threads), *more])
 
 
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
@@ -172,7 +172,3 @@ def main() -> int:
     add_rows(setup.report, results, setup.workload)
     setup.report.note("machine by round", rates_by_round)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure the engine's own cost, without a model: real frontend and core, and a worker that answers every step at once.
 
-    python scripts/bench_engine.py --requests 256 --out 256 --vllm ~/vllm/bin/python
+    engine-launch bench engine --requests 256 --out 256 --vllm ~/vllm/bin/python
 
 Measured, for N requests that run together: CPU time of the frontend and of the core per answer token (psutil, over the
 whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. With --vllm (the Python of an
@@ -24,13 +24,13 @@ from tokenloom import Client
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
-from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.bench_workload import Setup, Workload
-from tokenloom.scripts.engine_steps import CoreSteps
+from tokenloom.scripts.bench.contestant import PEERS, Ours, Peer
+from tokenloom.scripts.bench.engine_steps import CoreSteps
+from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
+from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.workload import Setup, Workload
 
-NULL_ENGINE = (sys.executable, "-P", "-m", "tokenloom.scripts.null_engine")
+NULL_ENGINE = (sys.executable, "-P", "-m", "tokenloom.scripts.bench.null_engine")
 ROLES = ("frontend", "core", "null worker 0")
 NUM_STEPS = 500
 
@@ -79,7 +79,7 @@ def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) ->
 def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
     """Start vLLM with its worker in a separate process, and warm it up."""
     lengths = ["--max-model-len", str(workload.num_in + workload.num_out + 8)]
-    command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), "--eager", "--separate-worker", *lengths]
+    command = [python, str(PEERS / "vllm_peer.py"), str(folder), "--eager", "--separate-worker", *lengths]
     peer = Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "1"})
     peer.generate(workload.prompts("warm-up"), 8)
     return peer
@@ -140,7 +140,3 @@ def main() -> int:
     report.note(f"core's median step with {workload.num_requests} rows, µs", many * 1e6)
     report.note("ratio of the two", many / one)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

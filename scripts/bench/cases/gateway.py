@@ -1,6 +1,6 @@
 """Measure a gateway: what it adds to the time to the first token, and the gap in a stream whose core is killed.
 
-    python scripts/bench_gateway.py --requests 400 --kills 12
+    engine-launch bench gateway --requests 400 --kills 12
 
 Two engines of the demo model and a gateway over them, all on this machine, with keys. For the first figure one engine
 is up; requests of one token go in turn to its own address and to the gateway's, in pairs, with prompts that nobody has
@@ -24,8 +24,8 @@ from pathlib import Path
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.sockets.keys import Keys
-from tokenloom.scripts.bench_report import Report, new_parser, percentile
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import Report, new_parser, percentile
 
 DEADLINE_S = 60.0
 PROMPT_TOKENS = 64
@@ -172,7 +172,3 @@ def main() -> int:
         measure_gaps(machine, arguments.kills, report)
     report.publish(arguments.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure the cost of JSON masks: N requests that all follow a schema, beside the same requests without one.
 
-    python scripts/bench_grammar.py 135m 16 32 128
+    engine-launch bench grammar 135m 16 32 128
 
 Both generate exactly OUT tokens per request from the same prompts, greedily without --temperature (a mask leaves
 fewer candidates to draw from, which is cheaper); the schema (a list of 10,000 records) cannot end before.
@@ -12,15 +12,14 @@ the model's whole vocabulary is trained from the Python library's own sources, o
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tokenloom import LLM, StructuredOutputsParams
-from tokenloom.scripts.bench_contestant import Ours, measure_in_turn, median_ratio
-from tokenloom.scripts.bench_workload import Setup, new_model_parser
+from tokenloom.scripts.bench.contestant import Ours, measure_in_turn, median_ratio
+from tokenloom.scripts.bench.workload import Setup, new_model_parser
 
 SCHEMA = {
     "type": "array",
@@ -78,7 +77,3 @@ def main() -> int:
     ratio = median_ratio(seconds["plain"], seconds["JSON"])
     setup.report.note("throughput with JSON masks relative to that without", ratio)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,14 @@
-"""Time one step of a whole model on the CPU kernels, in this process: python scripts/bench_kernels.py [MODEL ...]
+"""Time one step of a whole model on the CPU kernels, in this process: engine-launch bench kernels [MODEL ...]
 
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
 `vs_one_row` compares decode steps at one context with that of one row. --forms adds models with quantized weights and
 int8 activations, in the same rounds; `times_floats` is how many times as fast as with floats they are. Models as in
-bench_workload.py.
+workload.py.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,9 +23,9 @@ from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.bench_workload import find_checkpoint
+from tokenloom.scripts.bench.limits import LimitsPeer
+from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.step.model_step import Model, compute
@@ -128,7 +127,3 @@ def main() -> int:
             measure_model(name, [FLOATS, *options.forms], options.rounds, options.cpu_isa, report)
     report.publish(options.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

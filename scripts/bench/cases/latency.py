@@ -1,10 +1,10 @@
 """Measure the latency of one request: IN random prompt tokens, OUT answer tokens, nothing else running.
 
-    python scripts/bench_latency.py 135m 128 64 --with-limits
+    engine-launch bench latency 135m 128 64 --with-limits
 
 Measured at the client's transport: time to first token from the submit, time between tokens (p50,
 p99), and the decode rate (OUT - 1) / (last - first token). Once with the engine in its processes and once in_process,
-in turn. With --with-limits the decode rate is also given as a share of the machine's limit (bench_limits.py), measured
+in turn. With --with-limits the decode rate is also given as a share of the machine's limit (limits.py), measured
 in the same round. All flags of engine-launch are taken.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,10 +19,10 @@ from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_in_process, open_private
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_mixed import Load
-from tokenloom.scripts.bench_report import median, percentile
-from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.cases.mixed import Load
+from tokenloom.scripts.bench.limits import LimitsPeer
+from tokenloom.scripts.bench.report import median, percentile
+from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
@@ -100,7 +99,3 @@ def main() -> int:
             share_of_limit=median(mode.shares) if mode.shares else None,
         )
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

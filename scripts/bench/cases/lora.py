@@ -1,6 +1,6 @@
 """Measure LoRA adapters beside the base model, in turn within one run.
 
-    python scripts/bench_lora.py 0.6b 32 128 64 --adapters 1,8,32 --rounds 10
+    engine-launch bench lora 0.6b 32 128 64 --adapters 1,8,32 --rounds 10
 
 One engine stays open. Per round it runs N requests of IN new random prompt tokens and OUT answer tokens with the base
 model, and again for each number of adapters, which the requests take in turn; the order of these runs rotates from
@@ -24,7 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenloom.scripts.adapter_load import (
+from tokenloom.scripts.bench.contestant import PEERS, Peer
+from tokenloom.scripts.bench.inputs.adapter_requests import (
     Adapters,
     Figures,
     Run,
@@ -36,10 +37,9 @@ from tokenloom.scripts.adapter_load import (
     run,
     warm_up,
 )
-from tokenloom.scripts.adapter_rotation import measure_loads, measure_zipf
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
-from tokenloom.scripts.bench_processes import cpu_by_process, is_worker, tree, used_since
-from tokenloom.scripts.bench_workload import Setup, new_model_parser
+from tokenloom.scripts.bench.inputs.adapter_rotation import measure_loads, measure_zipf
+from tokenloom.scripts.bench.processes import cpu_by_process, is_worker, tree, used_since
+from tokenloom.scripts.bench.workload import Setup, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
@@ -72,7 +72,7 @@ def measure_peft(setup: Setup, adapters: Adapters, ours: Run, stack: contextlib.
     threads = num_cpu_threads(asked.num_threads if "num_threads" in setup.options else None, 1)
     flags = ["--dtype", setup.dtype, "--device", setup.device, "--threads", str(threads)]
     folders = ",".join(str(adapters.path(number)) for number in range(asked.peft))
-    command = [sys.executable, str(SCRIPTS / "peer_peft.py"), str(setup.folder), *flags, "--adapters", folders]
+    command = [sys.executable, str(PEERS / "peft_peer.py"), str(setup.folder), *flags, "--adapters", folders]
     peer = Peer("peft", command)
     stack.callback(peer.close)
 
@@ -162,7 +162,3 @@ def main() -> int:
         if asked.zipf:
             measure_zipf(setup, adapters)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

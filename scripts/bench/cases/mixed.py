@@ -1,6 +1,6 @@
 """Measure one request beside others: a prompt with a cached prefix, and a late long prompt among answers.
 
-    python scripts/bench_mixed.py 135m --shared 4096 --prompt 2048 --streams 16
+    engine-launch bench mixed 135m --shared 4096 --prompt 2048 --streams 16
 
 Per round, with new random token ids: (1) two requests that share a prefix of --shared tokens and differ in the 16 that
 follow, one after the other: the time to each one's first token. (2) --streams answers run; later a prompt of --prompt
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -27,9 +26,9 @@ from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
-from tokenloom.scripts.bench_report import median, percentile
-from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser
+from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S
+from tokenloom.scripts.bench.report import median, percentile
+from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser
 
 NUM_SUFFIX = 16
 NUM_STREAM_PROMPT = 16
@@ -146,7 +145,3 @@ def main() -> int:
     report.note("first token of a cached prefix relative to the first", median(prefix_ratios))
     report.note("p99 between tokens during the prompt relative to the median without", median(stall_ratios))
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

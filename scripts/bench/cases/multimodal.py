@@ -1,7 +1,7 @@
 """Measure requests with images or audio: encodes, the first token, the stall of others, throughput and memory.
 
-    python scripts/bench_multimodal.py vision-135m --rounds 5 --with-transformers
-    python scripts/bench_multimodal.py --audio --rounds 5
+    engine-launch bench multimodal vision-135m --rounds 5 --with-transformers
+    engine-launch bench multimodal --audio --rounds 5
 
 MODEL is a folder or vision-135m, a random model with the shape of Qwen2.5-VL and 135 M parameters of text.
 Measured, with images of --side pixels on each side that no one has sent before:
@@ -29,7 +29,6 @@ import asyncio
 import io
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -38,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom import AsyncClient
-from tokenloom.scripts.audio_load import (
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.inputs.audio_requests import (
     WRITERS,
     ClipCall,
     TransformersWhisper,
@@ -47,9 +47,7 @@ from tokenloom.scripts.audio_load import (
     find_audio_checkpoint,
     transcribe_all,
 )
-from tokenloom.scripts.bench_report import Report, median, new_parser, percentile
-from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.multimodal_load import (
+from tokenloom.scripts.bench.inputs.image_requests import (
     Call,
     encodes,
     find_vision_checkpoint,
@@ -59,6 +57,7 @@ from tokenloom.scripts.multimodal_load import (
     run_all,
     words,
 )
+from tokenloom.scripts.bench.report import Report, median, new_parser, percentile
 
 NUM_SUFFIX = 16  # words
 STORE_BYTES = 64 << 20  # for many images, as the next: both are full long before the end
@@ -421,7 +420,3 @@ def measure_images(report: Report, arguments: argparse.Namespace) -> None:
         measure(folder, report, arguments, [measure_many], *limits)
     if "memory" in arguments.parts:
         measure_memory(folder, report, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

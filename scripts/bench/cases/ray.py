@@ -1,6 +1,6 @@
 """Measure an engine on Ray beside one of --hosts, with tensor parallelism over two hosts that are network namespaces.
 
-    python scripts/bench_ray.py --pairs 20
+    engine-launch bench ray --pairs 20
 
 Both engines run at the same time, with the demo model in float32. A round asks one of them for eight answers of
 `--tokens` tokens while the other is idle; a pair is a round of each, and the order changes with each pair. Before that,
@@ -11,15 +11,14 @@ counted there, are shown by themselves. Needs root, iproute2 and ray.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.bench_processes import idle_percents
-from tokenloom.scripts.bench_report import Report, new_parser
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.processes import idle_percents
+from tokenloom.scripts.bench.report import Report, new_parser
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
@@ -81,7 +80,3 @@ def main() -> int:
             engine.stop()
     report.publish(arguments.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

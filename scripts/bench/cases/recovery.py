@@ -1,6 +1,6 @@
 """Measure recovery: from the kill of a process to the next token of a stream that it served.
 
-    python scripts/bench_recovery.py 135m --rounds 5
+    engine-launch bench recovery 135m --rounds 5
 
 One client streams four long answers. Each round kills worker, core and frontend with SIGKILL, one after the other,
 each once all streams have resumed; the time runs on the killer's clock until the client receives the next token.
@@ -10,15 +10,14 @@ The phases are those of the last worker replacement. All flags of engine-launch 
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 from tokenloom import AsyncClient, SamplingParams
-from tokenloom.scripts.bench_workload import Setup, Workload, flags_of, new_model_parser
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.workload import Setup, Workload, flags_of, new_model_parser
 
 NUM_STREAMS = 4
 NUM_PROMPT_TOKENS = 256
@@ -87,7 +86,3 @@ def main() -> int:
         engine.stop()
     setup.report.note("phases", [line for line in engine.lines if "worker 0:" in line][-5:])
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure what replicas cost on one machine: an engine of --replicas replicas beside one replica with all threads.
 
-    python scripts/bench_replicas.py 135m --rows 16 64
+    engine-launch bench replicas 135m --rows 16 64
 
 Both engines run all the time and are measured in turn (A B A B), so that one of them is always idle: replicas × ROWS
 requests of --in random prompt tokens and --out answer tokens, all submitted at once. A replica has --threads threads,
@@ -12,11 +12,10 @@ are taken.
 from __future__ import annotations
 
 import contextlib
-import sys
 
 from tokenloom import LLM
-from tokenloom.scripts.bench_contestant import Contestant, Ours, measure_in_turn, median_ratio
-from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.contestant import Contestant, Ours, measure_in_turn, median_ratio
+from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
 
 
 def main() -> int:
@@ -42,7 +41,3 @@ def main() -> int:
             ratio = median_ratio(seconds[names[1]], seconds[names[0]])
             setup.report.note(f"throughput relative to one engine, {rows} rows a replica", ratio)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure the router by itself: microseconds of a choice and of a send, by the number of cores, and the index's memory.
 
-    python scripts/bench_router.py
+    engine-launch bench router
 
 Prompts have 12k tokens, and a quarter of them begins like an earlier one. Before anything is timed each core was sent
 400, or the index is full. A core has 8 open answers. Memory is counted by tracemalloc.
@@ -9,14 +9,13 @@ Prompts have 12k tokens, and a quarter of them begins like an earlier one. Befor
 from __future__ import annotations
 
 import random
-import sys
 import time
 import tracemalloc
 
 from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES, PrefixIndex
 from tokenloom.frontend.server.replicas.prefix_keys import KEY_TOKENS
 from tokenloom.frontend.server.replicas.router import Router
-from tokenloom.scripts.bench_report import Report, new_parser, percentile
+from tokenloom.scripts.bench.report import Report, new_parser, percentile
 
 NUM_TOKENS = 12_000
 NUM_KEYS = NUM_TOKENS // KEY_TOKENS
@@ -97,7 +96,3 @@ def main() -> int:
     report.note("its entries", num_entries)
     report.publish(arguments.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Measure the cost of sampling parameters: the whole engine's decode step with all of them on, beside the greedy step.
 
-    python scripts/bench_sampling.py 135m --batch 32 --num-threads 1
-    python scripts/bench_sampling.py 135m --batch 32 --num-threads 1 --with-deterministic
+    engine-launch bench sampling 135m --batch 32 --num-threads 1
+    engine-launch bench sampling 135m --batch 32 --num-threads 1 --with-deterministic
 
 Frontend, core and worker in this process, without sockets; `--batch` requests decode at once, the rows of the table in
 turn for `--rounds` rounds. A step lasts from one delta of the answers to the next. All engine-launch flags are taken.
@@ -9,7 +9,6 @@ turn for `--rounds` rounds. A step lasts from one delta of the answers to the ne
 
 from __future__ import annotations
 
-import sys
 import time
 
 import msgspec
@@ -20,8 +19,8 @@ from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Credit, Deltas, Submit
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench_report import median
-from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
 
 TURN_S = 1.0
 PENALTIES: dict[str, object] = {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
@@ -103,7 +102,3 @@ def main() -> int:
         seconds = measure(config, workload, 1, ["greedy"])["greedy"]
         report.add(case="greedy, --deterministic", step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

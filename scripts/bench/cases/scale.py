@@ -1,6 +1,6 @@
 """Measure an engine over two hosts, which are network namespaces joined by veth, beside the same engine on one host.
 
-    python scripts/bench_scale.py --json docs/reference/benchmarks/scale_hosts.json
+    engine-launch bench scale --json docs/reference/benchmarks/scale_hosts.json
 
 The demo model in float32 with two ranks of one thread each. Parts, each a function: tokens per second of 8 streams, the
 two engines taking turns; the round trip of a step's message over the core's kinds of sockets, tcp with CURVE between
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,9 +26,9 @@ from tokenloom.ipc.sockets.client_auth import GROUP, ZapHandler
 from tokenloom.ipc.sockets.endpoints import tcp_address
 from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
-from tokenloom.scripts.bench_processes import idle_percents
-from tokenloom.scripts.bench_report import Report, new_parser
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.processes import idle_percents
+from tokenloom.scripts.bench.report import Report, new_parser
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--tensor-parallel-size", "2"]
@@ -210,7 +209,3 @@ def main() -> int:
         measure_hosts(report, arguments, Path(folder))
     report.publish(arguments.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

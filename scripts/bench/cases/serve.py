@@ -1,7 +1,7 @@
 """Measure serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
 
     engine-launch --model … --listen ipc:///tmp/engine.sock
-    python scripts/bench_serve.py ipc:///tmp/engine.sock --rate 2 --num-requests 100 --in 128 --out 64
+    engine-launch bench serve ipc:///tmp/engine.sock --rate 2 --num-requests 100 --in 128 --out 64
 
 Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
 between two tokens of a request; tokens that arrive together count as one), p50 and p99 each; output tokens/s from the
@@ -23,8 +23,8 @@ import time
 from dataclasses import dataclass, field
 
 from tokenloom import AsyncClient, SamplingParams, TokenloomError
-from tokenloom.scripts.bench_report import Report, new_parser, percentile
-from tokenloom.scripts.bench_workload import FIRST_ID
+from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.bench.workload import FIRST_ID
 
 
 @dataclass
@@ -157,7 +157,3 @@ def main() -> int:
         return 1
     report.publish(options.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

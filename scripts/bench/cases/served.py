@@ -1,7 +1,7 @@
-"""Compare servers under load, by one client: python scripts/bench_served.py 135m --vllm ~/vllm/bin/python
+"""Compare servers under load, by one client: engine-launch bench served 135m --vllm ~/vllm/bin/python
 
 `vllm bench serve` of that Python sends --num-prompts requests over HTTP at random times, --rate of them a second on
-average, to this engine and to vLLM, tuned as in bench_compare.py, in turn within each round. vLLM is stopped (SIGSTOP)
+average, to this engine and to vLLM, tuned as in cases/compare.py, in turn within each round. vLLM is stopped (SIGSTOP)
 while ours is measured. Prompts are IN random letters, new ones each time: IN tokens of the checkpoints of
 make_checkpoint.py. The client's own random prompts (--client-prompts) are token ids that their tokenizer cannot write,
 so that most of these prompts are alike and found in the prefix cache. Answers have OUT tokens.
@@ -20,11 +20,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenloom.scripts.bench_compare import tuned_environment
-from tokenloom.scripts.bench_contestant import median_ratio
-from tokenloom.scripts.bench_processes import signal_tree
-from tokenloom.scripts.bench_sse import HOST, Server, free_port
-from tokenloom.scripts.bench_workload import Setup, flags_of, new_model_parser
+from tokenloom.scripts.bench.cases.compare import tuned_environment
+from tokenloom.scripts.bench.cases.sse import HOST, Server, free_port
+from tokenloom.scripts.bench.contestant import median_ratio
+from tokenloom.scripts.bench.processes import signal_tree
+from tokenloom.scripts.bench.workload import Setup, flags_of, new_model_parser
 
 RUN_S = 900.0
 WARM_UP_PROMPTS = 20
@@ -103,7 +103,3 @@ def main() -> int:
             columns = [[figures[column] for figures in measured[rate, server.name]] for server in (ours, vllm)]
             setup.report.note(f"{column} at {rate:g}/s, of vLLM's", median_ratio(*columns))
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

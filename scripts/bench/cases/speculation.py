@@ -1,7 +1,7 @@
 """Measure lookup speculation, on and off in turn within one run.
 
-    python scripts/bench_speculation.py 135m --rounds 3
-    python scripts/bench_speculation.py 135m --rounds 20 --cases many
+    engine-launch bench speculation 135m --rounds 3
+    engine-launch bench speculation 135m --rounds 20 --cases many
 
 Two engines stay open, one with --speculation lookup and one with off. Answers are real texts, of this repository, and
 forced token by token (trace_decode_token_ids): the answers of random weights repeat themselves, which flatters every
@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,12 +41,12 @@ from tokenloom.frontend.forms.prompts import new_submit
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.messages.client import Delta, RequestMetrics
 from tokenloom.ipc.messages.metrics import Counter
-from tokenloom.scripts.bench_compare import llama_cpp_peer, tuned_environment
-from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S, SCRIPTS, Peer
-from tokenloom.scripts.bench_mixed import Load
-from tokenloom.scripts.bench_report import ROOT, median, percentile
-from tokenloom.scripts.bench_tiers_load import median_interval
-from tokenloom.scripts.bench_workload import Setup, new_model_parser
+from tokenloom.scripts.bench.cases.compare import llama_cpp_peer, tuned_environment
+from tokenloom.scripts.bench.cases.mixed import Load
+from tokenloom.scripts.bench.cases.tiers_load import median_interval
+from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer
+from tokenloom.scripts.bench.report import ROOT, median, percentile
+from tokenloom.scripts.bench.workload import Setup, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CODE = ("core/scheduling/step/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
@@ -223,7 +222,7 @@ def measure_peers(setup: Setup, tasks: list[Task], num_out: int) -> None:
     drafts = {"off": (), "on": ("--drafts", str(PEER_DRAFTS))}
     with contextlib.ExitStack() as stack:
         if arguments.vllm:
-            command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder)]
+            command = [arguments.vllm, str(PEERS / "vllm_peer.py"), str(folder)]
             tuned = tuned_environment(arguments.vllm)
             peers = {name: Peer(f"vLLM, {name}", [*command, *more], tuned) for name, more in drafts.items()}
             for peer in peers.values():
@@ -274,7 +273,3 @@ def main() -> int:
     loops = tasks_of("loops", tokenizer, setup.workload.vocab_size, 0)
     measure_peers(setup, loops, setup.arguments.num_out)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure a streamed token's cost to the server: CPU time of all processes but the worker, under one HTTP client.
 
-    python scripts/bench_sse.py --streams 256 --out 128 --vllm ~/vllm/bin/python
+    engine-launch bench sse --streams 256 --out 128 --vllm ~/vllm/bin/python
 
 N streams of /v1/completions run at once, each on its own connection, random token ids in, OUT tokens out. The client
 reads bytes and counts events; its own time does not count. Ours runs null_worker.py in place of the worker: once
@@ -31,10 +31,10 @@ from pathlib import Path
 import uvloop
 
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
-from tokenloom.scripts.bench_contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
-from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench_report import Report, new_parser
-from tokenloom.scripts.bench_workload import FIRST_ID, Setup, flags_of
+from tokenloom.scripts.bench.contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
+from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
+from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.bench.workload import FIRST_ID, Setup, flags_of
 
 HOST = "127.0.0.1"
 RUN_TIMEOUT_S = 300.0
@@ -175,7 +175,7 @@ def free_port() -> int:
 def our_server(name: str, folder: Path, options: dict[str, object], step_ms: float) -> Server:
     port = free_port()
     flags = flags_of({**options, "model": str(folder), "http": f"{HOST}:{port}", "served_model_name": "model"})
-    command = [sys.executable, "-m", "tokenloom.scripts.null_engine", *flags]
+    command = [sys.executable, "-m", "tokenloom.scripts.bench.null_engine", *flags]
     return Server(name, command, port, {"NULL_WORKER_STEP_MS": str(step_ms)})
 
 
@@ -240,7 +240,3 @@ def add_row(report: Report, number: int, server: Server, streamed: Streamed, rat
         us_per_token=1e6 / rate,
     )
     report.note(f"CPU seconds of the last round, {server.name}", streamed.cpu_s)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure start-up: from the command to Ready, to the first token, and to the exit.
 
-    python scripts/bench_startup.py 135m --vllm ~/vllm/bin/python
+    engine-launch bench startup 135m --vllm ~/vllm/bin/python
 
 Measured on the operator's clock: `engine-launch --model …` is started, its lines are timed as they are printed, a
 Client requests one token as soon as Ready is printed, SIGTERM ends the engine. The table has one row per round; the
@@ -13,7 +13,6 @@ engine-launch are taken.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,11 +20,11 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
-from tokenloom.scripts.bench_processes import pss_bytes
-from tokenloom.scripts.bench_report import Report, median
-from tokenloom.scripts.bench_workload import Setup, flags_of, new_model_parser
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.contestant import PEERS, Peer
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.processes import pss_bytes
+from tokenloom.scripts.bench.report import Report, median
+from tokenloom.scripts.bench.workload import Setup, flags_of, new_model_parser
 
 
 def first_token_s(address: str, begun: float) -> float:
@@ -78,7 +77,7 @@ def note_memory(memory: dict[str, int], folder: Path, report: Report) -> None:
 
 def vllm_first_token_s(python: str, folder: Path, is_eager: bool) -> float:
     """Start vLLM with empty compile caches; return the seconds from the command to the first token."""
-    command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), *(["--eager"] if is_eager else [])]
+    command = [python, str(PEERS / "vllm_peer.py"), str(folder), *(["--eager"] if is_eager else [])]
     with tempfile.TemporaryDirectory() as cache:
         caches = {"VLLM_CACHE_ROOT": f"{cache}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
         begun = time.perf_counter()
@@ -104,7 +103,3 @@ def main() -> int:
             report.add(engine=name, first_token_s=seconds)
             report.note(f"{name}: relative to ours", seconds / median(first_tokens))
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

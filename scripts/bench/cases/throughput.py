@@ -1,6 +1,6 @@
 """Measure offline throughput: N requests of IN random prompt tokens and OUT answer tokens, all in one LLM.generate.
 
-    python scripts/bench_throughput.py 135m 32 128 64 --with-transformers
+    engine-launch bench throughput 135m 32 128 64 --with-transformers
 
 Measured: seconds from the call to its return, greedy, ignore_eos, new prompts in each round, after one warm-up of the
 same shape with a few tokens. With --with-transformers the same prompts go to transformers' generate in a process of its
@@ -10,11 +10,10 @@ own, in turn with ours (A B A B); the ratio is the median of the rounds' ratios.
 from __future__ import annotations
 
 import contextlib
-import sys
 
 from tokenloom import LLM
-from tokenloom.scripts.bench_contestant import Contestant, Ours, measure_in_turn, median_ratio, transformers_peer
-from tokenloom.scripts.bench_workload import Setup, new_model_parser
+from tokenloom.scripts.bench.contestant import Contestant, Ours, measure_in_turn, median_ratio, transformers_peer
+from tokenloom.scripts.bench.workload import Setup, new_model_parser
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
@@ -36,7 +35,3 @@ def main() -> int:
     for peer in peers:
         setup.report.note(f"throughput relative to {peer}", median_ratio(seconds[peer], seconds[ours]))
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

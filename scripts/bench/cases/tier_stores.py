@@ -1,11 +1,11 @@
 """Compare stores of KV blocks: this engine's disk and Redis tiers, LMCache's `fs` and `resp`, and bare O_DIRECT loops.
 
-    python scripts/bench_tier_stores.py --lmcache PYTHON --rounds 5 --json FILE
+    engine-launch bench tier_stores --lmcache PYTHON --rounds 5 --json FILE
 
 Per round, in turn and after an untimed one: each stores the same 256 blocks of 360 KiB of random bytes under new names
 and loads them. Then one bit is flipped in the content of 8 of its objects, and all are loaded again. Printed: medians
 of GB/s and those of the best round, medians of the rounds' ratios to the bare loops, and how many damaged blocks were
-refused and how many were loaded as good with other bytes. PYTHON has LMCache (peer_lmcache.py), whose `fs` uses the
+refused and how many were loaded as good with other bytes. PYTHON has LMCache (lmcache_peer.py), whose `fs` uses the
 page cache as it comes. The files lie in TMPDIR. One redis-server listens on a unix socket and on TCP; `resp` speaks TCP
 alone.
 """
@@ -16,17 +16,15 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from tokenloom.core.tiers.disk import DiskSource
 from tokenloom.core.tiers.network.remote import RemoteSource
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, median_ratio
-from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.bench_tiers import redis_server
-from tokenloom.scripts.tier_stores import (
+from tokenloom.scripts.bench.cases.tiers import redis_server
+from tokenloom.scripts.bench.contestant import PEERS, Peer, median_ratio
+from tokenloom.scripts.bench.inputs.tier_stores import (
     BLOCK_BYTES,
     NUM_BLOCKS,
     Bare,
@@ -38,6 +36,7 @@ from tokenloom.scripts.tier_stores import (
     Theirs,
     Values,
 )
+from tokenloom.scripts.bench.report import Report, median, new_parser
 
 NUM_DAMAGED = 8
 NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES
@@ -128,7 +127,7 @@ def main() -> int:
         port = stack.enter_context(redis_server(asked.redis, root))
         cases, version = our_cases(root, content, port), None
         if asked.lmcache:
-            command = [asked.lmcache, str(SCRIPTS / "peer_lmcache.py"), str(root / "blocks")]
+            command = [asked.lmcache, str(PEERS / "lmcache_peer.py"), str(root / "blocks")]
             peer = Peer("LMCache", [*command, "--block-bytes", str(BLOCK_BYTES)])
             stack.callback(peer.close)
             cases |= their_cases(peer, root, port)
@@ -142,7 +141,3 @@ def main() -> int:
     report.note("damaged blocks of each", NUM_DAMAGED * asked.rounds)
     report.publish(asked.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure the first token of prompts whose blocks come from a slow source: no slower than computing them.
 
-    python scripts/bench_tier_throttle.py 135m --lengths 512,2048 --rates 1,4,16,64 --redis redis-server
+    engine-launch bench tier_throttle 135m --lengths 512,2048 --rates 1,4,16,64 --redis redis-server
 
 Redis stands behind a proxy that passes so many MB/s. One engine computes each prompt twice, so that Redis gets its
 blocks; a second one, behind the proxy, and a third one without tiers then get the prompt, in turn: first the one, in
@@ -16,7 +16,6 @@ import itertools
 import random
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -24,9 +23,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.scripts.bench_report import median
-from tokenloom.scripts.bench_tiers import IDLE_S, is_up, redis_server, wait_until
-from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
+from tokenloom.scripts.bench.cases.tiers import IDLE_S, is_up, redis_server, wait_until
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 CHUNK = 1 << 16
@@ -133,7 +132,3 @@ def main() -> int:
             MB_per_s=rate, tokens=length, of_computed=median(values), most=max(values), found=median(tokens) / length
         )
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure the first token of a prompt whose KV blocks lie outside the pool, beside computing it.
 
-    python scripts/bench_tiers.py 135m 4096 --rounds 3 --redis redis-server
+    engine-launch bench tiers 135m 4096 --rounds 3 --redis redis-server
 
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
 emptied) and in the pool, in the host tier (another prompt in between fills the pool), in Redis (computed by another
@@ -20,7 +20,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -30,8 +29,8 @@ from pathlib import Path
 import psutil
 
 from tokenloom import LLM, RequestOutput, SamplingParams
-from tokenloom.scripts.bench_report import median
-from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 SETTLE_S = 30.0
 IDLE_S = 1.0  # before the first request of an engine, which takes memory ahead meanwhile, at 0.4 to 2 GB/s
@@ -204,7 +203,3 @@ def main() -> int:
     setup.report.note("bytes of a prompt", bench.arena_bytes)
     setup.report.note("seconds by round", dict(bench.times))
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Measure an engine under load with a disk tier that gets every block and gives none, beside one without tiers.
 
-    python scripts/bench_tiers_load.py 135m 16 128 64 --rounds 20
+    engine-launch bench tiers_load 135m 16 128 64 --rounds 20
 
 Both engines stay open; per round each runs N requests of IN new random tokens and OUT answer tokens, in turn, first one
 and then the other. Printed: seconds and the 99th percentile of the time between tokens, the median ratio with the tier
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,9 +20,9 @@ from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
-from tokenloom.scripts.bench_mixed import Load, between
-from tokenloom.scripts.bench_report import median, percentile
-from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.cases.mixed import Load, between
+from tokenloom.scripts.bench.report import median, percentile
+from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
 
 NUM_PREEMPTED, PREEMPTED_OUT = 16, 192  # requests that are too many for the pool, and tokens of their answers
 
@@ -106,7 +105,3 @@ def main() -> int:
             setup.report.note(f"preempted tokens computed again, {name}", share)
             setup.report.note(f"preempted tokens, {name}", num)
     return setup.publish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 A process of its own sends a ping each millisecond; the longest round trip during an upload is at least the longest hold
 of the loop. Without other load a round trip takes about 0.2 ms. `quiet` is the same without an upload.
 
-    python scripts/bench_uploads.py --uploads 5
+    engine-launch bench uploads --uploads 5
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from PIL import Image
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
 
-DEMO = Path(__file__).resolve().parents[1] / "demo" / "vision"
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
 SIDE = 2600  # pixels; 20.3 MB of noise
 INTERVAL_S = 0.001
 DEADLINE_S = 60.0
@@ -44,7 +44,7 @@ class Prober:
     """A process that pings the engine until `close`."""
 
     def __init__(self, address: str) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--probe", address]
+        command = [sys.executable, "-P", "-m", __name__, "--probe", address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self._process.stdout.read(1)  # the first reply has come
@@ -143,7 +143,3 @@ def main() -> int:
             shown = ", ".join(f"{trip:.1f}" for trip in trips)
             print(f"{way}: median {statistics.median(trips):.1f} ms, worst {max(trips):.1f} ms ({shown})")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,11 +13,11 @@ from typing import TypeAlias
 from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
-from tokenloom.scripts.bench_mixed import Load, between
-from tokenloom.scripts.bench_report import Report, median, percentile
-from tokenloom.scripts.bench_tiers_load import median_interval
-from tokenloom.scripts.bench_workload import Setup
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.cases.mixed import Load, between
+from tokenloom.scripts.bench.cases.tiers_load import median_interval
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.report import Report, median, percentile
+from tokenloom.scripts.bench.workload import Setup
 
 WARM_UP_TOKENS = 2
 Run: TypeAlias = "Callable[[int], Figures]"  # of a round's number

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenloom.frontend.client.transport import Transport
-from tokenloom.scripts.adapter_load import (
+from tokenloom.scripts.bench.cases.mixed import Load
+from tokenloom.scripts.bench.inputs.adapter_requests import (
     Adapters,
     Figures,
     Run,
@@ -22,8 +23,7 @@ from tokenloom.scripts.adapter_load import (
     run,
     warm_up,
 )
-from tokenloom.scripts.bench_mixed import Load
-from tokenloom.scripts.bench_workload import Setup
+from tokenloom.scripts.bench.workload import Setup
 
 ZIPF_EXPONENT = 1.2
 LOAD_PERIOD_S = 1.0

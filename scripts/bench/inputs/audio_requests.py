@@ -22,7 +22,7 @@ import numpy as np
 
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.ipc.spec.models.audio_config import SAMPLE_RATE
-from tokenloom.scripts.multimodal_load import TEXT_SHAPE, Call
+from tokenloom.scripts.bench.inputs.image_requests import TEXT_SHAPE, Call
 
 WHISPER_PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
 

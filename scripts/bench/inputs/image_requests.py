@@ -23,7 +23,7 @@ from PIL import Image
 
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.ipc.messages.metrics import Counter
-from tokenloom.scripts.bench_processes import title
+from tokenloom.scripts.bench.processes import title
 
 WORDS = ("the", "capital", "of", "France", "Japan", "is", "a", "city", "and", "12", "+", "7", "What", "see", "you")
 MAX_PIXELS = 1 << 20

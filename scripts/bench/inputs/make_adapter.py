@@ -1,6 +1,6 @@
 """Write a random LoRA adapter of a checkpoint, as a PEFT checkpoint made without peft.
 
-    python scripts/make_adapter.py CHECKPOINT OUT --rank 16 --seed 0
+    python scripts/bench/inputs/make_adapter.py CHECKPOINT OUT --rank 16 --seed 0
 
 For benchmarks and tests: adapter_config.json and adapter_model.safetensors. Needs torch and safetensors. The matrices
 are those of the checkpoint's own files, so that any family works that has one tensor for each module. Equal arguments
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenloom.ipc.spec.models.multimodal import ENCODER_PREFIXES
-from tokenloom.scripts.make_checkpoint import DTYPES
+from tokenloom.scripts.bench.inputs.make_checkpoint import DTYPES
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ROOT = "base_model.model"

@@ -1,6 +1,6 @@
 """Write a checkpoint with random weights and a real model's shape, in ordinary Hugging Face form.
 
-    python scripts/make_checkpoint.py 135m OUT --dtype bfloat16 --seed 0
+    python scripts/bench/inputs/make_checkpoint.py 135m OUT --dtype bfloat16 --seed 0
 
 For benchmarks and tests: config.json, safetensors (sharded if large), generation_config.json and a byte-level
 tokenizer, so that text works. Needs torch, safetensors and tokenizers. Equal name, dtype and seed: equal bytes.

@@ -20,8 +20,8 @@ from redis import Redis
 
 from tokenloom.core.tiers.object_format import HEADER_BYTES
 from tokenloom.core.tiers.source import Item, Namespace, Source
-from tokenloom.scripts.bench_contestant import Peer
-from tokenloom.scripts.bench_tiers import wait_until
+from tokenloom.scripts.bench.cases.tiers import wait_until
+from tokenloom.scripts.bench.contestant import Peer
 
 NUM_BLOCKS, BLOCK_BYTES = 256, 360 << 10  # 16 tokens of the 135M model in bfloat16
 NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES

@@ -1,6 +1,6 @@
 """Convert a checkpoint to GGUF: python write_gguf.py FOLDER FILE.gguf [F32|BF16|Q8_0|Q4_0|…]
 
-For benchmarks beside llama.cpp (peer_llama_cpp.py) and as the oracle of tests. Needs gguf, numpy and safetensors, not
+For benchmarks beside llama.cpp (llama_cpp_peer.py) and as the oracle of tests. Needs gguf, numpy and safetensors, not
 tokenloom. Names are gguf-py's, layouts follow llama.cpp's convert_hf_to_gguf.py: vectors become float32, matrices keep
 bfloat16 or get another form (the embedding and the head Q8_0 beside smaller ones), query and key rows of Llama and its
 kin are permuted from rotated halves to rotated pairs, and norms of Gemma and Nemotron have 1 added. A byte-level

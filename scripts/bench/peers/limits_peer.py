@@ -1,8 +1,8 @@
-"""Measure the machine's current rates: python peer_limits.py MODEL --dtype bfloat16 --device cpu --threads 2
+"""Measure the machine's current rates: python limits_peer.py MODEL --dtype bfloat16 --device cpu --threads 2
 
 Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights is
 read once (on a GPU one of at most MAX_COPY_BYTES is copied; read and written bytes count). flops_per_s: the matmuls of
-one layer at MATMUL_TOKENS tokens (bench_matmul.py). The best of many runs counts, since a limit is a best case.
+one layer at MATMUL_TOKENS tokens (matmul.py). The best of many runs counts, since a limit is a best case.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
     import torch
 
     from tokenloom.ipc.spec.models.model_file import load_model_config
-    from tokenloom.scripts.bench_limits import Limits, linear_shapes
-    from tokenloom.scripts.bench_matmul import fastest_linear, shortest
+    from tokenloom.scripts.bench.limits import Limits, linear_shapes
+    from tokenloom.scripts.bench.peers.matmul import fastest_linear, shortest
 
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: python peer_llama_cpp.py MODEL.gguf --threads 2, where llama-cpp-python is installed.
+"""llama.cpp as a peer: python llama_cpp_peer.py MODEL.gguf --threads 2, where llama-cpp-python is installed.
 
 Requests run one after the other, as its Python API runs them. --drafts N: its prompt lookup, at most N tokens at a
 time. write_gguf.py makes the file. See peer_protocol.py.

@@ -1,4 +1,4 @@
-"""Store and load blocks by LMCache's own adapters: python peer_lmcache.py BLOCKS --block-bytes 368640
+"""Store and load blocks by LMCache's own adapters: python lmcache_peer.py BLOCKS --block-bytes 368640
 
 BLOCKS is a file with the content of all blocks. Speaks peer_protocol.py; a request opens an adapter, stores all blocks
 under new names, or loads them:

@@ -1,4 +1,4 @@
-"""peft's generate as a peer: python peer_peft.py MODEL --dtype bfloat16 --threads 2 --adapters FOLDER,FOLDER
+"""peft's generate as a peer: python peft_peer.py MODEL --dtype bfloat16 --threads 2 --adapters FOLDER,FOLDER
 
 Prompt i uses adapter i modulo their number; greedy, exactly max_tokens tokens each. A request with "is_mixed" runs all
 prompts in one batch of mixed adapters, others one batch for each adapter, one after the other. See peer_protocol.py.

@@ -1,4 +1,4 @@
-"""transformers' generate as a peer: python peer_transformers.py MODEL --dtype bfloat16 --device cpu --threads 2
+"""transformers' generate as a peer: python transformers_peer.py MODEL --dtype bfloat16 --device cpu --threads 2
 
 Greedy, exactly max_tokens tokens each: one static batch for prompts of equal length; if max_tokens is a list of one
 number per prompt, prompts of any length by continuous batching, for at most limit_s seconds. See peer_protocol.py.

@@ -1,6 +1,6 @@
-"""vLLM's offline LLM as a peer: python peer_vllm.py MODEL --dtype bfloat16, in an environment where vLLM is installed.
+"""vLLM's offline LLM as a peer: python vllm_peer.py MODEL --dtype bfloat16, in an environment where vLLM is installed.
 
-Without tuning its CPU build computes on one core; bench_compare.py sets the environment that tunes it. Prefix caching
+Without tuning its CPU build computes on one core; cases/compare.py sets the environment that tunes it. Prefix caching
 is off, since prompts never repeat. --drafts N: speculation by n-grams, at most N tokens at a time; --eager: without
 compilation, a faster start and slower steps; --separate-worker: the worker in its own process, as with several workers.
 See peer_protocol.py.

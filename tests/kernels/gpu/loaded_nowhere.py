@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenloom.scripts.compile_kernels import NoDevice
+from tokenloom.scripts.gpu.compile_kernels import NoDevice
 
 
 @dataclass(frozen=True)

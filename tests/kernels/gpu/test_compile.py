@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.compile_kernels import ARCHITECTURES, MAX_SHARED_BYTES
+from tokenloom.scripts.gpu.compile_kernels import ARCHITECTURES, MAX_SHARED_BYTES
 from tokenloom.tests.support.today import DAY
 
 WALL_S = 900  # upper bound; the real limit counts the process's own CPU time
@@ -37,7 +37,7 @@ def run(cache_folder: Path, cpu_s: int, *options: str) -> str:
 
 
 def reports(cache_folder: Path, cpu_s: int, *options: str) -> list[dict[str, object]]:
-    lines = run(cache_folder, cpu_s, "-m", "tokenloom.scripts.compile_kernels", "--json", *options).splitlines()
+    lines = run(cache_folder, cpu_s, "-m", "tokenloom.scripts.gpu.compile_kernels", "--json", *options).splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -64,7 +64,7 @@ def test_kernels_compile_for_the_architecture_of_the_day(tmp_path: Path) -> None
 NARROW_NORM = """
 import torch, triton
 from concurrent.futures import ThreadPoolExecutor
-from tokenloom.scripts.compile_kernels import NoDevice, empty
+from tokenloom.scripts.gpu.compile_kernels import NoDevice, empty
 from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.contract import Norm
 from tokenloom.kernels.gpu.norm import normalize

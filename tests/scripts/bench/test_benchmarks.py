@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.scripts.bench_contestant import SCRIPTS
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import ROOT
 from tokenloom.tests.support.network_hosts import obstacle
 from tokenloom.tests.support.today import at_night
 
 pytestmark = pytest.mark.timeout(400)
 
 TIMEOUT_S = 300  # four processes that import torch, on a crowded machine
-DEMO = SCRIPTS.parent / "demo"
+DEMO = ROOT / "demo"
 SMALL_ENGINE = "--max-model-len 256 --num-kv-blocks 256"
 
 
@@ -33,11 +33,13 @@ class Figures(NamedTuple):
         return [row.get(name) for row in self.rows]
 
 
-def measure(folder: Path, command: str) -> Figures:
-    """Run a script with its arguments."""
-    script, *arguments = command.split()
+BENCH = "-m tokenloom.frontend.launch bench"
+
+
+def measure(folder: Path, command: str, program: str = BENCH) -> Figures:
+    """Run a benchmark with its arguments."""
     file = folder / "out.json"
-    words = [sys.executable, str(SCRIPTS / script), *arguments, "--json", str(file)]
+    words = [sys.executable, *program.split(), *command.split(), "--json", str(file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/")
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     document = json.loads(file.read_text())
@@ -59,23 +61,21 @@ class Case(NamedTuple):
 DECODES = ["decode 1 x 160", "decode 16 x 60", "decode 32 x 160", "decode 16 x 60, 8 of 2048"]
 CASES = {
     "engine": Case(
-        "bench_engine.py --requests 24 --in 5 --out 40 --rounds 2 --steps 30",
+        "engine --requests 24 --in 5 --out 40 --rounds 2 --steps 30",
         "round",
         [1, 2],
         ("tokens_per_s",),
         ("ratio of the two", "core's median step with 24 rows, µs"),
     ),
     "replicas": Case(
-        f"bench_replicas.py demo --rows 2 3 --in 9 --out 5 {SMALL_ENGINE}",
+        f"replicas demo --rows 2 3 --in 9 --out 5 {SMALL_ENGINE}",
         "2 rows a replica",
         [*["2 replicas", "one engine"] * 2, *[None] * 4],  # then four of "3 rows a replica"
         notes=tuple(f"throughput relative to one engine, {rows} rows a replica" for rows in (2, 3)),
     ),
-    "kernels": Case(
-        "bench_kernels.py demo --rounds 1", "case", [*DECODES, "prefill 1024"], ("least_ms", "share_of_limit")
-    ),
+    "kernels": Case("kernels demo --rounds 1", "case", [*DECODES, "prefill 1024"], ("least_ms", "share_of_limit")),
     "transcripts": Case(
-        f"bench_multimodal.py {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
+        f"multimodal {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
         "part",
         [f"{name}, {count} at once" for count in (1, 2) for name in ("engine", "transformers")],
         ("audio_s_per_s",),
@@ -95,14 +95,14 @@ def test_a_benchmark_writes_its_figures(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
-    rows, notes = found = measure(tmp_path, "bench_router.py --cores 2 20 --requests 50")
+    rows, notes = found = measure(tmp_path, "router --cores 2 20 --requests 50")
     assert found.column("cores") == [2, 20] and notes["full index, MB"] < 150
     assert all(0 < row["pick_p50_us"] <= row["pick_p99_us"] for row in rows)
 
 
 @pytest.mark.nightly
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
-    rows, notes = found = measure(tmp_path, f"bench_throughput.py demo 3 9 5 --with-transformers {SMALL_ENGINE}")
+    rows, notes = found = measure(tmp_path, f"throughput demo 3 9 5 --with-transformers {SMALL_ENGINE}")
     assert found.column("engine") == ["tokenloom", "transformers"] * 2
     assert rows[0]["out_tokens_per_s"] == pytest.approx(15 / rows[0]["seconds"])
     assert notes["throughput relative to transformers"] > 0
@@ -110,7 +110,7 @@ def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
-    rows, _ = found = measure(tmp_path, f"bench_latency.py demo 9 12 --with-limits {SMALL_ENGINE}")
+    rows, _ = found = measure(tmp_path, f"latency demo 9 12 --with-limits {SMALL_ENGINE}")
     assert {*found.column("mode")} == {"processes", "in_process"}
     for row in rows:
         assert row["ttft_ms"] > 0 and row["itl_p99_ms"] >= row["itl_p50_ms"] > 0
@@ -120,7 +120,7 @@ def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
     sizes = "--rounds 1 --side 96 --requests 3 --rows 2 --out 900 --images 2 --batch 2 --many 20 --max-model-len 1024"
-    _, notes = found = measure(tmp_path, f"bench_multimodal.py {DEMO}/vision {sizes} --with-transformers")
+    _, notes = found = measure(tmp_path, f"multimodal {DEMO}/vision {sizes} --with-transformers")
     parts = ["one image", "image", "image again", "text", "text again", "rows alone", "rows beside images"]
     assert found.column("part") == [*parts, "batch of 2", "transformers, batch of 2", "20 images"]
     assert notes["encodes of one image in 3 requests"] == 1 and "after 20 distinct images" in notes
@@ -129,7 +129,7 @@ def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     sizes = "--rounds 1 --shared 150 --prompt 100 --streams 3"
-    ((row,), _) = measure(tmp_path, f"bench_mixed.py demo {sizes} {SMALL_ENGINE}")
+    ((row,), _) = measure(tmp_path, f"mixed demo {sizes} {SMALL_ENGINE}")
     assert row["ttft_ms"] > 0 and row["ttft_cached_ms"] > 0
     assert row["itl_max_during_ms"] >= row["itl_p99_during_ms"] >= row["itl_p50_during_ms"]
 
@@ -138,9 +138,7 @@ def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
 def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     sizes = "4 9 12 --adapters 1,3 --rounds 2 --rank 4 --num-kv-blocks 256 --zipf-batches 2 --slots 2"
-    rows, notes = found = measure(
-        tmp_path, f"bench_lora.py demo {sizes} --with-peft --peft 3 --unused --loads --zipf 6"
-    )
+    rows, notes = found = measure(tmp_path, f"lora demo {sizes} --with-peft --peft 3 --unused --loads --zipf 6")
     beside_peft = ["3 adapters, beside peft", "peft, one after the other", "peft, one batch"]
     rotations = ["all resident", "a load each second", "2 resident", "6 by Zipf"]
     names = ["base", "1 adapter", "3 adapters", *beside_peft, "not enabled", "enabled, unused", *rotations]
@@ -152,21 +150,21 @@ def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) ->
 
 @pytest.mark.nightly
 def test_streams_are_counted_to_the_exact_token(tmp_path: Path) -> None:
-    rows, _ = measure(tmp_path, "bench_sse.py --streams 8 --out 20 --rounds 1 --step-ms 2")
+    rows, _ = measure(tmp_path, "sse --streams 8 --out 20 --rounds 1 --step-ms 2")
     assert len(rows) == 2 and all(row["tokens_per_cpu_s"] > 0 for row in rows)
     assert rows[1]["tokens_per_event"] < 3
 
 
 @pytest.mark.nightly
 def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
-    ((row,), notes) = measure(tmp_path, f"bench_startup.py demo --rounds 1 --idle-s 0.5 {SMALL_ENGINE}")
+    ((row,), notes) = measure(tmp_path, f"startup demo --rounds 1 --idle-s 0.5 {SMALL_ENGINE}")
     assert 0 < row["ready_s"] < row["first_token_s"] and row["stop_s"] < 10
     assert len(notes["pss_mib"]) == 4 and any("load weights" in line for line in notes["phases"])
 
 
 @pytest.mark.nightly
 def test_this_engine_is_compared_with_peers_and_limits(tmp_path: Path) -> None:
-    rows, notes = found = measure(tmp_path, f"bench_compare.py demo 3 9 6 --cpu {SMALL_ENGINE}")
+    rows, notes = found = measure(tmp_path, f"compare demo 3 9 6 --cpu {SMALL_ENGINE}")
     assert found.column("engine") == ["tokenloom", "transformers"]
     assert rows[0]["x_ours"] == 1 and rows[1]["x_ours"] > 0 and rows[0]["share_of_limit"] > 0
     assert len(notes["machine by round"]) == 2
@@ -178,7 +176,7 @@ def test_a_running_engine_is_measured_under_poisson_arrivals(tmp_path: Path) -> 
     with Engine(tmp_path, SMALL_ENGINE.split()) as engine:
         engine.wait_ready()
         sizes = "--rate 50 inf --num-requests 12 --in 3:20 --out 2:9"
-        rows, _ = found = measure(tmp_path, f"bench_serve.py {engine.address} {sizes}")
+        rows, _ = found = measure(tmp_path, f"serve {engine.address} {sizes}")
     assert found.column("finished") == [12, 12]
     assert all(row["ttft_p99_ms"] >= row["ttft_p50_ms"] > 0 for row in rows)
 
@@ -186,7 +184,7 @@ def test_a_running_engine_is_measured_under_poisson_arrivals(tmp_path: Path) -> 
 @pytest.mark.nightly
 def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = "--requests 4 --lengths 3 20 --context 70"
-    rows, _ = measure(tmp_path, f"gpu_bench.py --models demo {sizes} --device cpu")
+    rows, _ = measure(tmp_path, f"--models demo {sizes} --device cpu", "-m tokenloom.scripts.gpu.engines")
     by_case = {row["case"].removeprefix("demo: "): row for row in rows}
     steps = ["steps of one row", "steps of many rows"]
     assert list(by_case) == [*steps, "one row", "many rows", "requests", "memory", "transformers"]
@@ -198,7 +196,7 @@ def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
 def test_two_hosts_are_measured_beside_one(tmp_path: Path) -> None:
-    rows, _ = measure(tmp_path, "bench_scale.py --pairs 1 --cuts 1 --idle-seconds 2")
+    rows, _ = measure(tmp_path, "scale --pairs 1 --cuts 1 --idle-seconds 2")
     found = {(row["part"], row["where"]): row["median"] for row in rows}
     assert all(value >= 0 for value in found.values()) and len(found) == 11
     assert LEASE_S - 1 < found["cut link to notice, s", "head"] < LEASE_S + 1.5

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, PeerFailed
-from tokenloom.scripts.bench_processes import tree
+from tokenloom.scripts.bench.contestant import PEERS, Peer, PeerFailed
+from tokenloom.scripts.bench.processes import tree
 from tokenloom.tests.support.waiting import wait_until
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {scripts!r})
+sys.path.insert(0, {peers!r})
 import peer_protocol
 def load(options):
     print("noise of a library")
@@ -34,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start_peer(body: str) -> Peer:
         file = tmp_path / "peer.py"
-        file.write_text(PROGRAM.format(scripts=str(SCRIPTS), body=body))
+        file.write_text(PROGRAM.format(peers=str(PEERS), body=body))
         peers.append(Peer("the peer", [sys.executable, str(file), "model"]))
         return peers[-1]
 

@@ -8,8 +8,8 @@ import pytest
 from safetensors import safe_open
 
 from tokenloom.ipc.spec.models.model_file import load_model_config
-from tokenloom.scripts.bench_limits import Limits, Rates
-from tokenloom.scripts.bench_workload import Workload
+from tokenloom.scripts.bench.limits import Limits, Rates
+from tokenloom.scripts.bench.workload import Workload
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.bench_report import Report, format_cell, percentile, table
+from tokenloom.scripts.bench.report import Report, format_cell, percentile, table
 
 
 def test_percentiles_interpolate_between_the_nearest_two_values() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tokenloom.scripts.bench_compare import Result, compare
-from tokenloom.scripts.bench_contestant import measure_in_turn
-from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_report import Report
-from tokenloom.scripts.bench_workload import Workload
+from tokenloom.scripts.bench.cases.compare import Result, compare
+from tokenloom.scripts.bench.contestant import measure_in_turn
+from tokenloom.scripts.bench.limits import LimitsPeer
+from tokenloom.scripts.bench.report import Report
+from tokenloom.scripts.bench.workload import Workload
 
 WORKLOAD = Workload(num_requests=3, num_in=20, num_out=5, vocab_size=1000)
 

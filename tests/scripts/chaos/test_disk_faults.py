@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.chaos_disk import DAMAGES, DiskFaults
+from tokenloom.scripts.chaos.disk_faults import DAMAGES, DiskFaults
 
 
 class CountedFaults(DiskFaults):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tokenloom.scripts.engine_freezer import CGROUP_ROOT, can_freeze, suspended
+from tokenloom.scripts.chaos.engine_freezer import CGROUP_ROOT, can_freeze, suspended
 
 NUM_SUSPENSIONS = 20
 FAMILY = """

@@ -1,4 +1,4 @@
-"""Short run of scripts/fuzz_frames.py: frames of every channel, for handlers and for a socket."""
+"""Short run of scripts/chaos/fuzz_frames.py: frames of every channel, for handlers and for a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenloom.ipc.codec import Decoder
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fuzz_frames.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "chaos" / "fuzz_frames.py"
 DEADLINE_S = 30.0
 
 

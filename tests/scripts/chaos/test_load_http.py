@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.scripts import http_kills, load_http
+from tokenloom.scripts.chaos import http_kills, load_http
 
 
 @pytest.mark.nightly

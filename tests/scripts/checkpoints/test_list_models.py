@@ -1,4 +1,4 @@
-"""docs/learn/models.md lists every native architecture, as scripts/list_models.py writes it."""
+"""docs/learn/models.md lists every native architecture, as scripts/checkpoints/list_models.py writes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tokenloom.scripts.list_models import ARCHITECTURES, MARKS, PAGE, table, tiny_families
+from tokenloom.scripts.checkpoints.list_models import ARCHITECTURES, MARKS, PAGE, table, tiny_families
 
 
 def native_rows() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenloom.scripts.check_prose import docstrings, sample, signature
+from tokenloom.scripts.checks.prose import docstrings, sample, signature
 
 SOURCE = '''
 """Module."""

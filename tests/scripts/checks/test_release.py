@@ -9,7 +9,7 @@ import pytest
 
 from tokenloom.kernels.cpu.compiler import LEVELS
 from tokenloom.kernels.cpu.library_store import prebuilt_name
-from tokenloom.scripts.check_release import DEMOS, MIN_LIBRARIES, check_wheel
+from tokenloom.scripts.checks.release import DEMOS, MIN_LIBRARIES, check_wheel
 
 NAME = "tokenloom-1.0-py3-none-manylinux_2_17_x86_64.whl"
 METADATA = "tokenloom-1.0.dist-info/METADATA"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.run_tests import MAX_ALONE, NUM_RUNS, Suite
+from tokenloom.scripts.checks.run_tests import MAX_ALONE, NUM_RUNS, Suite
 
 FLAKY = """
 from pathlib import Path

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from tokenloom.scripts.bench_report import percentile
-from tokenloom.scripts.fleet_exact import ExactReplica, spec_of, tokens_of
-from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, Slow
-from tokenloom.scripts.fleet_replica import LARGE_GPU, Sizes
-from tokenloom.scripts.fleet_simulation import FleetSimulation
-from tokenloom.scripts.fleet_trace import BLOCK, Job
-from tokenloom.tests.scripts.test_simulate_fleet import POOL, conversations, share_cached, simulate
+from tokenloom.scripts.bench.report import percentile
+from tokenloom.scripts.fleet.exact_replica import ExactReplica, spec_of, tokens_of
+from tokenloom.scripts.fleet.faults import Fault, Kill, Partition, Poison, Slow
+from tokenloom.scripts.fleet.replica import LARGE_GPU, Sizes
+from tokenloom.scripts.fleet.simulation import FleetSimulation
+from tokenloom.scripts.fleet.traces import BLOCK, Job
+from tokenloom.tests.scripts.fleet.test_simulate_fleet import POOL, conversations, share_cached, simulate
 
 SIZES = Sizes(pool_tokens=POOL)
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tokenloom.scripts.fit_step_cost import fit
-from tokenloom.scripts.fleet_replica import StepCost
+from tokenloom.scripts.fleet.fit_step_cost import fit
+from tokenloom.scripts.fleet.replica import StepCost
 
 
 def steps_of(cost: StepCost, noise: float) -> list[tuple[float, ...]]:

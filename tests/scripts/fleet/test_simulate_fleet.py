@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, RollingRestart, Slow, read_faults
-from tokenloom.scripts.fleet_policies import POLICIES
-from tokenloom.scripts.fleet_replica import LARGE_GPU, FluidReplica, Replica, Sizes
-from tokenloom.scripts.fleet_simulation import FleetSimulation
-from tokenloom.scripts.fleet_trace import BLOCK, Job, share_cached_by_one
+from tokenloom.scripts.fleet.faults import Fault, Kill, Partition, Poison, RollingRestart, Slow, read_faults
+from tokenloom.scripts.fleet.policies import POLICIES
+from tokenloom.scripts.fleet.replica import LARGE_GPU, FluidReplica, Replica, Sizes
+from tokenloom.scripts.fleet.simulation import FleetSimulation
+from tokenloom.scripts.fleet.traces import BLOCK, Job, share_cached_by_one
 
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts/simulate_fleet.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/fleet/simulate_fleet.py"
 POOL = 200_000  # tokens
 
 

@@ -9,7 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
+from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
 
 
 def behave(case: str, behaviour: str) -> Row:

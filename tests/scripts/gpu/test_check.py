@@ -18,11 +18,11 @@ import psutil
 import pytest
 import torch
 
-from tokenloom.scripts import gpu_check, gpu_stages
-from tokenloom.scripts.gpu_check import Check, parse
-from tokenloom.scripts.gpu_plan import Need, Place, Plan, Results, Row, Stage, Step, outcome
-from tokenloom.scripts.gpu_run import Ended, run_streamed
-from tokenloom.scripts.gpu_stages import PYTEST_INI, ROOT, Machine, Started, bare_package
+from tokenloom.scripts.gpu import check, stages
+from tokenloom.scripts.gpu.check import Check, parse
+from tokenloom.scripts.gpu.plan import Need, Place, Plan, Results, Row, Stage, Step, outcome
+from tokenloom.scripts.gpu.run import Ended, run_streamed
+from tokenloom.scripts.gpu.stages import PYTEST_INI, ROOT, Machine, Started, bare_package
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
 
@@ -75,7 +75,7 @@ def test_without_a_gpu_the_check_reports_that_and_succeeds(tmp_path: Path, earli
 def test_an_obstacle_is_named(
     facts: dict[str, Any], known: dict[str, Any] | None, rehearses: bool, reason: str
 ) -> None:
-    assert reason in gpu_check.obstacle(facts, known, parse(["out.json", *["--rehearse"] * rehearses]))
+    assert reason in check.obstacle(facts, known, parse(["out.json", *["--rehearse"] * rehearses]))
 
 
 def test_a_changed_source_is_another_commit(tmp_path: Path) -> None:
@@ -83,18 +83,18 @@ def test_a_changed_source_is_another_commit(tmp_path: Path) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
 
     (tmp_path / "a.py").write_text("1\n")
-    without_git = gpu_check.commit(tmp_path)
-    assert without_git.startswith("sources+") and gpu_check.commit(tmp_path) == without_git
+    without_git = check.commit(tmp_path)
+    assert without_git.startswith("sources+") and check.commit(tmp_path) == without_git
     git("init")
     git("add", "-A")
     git("-c", "user.name=n", "-c", "user.email=e", "commit", "-m", "m")
-    clean = gpu_check.commit(tmp_path)
+    clean = check.commit(tmp_path)
     assert len(clean) == 12
     (tmp_path / "a.py").write_text("2\n")
-    changed = gpu_check.commit(tmp_path)
-    assert changed.startswith(f"{clean}+") and changed != gpu_check.commit(ROOT)
+    changed = check.commit(tmp_path)
+    assert changed.startswith(f"{clean}+") and changed != check.commit(ROOT)
     (tmp_path / "a.py").write_text("3\n")
-    assert gpu_check.commit(tmp_path) != changed
+    assert check.commit(tmp_path) != changed
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +124,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_the_bare_package_imports_this_checkout(tmp_path: Path, environment: dict[str, str]) -> None:
-    program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"
+    program = "import tokenloom, tokenloom.scripts.gpu.check; print(tokenloom.__file__)"
     found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=tmp_path, text=True)
     assert Path(found.strip()) == tmp_path / "tokenloom" / "__init__.py"
 
@@ -135,13 +135,13 @@ def test_the_bare_package_knows_the_marks_of_this_checkout() -> None:
 
 
 def test_every_file_with_a_gpu_mark_is_in_one_stage() -> None:
-    by_stage = {name: gpu_stages.test_files(name) for name in ("others", *gpu_stages.PARALLEL, *gpu_stages.ALONE)}
+    by_stage = {name: stages.test_files(name) for name in ("others", *stages.PARALLEL, *stages.ALONE)}
     found = [file for files in by_stage.values() for file in files]
-    assert sorted(found) == gpu_stages.gpu_test_files()
+    assert sorted(found) == stages.gpu_test_files()
     assert "tokenloom/tests/gpu/test_parity.py" in by_stage["parity"]
     assert "tokenloom/tests/workers/sampling/test_token_mask.py" in by_stage["others"]
     assert all(by_stage.values())
-    assert {stage.name for stage in gpu_stages.STAGES} == set(by_stage) | set(gpu_stages.SCRIPTS)
+    assert {stage.name for stage in stages.STAGES} == set(by_stage) | set(stages.SCRIPTS)
 
 
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +168,7 @@ def run_tests(
     (folder / "selection.json").write_text(json.dumps({"only": None, "skip": skip}))
     started = machine.start_tests("parity", folder, [f"{name}.py" for name in files], is_alone=False)
     run_streamed(started.command, folder, environment | started.environment, TIMEOUT_S)
-    report = gpu_check.read_report(folder / "report.json")
+    report = check.read_report(folder / "report.json")
     names = [row["case"] for row in report["rows"]]
     assert len(set(names)) == len(names)
     return {**report, "rows": {row["case"]: row for row in report["rows"]}}
@@ -246,7 +246,7 @@ class SmallMachine(Machine):
         return Started([*self._command(stage), "--case", case], {"CUDA_LAUNCH_BLOCKING": "1"})
 
     def _command(self, stage: str) -> list[str]:
-        module = "tokenloom.tests.scripts.fake_stage"
+        module = "tokenloom.tests.scripts.gpu.fake_stage"
         return [sys.executable, "-m", module, str(self.home / stage / "behaviours.json")]
 
 
@@ -325,7 +325,7 @@ def test_a_hanging_case_ends_with_its_stage_and_what_was_measured_stays(day: Day
 def test_a_case_that_was_cut_off_is_blamed_if_it_had_most_of_the_longest_time(ran_s: float, is_blamed: bool) -> None:
     report: dict[str, Any] = {"cases": ["a1"], "running": {"a1": time.time() - ran_s}, "rows": []}
     step = Step(Stage("a", "", 5, 1, 10), Need.NEW, [], 10)
-    assert not gpu_check.blame(report, Ended(None, []), step, gpu_check.HANGS)
+    assert not check.blame(report, Ended(None, []), step, check.HANGS)
     assert bool(report["rows"]) == is_blamed
 
 
@@ -362,7 +362,7 @@ def test_an_interrupt_keeps_what_was_measured(day: Day) -> None:
         wait_until(lambda: (day.home / "a" / "ran").exists() and "a2" in day.ran("a"))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    previous = signal.signal(signal.SIGTERM, gpu_check.interrupt)
+    previous = signal.signal(signal.SIGTERM, check.interrupt)
     stopper = threading.Thread(target=stop)
     try:
         stopper.start()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.scripts.gpu_plan import Count, Need, Place, Plan, Results, Row, Stage, Step
-from tokenloom.scripts.gpu_stages import STAGES
+from tokenloom.scripts.gpu.plan import Count, Need, Place, Plan, Results, Row, Stage, Step
+from tokenloom.scripts.gpu.stages import STAGES
 
 HERE = Place("c1", "a device")
 START_S = 5.0  # of each command of the simulated machine

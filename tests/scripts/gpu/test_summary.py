@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.scripts import gpu_bench, gpu_goals, gpu_stages, tune_kernels
-from tokenloom.scripts.gpu_goal import Goal, with_goals
-from tokenloom.scripts.gpu_plan import Place, Results, Row, Stage
-from tokenloom.scripts.gpu_summary import summary
+from tokenloom.scripts.gpu import engines, goals, stages, tune_kernels
+from tokenloom.scripts.gpu.goal import Goal, with_goals
+from tokenloom.scripts.gpu.plan import Place, Results, Row, Stage
+from tokenloom.scripts.gpu.summary import summary
 
 CHAINED = """\
 a.py:1: in take
@@ -69,12 +69,12 @@ def test_a_row_is_held_to_the_goals_of_its_case_and_columns() -> None:
 
 
 def test_the_goals_name_cases_that_exist_and_each_case_is_of_a_stage() -> None:
-    names = [case for model in ("0.6b", "8b", "14b") for case in gpu_bench.model_cases(model)]
-    names += [name for name, _ in gpu_goals.rows(gpu_goals.FULL)]
-    for goal in (*gpu_bench.GOALS, *gpu_goals.GOALS):
+    names = [case for model in ("0.6b", "8b", "14b") for case in engines.model_cases(model)]
+    names += [name for name, _ in goals.rows(goals.FULL)]
+    for goal in (*engines.GOALS, *goals.GOALS):
         assert any(name.startswith(goal.case) for name in names), goal
-    own = {name.removeprefix("0.6b: ") for name in gpu_stages.OWN_CASES} | {"transformers"}
-    assert own == {name.removeprefix("0.6b: ") for name in gpu_bench.model_cases("0.6b")}
+    own = {name.removeprefix("0.6b: ") for name in stages.OWN_CASES} | {"transformers"}
+    assert own == {name.removeprefix("0.6b: ") for name in engines.model_cases("0.6b")}
 
 
 def test_the_tables_entries_are_read_from_a_document_but_not_from_a_rehearsal() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.bench_report import ROOT
-from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw, figure_of
+from tokenloom.scripts.bench.report import ROOT
+from tokenloom.scripts.looks.plot_benchmarks import FIGURES, bars, draw, figure_of
 
 RESULTS = sorted((ROOT / "docs/reference/benchmarks").glob("*.json"))
 

@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from tokenloom.scripts import train_demo_adapters as training  # noqa: E402
+from tokenloom.scripts.train import train_demo_adapters as training  # noqa: E402
 from tokenloom.tests.support.adapters import peft_model  # noqa: E402
 
 ADAPTERS = training.DEMO / "adapters"

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from tokenloom import LLM
-from tokenloom.scripts.demo_speech import SAMPLE_RATE, SYMBOLS, UNSEEN_VOICES, VOICES, Clip
-from tokenloom.scripts.train_demo_audio import (
+from tokenloom.scripts.train.demo_speech import SAMPLE_RATE, SYMBOLS, UNSEEN_VOICES, VOICES, Clip
+from tokenloom.scripts.train.train_demo_audio import (
     UTTERANCES,
     WINDOW_S,
     draw_clips,
@@ -25,7 +25,7 @@ from tokenloom.scripts.train_demo_audio import (
 )
 from tokenloom.tests.system.test_audio import wav
 
-DEMO = Path(__file__).resolve().parents[2] / "demo" / "audio"
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "audio"
 NUM_SPEAKERS, NUM_CLIPS = 12, 60
 MOST_ERRORS = 0.15  # of words
 TEXT = "T O K E N 2 0 2 6"

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 from PIL import Image
 
-from tokenloom.scripts.demo_pictures import Picture, draw_picture
+from tokenloom.scripts.train.demo_pictures import Picture, draw_picture
 from tokenloom.tests.support.vision_oracle import VisionOracle
 
-DEMO = Path(__file__).resolve().parents[2] / "demo" / "vision"
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
 NUM_PICTURES = 200
 LEAST_SHARE = 0.85
 

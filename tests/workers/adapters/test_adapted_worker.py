@@ -16,7 +16,7 @@ from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
 from tokenloom.ipc.spec.adapters.digest import adapter_digest
 from tokenloom.ipc.spec.models.model_file import load_model_config
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter

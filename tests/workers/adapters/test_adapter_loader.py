@@ -19,7 +19,7 @@ from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.ipc.process.pacer import Pause
 from tokenloom.ipc.spec.adapters.digest import adapter_digest
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.shortages import few_threads
 from tokenloom.tests.support.waiting import WAIT_S, wait_until

@@ -19,7 +19,7 @@ from tokenloom.ipc.spec.adapters.tensor_header import TENSORS_NAME
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.family_checkpoints import reference_model
 from tokenloom.tests.support.peft_adapters import KINDS, save_adapter

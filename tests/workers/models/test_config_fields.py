@@ -22,7 +22,7 @@ from torch import Tensor
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.make_checkpoint import BOS_ID, EOS_ID
+from tokenloom.scripts.bench.inputs.make_checkpoint import BOS_ID, EOS_ID
 from tokenloom.tests.support.checkpoints import NATIVES, tiny_config
 from tokenloom.tests.support.families import Config
 from tokenloom.tests.support.family_checkpoints import randomize

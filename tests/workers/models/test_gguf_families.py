@@ -12,9 +12,9 @@ from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import served_model
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.adapter_load import linked_cache
-from tokenloom.scripts.write_gguf import ARCHITECTURES as WRITTEN
-from tokenloom.scripts.write_gguf import convert
+from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
+from tokenloom.scripts.bench.inputs.write_gguf import ARCHITECTURES as WRITTEN
+from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule

@@ -16,7 +16,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.spec.config.gguf_index import read_gguf_index
 from tokenloom.ipc.spec.config.weight_files import stored_tensors
-from tokenloom.scripts.write_gguf import convert
+from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 

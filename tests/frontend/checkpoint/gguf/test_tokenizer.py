@@ -16,7 +16,7 @@ from tokenloom.frontend.checkpoint.hub import DEMO_FOLDER
 from tokenloom.frontend.server.text.detokenizer import DetokenizerFactory
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.scripts.write_gguf import convert
+from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.frontend.checkpoint.gguf.gguf_vocabulary import (
     CONTROL,
     NORMAL,

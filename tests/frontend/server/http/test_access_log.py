@@ -14,7 +14,7 @@ from tokenloom.frontend.server.api.openai.events import SERVER_SEND
 from tokenloom.frontend.server.http.access_log import MAX_ERRORS_PER_S, AccessLog, access_record
 from tokenloom.frontend.server.http.middleware import HttpMiddleware
 from tokenloom.ipc.errors import Overloaded, RequestError
-from tokenloom.scripts.engine_steps import Calls
+from tokenloom.scripts.bench.engine_steps import Calls
 
 IDS = [(b"x-request-id", b"id-1")]
 

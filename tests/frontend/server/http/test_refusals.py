@@ -25,7 +25,7 @@ from tokenloom.frontend.server.http.peers import Peers
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.core import EngineCoreOutputs, Finished
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend, submitted_keys
+from tokenloom.scripts.bench.engine_steps import new_frontend, submitted_keys
 from tokenloom.tests.frontend.server.http.rig import GET, Server, run
 
 DEADLINE_S = 30.0

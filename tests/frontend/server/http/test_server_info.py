@@ -6,7 +6,7 @@ import msgspec
 
 from tokenloom.frontend.server.http.server_info import InfoEndpoints
 from tokenloom.ipc.spec.config.engine_config import SECRET_OPTIONS, EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 
 
 def test_no_secret_is_in_the_configuration_that_is_shown() -> None:

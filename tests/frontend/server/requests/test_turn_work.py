@@ -19,7 +19,7 @@ from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
 from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import (
+from tokenloom.scripts.bench.engine_steps import (
     CLIENT,
     Calls,
     FrontendSteps,

@@ -1,6 +1,6 @@
 """Random token sequences, their expected text, and the check that streams of them join to it.
 
-The caller chooses their number: tests/frontend/server/text/test_detokenizer.py 10⁴, scripts/fuzz_detokenizer.py 10⁶.
+The caller chooses their number: test_detokenizer.py beside this file 10⁴, scripts/chaos/fuzz_detokenizer.py 10⁶.
 """
 
 from __future__ import annotations

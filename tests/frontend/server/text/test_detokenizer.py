@@ -10,7 +10,7 @@ from tokenloom.frontend.server.text.detokenizer import DetokenizerFactory, Windo
 from tokenloom.tests.frontend.server.text.detokenizer_cases import check_sequences, random_ids, stream
 from tokenloom.tests.frontend.server.text.samples import KINDS, SENTENCES, new_tokenizer
 
-NUM_SEQUENCES = 10_000  # of all kinds; scripts/fuzz_detokenizer.py runs more
+NUM_SEQUENCES = 10_000  # of all kinds; scripts/chaos/fuzz_detokenizer.py runs more
 
 
 @pytest.mark.parametrize("kind", KINDS)

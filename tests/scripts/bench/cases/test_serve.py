@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from tokenloom.scripts.bench_serve import Call, draw_calls, number_or_range, positive_rate, summarize
+from tokenloom.scripts.bench.cases.serve import Call, draw_calls, number_or_range, positive_rate, summarize
 
 
 def options(num_requests: int = 2000, seed: int = 0) -> argparse.Namespace:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts.adapter_load import Figures, linked_cache
-from tokenloom.scripts.adapter_rotation import draw_zipf
-from tokenloom.scripts.bench_lora import counts
+from tokenloom.scripts.bench.cases.lora import counts
+from tokenloom.scripts.bench.inputs.adapter_requests import Figures, linked_cache
+from tokenloom.scripts.bench.inputs.adapter_rotation import draw_zipf
 
 
 def test_decoding_counts_from_the_last_first_token_to_the_first_last_token() -> None:

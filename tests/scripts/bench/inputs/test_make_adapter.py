@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tokenloom.scripts.make_adapter import AdapterShape, matrices, write_adapter
+from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, matrices, write_adapter
 from tokenloom.tests.support.adapters import KINDS, peft_model
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 

@@ -15,7 +15,7 @@ from tokenloom.frontend.server.api.openai.response_store import Record, Response
 from tokenloom.frontend.server.api.openai.responses import ResponseCreation, encode_events
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 
 _, SPEC = new_frontend(EngineConfig(device="cpu"))
 QUEUED = {"id": "resp_1", "status": "queued"}

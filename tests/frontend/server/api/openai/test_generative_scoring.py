@@ -17,7 +17,7 @@ from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.client import Logprobs
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 
 BODY = GenerativeScoringRequest(query="a", items=["b"], label_token_ids=[5, 6])
 

@@ -25,7 +25,7 @@ from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 
 SUBMITS = [
     Submit(request_id=f"cmpl-x/{position}", params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))

@@ -17,7 +17,7 @@ from tokenloom.frontend.server.api.openai import response_store
 from tokenloom.frontend.server.api.openai.response_store import Record, ResponseStore
 from tokenloom.ipc.errors import InternalError, Overloaded
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 
 T = TypeVar("T")
