@@ -1,11 +1,12 @@
-"""Content keys of KV blocks: a sha256 chain over everything that a block's K and V depend on.
+"""Content keys of KV blocks: a sha256 chain over everything on which a block's K and V depend.
 
     key[i] = sha256(key[i-1] ‖ tokens of block i as u32 little-endian ‖ media),   key[-1] = root
 
-`media` is empty unless spans of media touch the block; then it has the digest of each and the index of its first token
-in the block, so that placeholders of other media never meet, and a hit may end within an image. The root comes from the
-namespace of the loaded weights, the request's adapter and salt, and the KV group. The full digest is kept: equal keys
-mean equal content in every process, on every host and after a restart. Knows no block ids.
+`media` is empty unless spans of media touch the block. Then it has, for each of these media, the digest and the index
+within the span of the first token that is in the block; so placeholders of different media never share a key, and a hit
+may end within an image. The root is made from the namespace of the loaded weights, the request's adapter and salt, and
+the KV group. The full digest is kept: equal keys mean equal content in every process, on every host and after a
+restart. Knows no block ids.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ KEY_BYTES = 32
 
 
 def random_namespace() -> bytes:
-    """Return a new random root: no key under it equals a key under another root."""
+    """Return a new random namespace. No key under it equals a key under another one."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def salted_root(namespace: bytes, salt: str) -> bytes:
-    """Return the root of requests with the cache_salt `salt`: no other requests find their blocks."""
+    """Return the root for requests with the cache_salt `salt`. Other requests cannot find their blocks."""
     return hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
 
 
 def group_root(root: bytes, group: int) -> bytes:
-    """Return the root of a KV group: layers that share block tables. Group 0 keeps the root."""
+    """Return the root of a KV group, that is, of layers that share block tables. Group 0 has `root` itself."""
     return hashlib.sha256(root + b"group" + group.to_bytes(4, "little")).digest() if group else root
 
 
 def shared_root(namespace: bytes, salt: str | None, group: int, adapter: bytes = b"") -> bytes:
-    """Return the root of blocks that requests with this salt, or those without one, share in a KV group. adapter: the
-    digest of theirs; empty without one."""
+    """Return the root of the blocks that all requests with the same salt (or all without one) and adapter share in a KV
+    group. adapter: the adapter's digest, or empty."""
     weights = hashlib.sha256(namespace + b"adapter" + adapter).digest() if adapter else namespace
     root = weights if salt is None else salted_root(weights, salt)
     return group_root(root, group) if group else root
 
 
 def block_key(parent: bytes, tokens: bytes, media: bytes = b"") -> bytes:
-    """Return the key of the block that holds `tokens` (4 bytes each) after the block with key `parent`. media: the
-    `key_extra` of the block."""
+    """Return the key of the block that holds `tokens` (4 bytes each) and follows the block with key `parent`. media:
+    the `key_extra` of the block."""
     return hashlib.sha256(parent + tokens + media).digest()
 
 
 def block_keys(
     parent: bytes, tokens: bytes, block_size: int, media: Sequence[MediaSpan] = (), start: int = 0
 ) -> Iterator[bytes]:
-    """Yield the keys of the whole blocks of `tokens`, which follow the block with key `parent`. media: of the prompt,
-    in which the first of these tokens has index `start`."""
+    """Yield the keys of the whole blocks of `tokens`, which follow the block with key `parent`. media: the spans of the
+    prompt; start: the index in the prompt of the first of these tokens."""
     for begin in range(start, start + len(tokens) // 4 - block_size + 1, block_size):
         first = 4 * (begin - start)
         extra = key_extra(media, begin, begin + block_size) if media else b""

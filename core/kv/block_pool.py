@@ -1,4 +1,4 @@
-"""The pool of KV blocks: ids, reference counts, one LRU list of free blocks, one index from content key to block.
+"""BlockPool: ids and reference counts of KV blocks, an LRU list of free ones, and an index from content key to block.
 
 A free block keeps its key, and lookups find it, until it is allocated for new content. Block 0 is the null block: it is
 never allocated and always safe to reference. Observers follow which content the blocks hold. Knows no tokens and no
@@ -15,28 +15,30 @@ NULL_BLOCK = 0
 
 
 class BlockObserver(Protocol):
-    """Follows the cached content of a pool: a record of it, or an outer tier that copies it."""
+    """Interface of a follower of a pool's cached content: a record of it, or an outer tier that copies it."""
 
     def written(self, group: int, block: int, key: bytes) -> None:
-        """Note that the workers have written the block: its content can be read."""
+        """The workers have written the block: its content can be read."""
         ...
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Note that the block leaves the index because the next step may overwrite it."""
+        """The block leaves the index because the next step may overwrite it."""
         ...
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
-        """Note that the block leaves the index though its content stays: nobody shall find it."""
+        """The block leaves the index although its content stays: no request may find it any more."""
         ...
 
     def cleared(self, group: int) -> None:
-        """Note that the content of all blocks is void."""
+        """The content of all blocks of the group is void."""
         ...
 
 
 class BlockPool:
-    """Invariants (check_invariants): free + referenced + null partition the ids; nothing referenced is free; an
-    indexed block carries exactly its key."""
+    """Pool of the blocks of one KV group.
+
+    Invariants (check_invariants): the ids are partitioned into free blocks, referenced blocks and the null block; an
+    indexed block carries exactly the key that finds it."""
 
     def __init__(
         self,
@@ -45,13 +47,13 @@ class BlockPool:
         key_by_block: Mapping[int, bytes] | None = None,
         group: int = 0,
     ) -> None:
-        """key_by_block: content that the blocks hold already. group: the KV group of these blocks."""
+        """key_by_block: keys of blocks that already have content. group: the KV group of these blocks."""
         assert num_blocks >= 2, "the null block and one more"
         self.num_blocks = num_blocks
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # the first is taken first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # in order of reuse
         self._pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
         self._observers = observers
         self.group = group
@@ -65,7 +67,7 @@ class BlockPool:
 
     @property
     def keys(self) -> list[bytes]:
-        """Keys of the blocks that lookups find."""
+        """The keys of the blocks that lookups find."""
         return list(self._block_by_key)
 
     @property
@@ -74,11 +76,12 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Number of blocks that lookups find."""
+        """The number of blocks that lookups find."""
         return len(self._block_by_key)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate `count` free blocks, least recently used first; their keys leave the index. None: fewer are free."""
+        """Allocate `count` free blocks, least recently used first, and return them; their keys leave the index. None if
+        fewer are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -93,15 +96,15 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks found by `lookup`; free ones leave the free list."""
+        """Add a reference to each of the blocks, which `lookup` has found; free ones leave the free list."""
         for block in blocks:
             if self._ref_count[block] == 0:
                 del self._free[block]
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Drop one reference to each block. Blocks freed first are reused first, those without a key before all
-        others."""
+        """Remove one reference from each block. Blocks freed first are reused first; blocks without a key are reused
+        before all others."""
         for block in blocks:
             count = self._ref_count[block] - 1
             assert count >= 0, f"block {block} is freed more often than referenced"
@@ -112,8 +115,8 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
-        """Enter `key` in the index, unless another block with the same content is there. is_private: observers are not
-        told, since nobody will ask for this key after its request has ended."""
+        """Add `key` to the index, unless the index has another block with the same content. is_private: do not report
+        the block to observers, because no request uses this key after its own request has ended."""
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
@@ -121,25 +124,26 @@ class BlockPool:
                 self._pending.append((block, key))
 
     def cache_written(self, block: int, key: bytes) -> None:
-        """Enter `key` in the index for a block that has its content already."""
+        """Add `key` to the index for a block that already has its content."""
         self.cache_block(block, key, is_private=True)
         self.mark_written([(block, key)])
 
     def take_pending(self) -> list[tuple[int, bytes]]:
-        """Return the blocks and keys cached since the last call. They are written once the next step is done; the
-        caller passes them to `mark_written` then."""
+        """Return the blocks and keys cached since the last call. The next step writes them; once it is done, the caller
+        must pass them to `mark_written`."""
         pending, self._pending = self._pending, []
         return pending
 
     def mark_written(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Tell the observers that the workers have written these blocks; skip any whose key has changed since."""
+        """Report to the observers that the workers have written these blocks; skip any block whose key has changed
+        since."""
         for block, key in blocks:
             if self.holds(block, key):
                 for observer in self._observers:
                     observer.written(self.group, block, key)
 
     def lookup(self, key: bytes) -> int | None:
-        """Return the block with this content, without a reference to it; None if there is none."""
+        """Return the block with this content, without adding a reference; None if there is none."""
         return self._block_by_key.get(key)
 
     def holds(self, block: int, key: bytes) -> bool:
@@ -147,12 +151,12 @@ class BlockPool:
         return self._key_by_block[block] == key
 
     def ref_count(self, block: int) -> int:
-        """Return how many requests reference the block."""
+        """Return the number of references to the block."""
         return self._ref_count[block]
 
     def sample(self, count: int) -> bytes:
         """Return the states of at most `count` blocks, evenly spread: 0 empty, 1 free and cached, 2 used by one
-        request, 3 by several."""
+        request, 3 used by several."""
         stride = -(-(self.num_blocks - 1) // count)
         return bytes(
             min(1 + self._ref_count[block], 3) if self._ref_count[block] else self._key_by_block[block] is not None
@@ -160,7 +164,7 @@ class BlockPool:
         )
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Remove the keys of these blocks from the index. Free ones are reused before all others."""
+        """Remove the keys of these blocks from the index. Free ones among them are reused before all others."""
         for block in blocks:
             if (key := self._key_by_block[block]) is not None:
                 self._remove(block, key)
@@ -170,11 +174,11 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def forget_all(self) -> None:
-        """Remove all keys from the index; blocks keep their content for the requests that reference them."""
+        """Remove all keys from the index. Blocks keep their content for the requests that reference them."""
         self.forget(list(self._block_by_key.values()))
 
     def clear_index(self) -> None:
-        """Remove all keys from the index: the blocks were lost, or hold values of other weights."""
+        """Remove all keys from the index, because the blocks were lost or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
         self._pending = []

@@ -1,4 +1,4 @@
-"""The content keys of the workers' KV blocks, in a file that outlives the core.
+"""BlockRecord: the content keys of the workers' KV blocks, in a file that outlives the core.
 
     u64 generation of the workers │ namespace, 32 bytes │ key of block 1 │ key of block 2 │ …       0: unknown content
 
@@ -19,10 +19,10 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 class BlockRecord:
-    """The file of content keys, kept up to date as a BlockObserver. It covers one KV group."""
+    """File of content keys for one KV group, kept up to date as a BlockObserver."""
 
     def __init__(self, path: Path, num_blocks: int, generation: int) -> None:
-        """Open or create the file, without content of another generation; ConfigError if the disk is full."""
+        """Open or create the file; discard the content of another generation. ConfigError if the disk is full."""
         size = _HEAD_BYTES + num_blocks * KEY_BYTES
         is_new = not path.exists() or path.stat().st_size < size
         self._map = map_file(path, size)
@@ -33,12 +33,12 @@ class BlockRecord:
 
     @property
     def namespace(self) -> bytes:
-        """The root of all its keys."""
+        """The root of all keys in the file."""
         return self._read(0)
 
     @property
     def key_by_block(self) -> dict[int, bytes]:
-        """Keys of the blocks with known content."""
+        """The keys of the blocks with known content."""
         blocks = range(1, (len(self._map) - _HEAD_BYTES) // KEY_BYTES)
         return {block: key for block in blocks if (key := self._read(block)) != _NO_KEY}
 
@@ -60,7 +60,7 @@ class BlockRecord:
         self._map[start:] = bytes(len(self._map) - start)
 
     def change_namespace(self, namespace: bytes) -> None:
-        """Store a new namespace; no request finds the keys of the former one again."""
+        """Store a new namespace. No request finds keys of the former one again."""
         self._write(0, namespace)
 
     def begin_generation(self, generation: int) -> None:

@@ -1,10 +1,10 @@
-"""KVEvents: messages about the blocks that requests can find here, for routers, in the form of vLLM's KV events: maps
-with the name of the struct in `type`, as vLLM writes them since 0.28.
+"""KVEvents: messages for routers about the blocks that requests can find here, in the form of vLLM's KV events.
 
-A block is told when the workers have written it, and told as removed before it is overwritten. Blocks of private
-answers are never told. Blocks in slots are told without tokens, as vLLM does. A block whose tokens are unknown, since
-it was found in a record or came back from a slot, is told when a request uses it first. The salt of a tenant is not
-told; a number made from it keeps the tenants' blocks apart.
+An event is a map with the name of its struct in `type`, as vLLM writes it since 0.28. A block is reported as stored
+when the workers have written it, and as removed before it is overwritten. Blocks of private answers are never reported.
+Blocks in slots are reported without tokens, as vLLM does. A block whose tokens are unknown, because it was found in a
+record or returned from a slot, is reported when a request first uses it. The salt of a tenant is not published; a
+number made from it distinguishes the tenants' blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from .block_hash import salted_root
 
 MEDIUM_POOL, MEDIUM_SLOTS = "GPU", "CPU"  # vLLM's names, on any device
-_SALT_MARK = bytes(32)  # in place of a namespace
+_SALT_MARK = bytes(32)  # stands for the namespace
 ExtraKeys: TypeAlias = tuple[str | tuple[str, int], ...]  # (name, start relative to the block) for a medium
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Blocks that follow one another, with all their tokens."""
+    """Blocks that follow one another and are now stored, with all their tokens."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
@@ -31,8 +31,8 @@ class BlockStored(msgspec.Struct, tag=True):
     block_size: int
     lora_id: None
     medium: str
-    lora_name: str | None  # digest of the adapter, in hex: names may change their meaning
-    extra_keys: list[ExtraKeys | None] | None  # of each block: its media, then its salt; None: no block has any
+    lora_name: str | None  # the adapter's digest in hex: a name may get another adapter
+    extra_keys: list[ExtraKeys | None] | None  # for each block: its media, then its salt; None: no block has any
     group_idx: int
 
 
@@ -50,7 +50,7 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BlockContent(NamedTuple):
-    parent: bytes | None  # key of the block before; None for the first
+    parent: bytes | None  # key of the previous block; None for the first block
     token_ids: bytes  # int32
     salt: str | None
     adapter: str | None
@@ -58,19 +58,19 @@ class BlockContent(NamedTuple):
 
 
 class KVEvents:
-    """Owns the events since the last `take`, and the keys that were told. An observer of the pool."""
+    """Collector of the events since the last `take`, with the set of reported keys. It is an observer of the pool."""
 
     def __init__(self, block_size: int, keys: Iterable[bytes]) -> None:
-        """keys: of blocks that are in the pool already, with unknown tokens."""
+        """keys: the keys of blocks that are already in the pool, with unknown tokens."""
         self._block_size = block_size
-        self._content_by_key: dict[bytes, BlockContent] = {}  # of blocks that are not written yet
-        self._untold = set(keys)  # written, with unknown tokens
+        self._content_by_key: dict[bytes, BlockContent] = {}  # for blocks that are not written yet
+        self._untold = set(keys)  # blocks that are written but have unknown tokens
         self._told: set[bytes] = set()
         self._events: list[Event] = [AllBlocksCleared()]  # subscribers may know the blocks of an earlier core
         self.slots: _SlotEvents | None = None
 
     def watch_slots(self, keys: Iterable[bytes]) -> _SlotEvents:
-        """Return the observer of the slots. keys: of blocks that are there already."""
+        """Return the observer of the slots. keys: the keys of blocks that are already in slots."""
         self.slots = _SlotEvents(self._events, self._block_size, keys)
         return self.slots
 
@@ -81,7 +81,7 @@ class KVEvents:
         return events
 
     def describe(self, key: bytes, content: BlockContent) -> None:
-        """Note the content of a block in the pool's index."""
+        """Set the content of a block in the pool's index, and report the block if it is already written."""
         if key in self._told:
             return
         if key in self._untold:
@@ -126,7 +126,7 @@ class KVEvents:
     forgotten = evicted
 
     def cleared(self, group: int) -> None:
-        """Tell that the pool is empty; slots keep their content."""
+        """Report that the pool is empty; slots keep their content."""
         for key in self._told if self.slots is not None else ():
             _remove(self._events, key, MEDIUM_POOL)
         self._content_by_key.clear()
@@ -136,7 +136,7 @@ class KVEvents:
         self._told.clear()
 
     def change_namespace(self) -> None:
-        """Tell that nothing is found any more, in the pool or in slots."""
+        """Report that no block can be found any more, in the pool or in slots."""
         if self.slots is not None:
             self.slots.told.clear()
         self._content_by_key.clear()
@@ -146,7 +146,7 @@ class KVEvents:
 
 
 class _SlotEvents:
-    """Observer of the slots, which adds to the same events."""
+    """Observer of the slots, which adds events to those of KVEvents."""
 
     def __init__(self, events: list[Event], block_size: int, keys: Iterable[bytes]) -> None:
         self._events, self._block_size = events, block_size

@@ -1,7 +1,7 @@
-"""The blocks of each request, and the blocks that requests share.
+"""KVCacheManager: the blocks of each request, and the blocks that requests share.
 
-Between scheduler and pool: turns token counts into blocks, walks the key chain and caches full blocks. Knows no rows
-and no steps.
+Between scheduler and pool: converts token counts to blocks, computes the chain of keys and caches full blocks. Knows no
+rows and no steps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from .offload.options import OffloadOptions
 
 
 class KVCacheManager:
-    """Owns the pool. A request's table is `request.block_ids`; block i holds its tokens [i·size, (i+1)·size)."""
+    """Owner of the pool. A request's block table is `request.block_ids`; block i holds its tokens [i·size,
+    (i+1)·size)."""
 
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
     ) -> None:
-        """record: file with the content of the blocks, from the core before this one and for the next."""
+        """record: the file with the keys of the blocks, from the previous core and for the next."""
         observers: list[BlockObserver] = [] if record is None else [record]
         self.pool = BlockPool(num_blocks, observers, None if record is None else record.key_by_block)
         self.offload: Offload | None = None
@@ -46,14 +47,15 @@ class KVCacheManager:
         record: BlockRecord | None,
         clock: Callable[[], float],
     ) -> Offload:
-        """Let blocks go to places outside the pool and come back. record: file with the content of the slots. clock:
-        returns monotonic seconds."""
+        """Create the offload, which moves blocks to places outside the pool and back. record: the file with the keys of
+        the slots. clock: returns monotonic seconds."""
         self.offload = Offload(options, self.pool, self._key, send, record, clock)
         self.pool.add_observer(self.offload)
         return self.offload
 
     def attach_events(self) -> KVEvents:
-        """Record events about the blocks in the pool, and in the slots of tiers that are attached."""
+        """Create the collector of events about the blocks in the pool, and in the slots of tiers that are already
+        attached."""
         self._events = KVEvents(self.block_size, self.pool.keys)
         self.pool.add_observer(self._events)
         if self.offload is not None:
@@ -68,9 +70,11 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def num_readable_blocks(self, request: Request) -> int:
-        """Return how many of the request's first blocks may be read from a cache. They end before the last token, which
-        must be computed to sample the next, and before prompt tokens whose logprobs are wanted. Mean pooling needs all
-        hidden states, so it reads none; a request that skips the cache reads only blocks of its own prompt group."""
+        """Return how many of the request's first blocks may be read from a cache.
+
+        They end before the last token, which must be computed to sample the next, and before prompt tokens whose
+        logprobs are requested. Mean pooling needs all hidden states and reads no blocks. A request that skips the cache
+        reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.method == "mean":
             return 0
         if request.params.skip_reading_prefix_cache and request.cache_root is None:
@@ -78,7 +82,7 @@ class KVCacheManager:
         return (min(request.num_tokens, request.num_prompt_logprobs) - 1) // self.block_size
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """Return the blocks of the request's longest prefix in the pool."""
+        """Return the blocks of the request's longest prefix that is in the pool."""
         blocks = []
         for i in range(self.num_readable_blocks(request)):
             block = self.pool.lookup(self._key(request, i))
@@ -88,18 +92,19 @@ class KVCacheManager:
         return blocks
 
     def num_missing(self, request: Request, computed: list[int], num_reserved: int) -> int:
-        """Return how many blocks the pool lacks to hold all known tokens of the request, with `num_reserved` blocks
-        left for others. 0 or less: it fits."""
+        """Return how many blocks the pool lacks to hold all known tokens of the request and leave `num_reserved` blocks
+        for others; 0 or less if they fit. computed: the result of get_computed_blocks."""
         num_idle_hits = sum(not self.pool.ref_count(block) for block in computed)
         num_new = self.num_blocks_for(request.num_tokens) - len(computed)
         return num_new + num_idle_hits + num_reserved - self.pool.num_free
 
     def num_freed_by(self, request: Request, kept: list[int]) -> int:
-        """Return how many blocks would become free if `request` gave up its blocks, not counting those in `kept`."""
+        """Return how many blocks would become free if `request` released its blocks, not counting those in `kept`."""
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
     def fetches(self, request: Request) -> bool:
-        """Whether the request now waits for blocks from outside (WaitReason.TIER)."""
+        """Start to fetch the request's next blocks from outside the pool, if a tier has them, and return whether the
+        request now waits for them (WaitReason.TIER)."""
         if self.offload is None or request.cache_root is not None:
             return False
         return self.offload.begin(request, self.num_readable_blocks(request))
@@ -112,8 +117,8 @@ class KVCacheManager:
         media: list[MediaSpan],
         done: Callable[[int], None],
     ) -> None:
-        """Load blocks of a prompt from outside into slots, then call `done` with the number of its first tokens that
-        are in the pool or a slot. token_ids: int32. adapter: digest, or empty."""
+        """Load blocks of a prompt from outside into slots. Then call `done` with the length, in tokens, of the prompt's
+        prefix that is in the pool or in slots. token_ids: int32. adapter: the adapter's digest, or empty."""
         root = shared_root(self._namespace, salt, self.pool.group, adapter)
         keys = [root, *block_keys(root, token_ids, self.block_size, media)]
         if self.offload is not None:
@@ -122,14 +127,16 @@ class KVCacheManager:
             done(0)
 
     def forget(self, request: Request) -> None:
-        """Stop loading for a waiting request that ends."""
+        """Stop loading blocks for a waiting request that ends."""
         if self.offload is not None:
             self.offload.forget(request)
 
     def take_computed(self, request: Request, computed: list[int], *, has_rows: bool = False) -> bool:
-        """Start the request's table with the blocks of get_computed_blocks and those that follow them in slots and
-        the pool; reference them and count them as hits. False: those in slots are more than one step may load beside
-        rows that run (has_rows), so that the request must wait for the next step."""
+        """Start the request's table with `computed`, the result of get_computed_blocks, and the blocks that follow them
+        in slots and in the pool; reference them, count them as hits and return True.
+
+        Return False if the slots to load are more than one step may load next to running rows (has_rows): then the
+        request must wait for the next step."""
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
         request.block_ids = computed
@@ -150,17 +157,19 @@ class KVCacheManager:
         return True
 
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Extend the table to hold `num_tokens` tokens; return the new blocks, or None when too few are free."""
+        """Extend the table to hold `num_tokens` tokens, and return the new blocks; None if too few blocks are free."""
         num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
         blocks = self.pool.allocate(num_new)
         request.block_ids += blocks or ()
         return blocks
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let other requests find the first `num_blocks` blocks of this one, if prefix caching is on (without it, only
-        its prompt group finds them). All their tokens must be known, and the steps that write them sent, or the next to
-        be; a call never has a smaller number than the one before."""
-        if self._is_caching or self.shares_blocks(request):  # the first spares most steps a call
+        """Let other requests find the first `num_blocks` blocks of this one. Without prefix caching, only the request's
+        own prompt group finds them.
+
+        All their tokens must be known, and the steps that write them must have been sent or be the next to send.
+        `num_blocks` must not decrease from call to call."""
+        if self._is_caching or self.shares_blocks(request):  # the first saves a call in most steps
             is_private = request.cache_root is not None
             if self._events is not None:
                 self._describe(request, request.num_cached_blocks, num_blocks)
@@ -173,7 +182,7 @@ class KVCacheManager:
         request.num_cached_blocks = num_blocks
 
     def _describe(self, request: Request, start: int, end: int) -> None:
-        """Tell the content of blocks [start, end) of the request's table for events."""
+        """Give the content of blocks [start, end) of the request's table to the events."""
         if self._events is not None and request.cache_root is None:
             for i in range(start, end):
                 parent = self._key(request, i - 1) if i else None
@@ -185,23 +194,23 @@ class KVCacheManager:
                 self._events.describe(self._key(request, i), content)
 
     def shares_blocks(self, request: Request) -> bool:
-        """Whether other requests, or at least the other answers of its own, can find the request's blocks."""
+        """Whether other requests, or at least the other answers of this request, can find its blocks."""
         return self._is_caching or request.cache_root is not None
 
     def free(self, request: Request) -> None:
-        """Free the request's blocks tail first, so that a prefix is evicted from its end."""
+        """Free the request's blocks from last to first, so that a prefix is evicted from its end."""
         self.pool.free(reversed(request.block_ids))
         request.block_ids = []
         request.num_cached_blocks = 0
 
     @property
     def namespace(self) -> bytes:
-        """The root of the keys of all blocks that requests share."""
+        """The namespace of the keys of all blocks that requests share."""
         return self._namespace
 
     def change_namespace(self, namespace: bytes | None = None) -> None:
-        """Make everything cached so far unfindable; the new namespace is random unless it is given. Running requests
-        keep their keys and blocks."""
+        """Make everything cached so far impossible to find. The new namespace is random unless it is given. Running
+        requests keep their keys and blocks."""
         self._namespace = namespace or random_namespace()
         if self._record is not None:
             self._record.change_namespace(self._namespace)
@@ -209,19 +218,21 @@ class KVCacheManager:
             self._events.change_namespace()
 
     def reset(self) -> None:
-        """Evict all content. Tables must be empty."""
+        """Evict all content. All block tables must be empty."""
         assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
         self.pool.clear_index()
 
     def begin_generation(self, generation: int) -> None:
-        """Note that the blocks belong to a new worker group, after `reset` and the end of the workers before."""
+        """Record that the blocks belong to a new worker group. Call it after `reset`, when the old workers have
+        ended."""
         if self.offload is not None:
             self.offload.on_workers_ended()
         if self._record is not None:
             self._record.begin_generation(generation)
 
     def _key(self, request: Request, i: int) -> bytes:
-        """Return the key of the request's block i, for -1 their root; compute and keep the keys before it."""
+        """Return the key of the request's block i; for i = -1, the root. The keys up to i are computed once and
+        kept."""
         if i < 0:
             return self._root(request)
         keys, size = request.block_keys, self.block_size
