@@ -2,7 +2,7 @@
 
 A file is written under `<root>/tmp` and renamed, without fsync: a torn file fails its checks and counts as missing. A
 scan of the names fills the index at the start. Files of other namespaces count toward the limit, and are removed first.
-One engine uses a folder at a time, and nobody else keeps anything in it (`disk_folder.py`).
+Only one engine at a time uses a folder, and nothing else may be kept in it (`disk_folder.py`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .source import Item, Namespace
 logger = logging.getLogger("tokenloom.tiers")
 ScanFolder = Callable[[str], Iterator[list[ScannedFile]]]
 
-RETRY_S = 30.0  # after a failed write or start
-READ_RETRY_S = 5.0  # after MAX_READ_FAILURES in a row
+RETRY_S = 30.0  # pause after a failed write or start
+READ_RETRY_S = 5.0  # pause after MAX_READ_FAILURES consecutive failures
 MAX_READ_FAILURES = 3
 
 
 class _View:
-    """The files of the open namespace."""
+    """Files and index of the open namespace."""
 
     def __init__(self, root: str, namespace: Namespace, index: DiskIndex, is_direct: bool) -> None:
         self.namespace, self.index = namespace, index
@@ -56,7 +56,8 @@ class _View:
 
 
 class DiskSource:
-    """Owns the folder `root` while it is open. Lookups read no disk: they wait for the scan at most."""
+    """Source for --kv-disk. Owns the folder `root` while it is open. Lookups do not read the disk, but may wait for the
+    scan."""
 
     name: SourceName = "disk"
     num_loaders = 4
@@ -68,7 +69,7 @@ class DiskSource:
     ) -> None:
         self._scan_folder = scan
         self._root, self._max_bytes, self._quota, self._on_change = root.absolute(), max_bytes, quota, on_change
-        self._wanted: Namespace | None = None  # the last of `open`
+        self._wanted: Namespace | None = None  # the last argument of `open`
         self._view: _View | None = None
         self._opening = threading.Lock()
         self._storing = threading.Lock()  # one object is written at a time
@@ -97,7 +98,7 @@ class DiskSource:
             if self._wanted is not namespace or self._view is not None:
                 return
             try:
-                with self._storing:  # a write into the folder of the namespace before is counted by the scan
+                with self._storing:  # so that the scan counts a write for the previous namespace
                     if self._folder is None:
                         self._folder = DiskFolder(self._root)
                     index = DiskIndex(ObjectFiles.size(namespace.slot_bytes), self._max_bytes, self._quota)
@@ -119,8 +120,8 @@ class DiskSource:
             self._on_change()
 
     def _prepare(self, folder: DiskFolder) -> bool:
-        """Remove unfinished files of dead writers, and return whether the disk takes O_DIRECT. If it takes no writes,
-        blocks are only loaded."""
+        """Remove unfinished files of dead writers, and return whether the disk accepts O_DIRECT. If it accepts no
+        writes, blocks are only loaded."""
         try:
             folder.remove_unfinished()
             return can_write_directly(folder.unfinished)
@@ -130,7 +131,7 @@ class DiskSource:
             return False
 
     def _scan(self, view: _View) -> None:
-        """Fill the index, then remove objects until the limits hold."""
+        """Fill the index, then remove objects until all limits hold."""
         begun = time.monotonic()
         folders = [view.folder, *(path for path in namespace_folders(view.root) if path != view.folder)]
         for folder in folders:
@@ -152,7 +153,7 @@ class DiskSource:
         )
 
     def _start_again(self) -> None:
-        """Try again to open the folder, some time after it failed."""
+        """Try again to open the folder, if it could not be opened and RETRY_S has passed."""
         namespace = self._wanted
         if namespace is not None and self._error and not self._starts.is_on and not self._opening.locked():
             self.open(namespace)
@@ -254,7 +255,7 @@ class DiskSource:
         if self._writes.succeeded():
             logger.info("%s takes blocks again", self._root)
             self._error = ""
-        if not view.index.commit(item.key, item.owner, ticket, int(time.time())):  # cleared meanwhile
+        if not view.index.commit(item.key, item.owner, ticket, int(time.time())):  # cleared during the write
             with contextlib.suppress(OSError):
                 os.unlink(path)
             view.index.cancel(item.owner)
@@ -263,7 +264,7 @@ class DiskSource:
         return True
 
     def _reserve(self, view: _View, owner: int) -> int | None:
-        """Remove objects until there is room for one more; None if that fails."""
+        """Remove objects until there is room for one more, and return its ticket; None if that fails."""
         with contextlib.suppress(NoRoom):
             while isinstance(ticket := view.index.reserve(owner), Victim):
                 if not self._remove(view, ticket):
@@ -272,7 +273,7 @@ class DiskSource:
         return None
 
     def _remove(self, view: _View, victim: Victim) -> bool:
-        """Remove a file and give back its bytes; False if the disk refuses."""
+        """Remove a file and release its bytes; return False if the disk refuses."""
         path = victim.path or view.path(victim.key, victim.owner)
         try:
             os.unlink(path)
@@ -284,7 +285,7 @@ class DiskSource:
             self._complain(error)
             return False
         view.index.release(victim.num_bytes)
-        if victim.path:  # the folders of a namespace that is used no more
+        if victim.path:  # also remove folders of an unused namespace, if empty
             with contextlib.suppress(OSError):
                 os.rmdir(Path(path).parent)
                 os.rmdir(Path(path).parent.parent)

@@ -1,6 +1,6 @@
 """DiskFolder: the folder of a disk source, which belongs to tokenloom alone.
 
-Files are removed from it to hold its limit, so it must not be one in which somebody keeps other things. A marker says
+Files in it are removed to keep its limit, so it must not be a folder in which something else is kept. A marker shows
 that it is ours: it is written into a new or empty folder, and into one that holds only names that earlier releases
 used. Any other folder is refused, and nothing in it is touched.
 """
@@ -18,20 +18,21 @@ from ...ipc.errors import ConfigError
 from ...ipc.spec.config.private_folder import open_private
 from .disk_scan import NAMESPACE_NAME, OBJECT_NAME
 
-MARKER = "CACHEDIR.TAG"  # by which backup programs know a cache (bford.info/cachedir)
+MARKER = "CACHEDIR.TAG"  # by which backup programs recognize a cache (bford.info/cachedir)
 MARK = b"Signature: 8a477f597d28d172789f06886806bc55\n# A folder of tokenloom's --kv-disk\n"
 _EXPLANATION = b"# tokenloom removes files here to hold --kv-disk-bytes. Keep other files elsewhere.\n"
 UNFINISHED = "tmp"
 _LOCK = ".lock"
-_NOT_COUNTED = re.compile(r"lost\+found|replica-\d+")  # of the file system; of other replicas of this engine
+_NOT_COUNTED = re.compile(r"lost\+found|replica-\d+")  # of the file system, and of other replicas of this engine
 _NO_WRITES = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class DiskFolder:
-    """A folder that is open and locked. `path` leads to it even if another one takes its name later."""
+    """Open and locked folder. `path` leads to it even if another folder gets its name later."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError if the folder is not ours, or others can write it; OSError if it cannot be opened or locked."""
+        """ConfigError if the folder is not ours, or if other users can write to it; OSError if it cannot be opened or
+        locked."""
         self._fd = open_private(path)
         self._lock_fd = -1
         self.path = f"/proc/self/fd/{self._fd}"
@@ -44,7 +45,7 @@ class DiskFolder:
             raise
 
     def _mark(self, path: Path) -> None:
-        """Check the marker, or write it into a folder that may become ours."""
+        """Check the marker, or write it into a folder that may become ours. ConfigError if the folder is not ours."""
         try:
             fd = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
         except FileNotFoundError:
@@ -69,13 +70,13 @@ class DiskFolder:
         try:
             fd = os.open(MARKER, flags, 0o600, dir_fd=self._fd)
         except OSError as error:
-            if error.errno not in _NO_WRITES:  # else nothing will be removed either
+            if error.errno not in _NO_WRITES:  # otherwise nothing can be removed either
                 raise
             return
         with open(fd, "wb", buffering=0) as file:
             try:
                 file.write(MARK + _EXPLANATION)
-            except OSError:  # half a marker would make the folder somebody else's
+            except OSError:  # with half a marker the folder would not count as ours
                 os.unlink(MARKER, dir_fd=self._fd)
                 raise
 
@@ -98,8 +99,8 @@ class DiskFolder:
         return fd
 
     def remove_unfinished(self) -> None:
-        """Remove the unfinished files of dead writers, in a folder that is made if it is missing. Other names are left
-        alone. OSError if there is something else than a folder."""
+        """Remove the unfinished files of dead writers from their folder, which is created if it is missing. Files with
+        other names are left. OSError if something other than a folder is there."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.unfinished, 0o700)
         os.close(os.open(self.unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -109,7 +110,7 @@ class DiskFolder:
                     os.unlink(entry.path)
 
     def close(self) -> None:
-        """Give up the lock. `path` leads nowhere from then on."""
+        """Release the lock. `path` leads nowhere from then on."""
         for fd in (self._lock_fd, self._fd):
             if fd >= 0:
                 os.close(fd)

@@ -1,7 +1,7 @@
 """DiskIndex: which objects are on a disk, in the order of their last use, and how many bytes all objects take.
 
 Bytes are reserved before a file is written and released after a file is removed, so that the files of a folder never
-exceed the limit. Objects of other namespaces count, and are removed first. Does no I/O; may be called by any thread.
+exceed the limit. Objects of other namespaces count, too, and are removed first. Does no I/O; any thread may call it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...ipc.process.awake_clock import order_of_use
 from .disk_scan import ScannedFile
 
-STAMP_S = 60  # a file's time of last use is written at most once in this time
+STAMP_S = 60  # seconds in which a file's time of last use is written at most once
 
 
 class NoRoom(Exception):
@@ -25,29 +25,31 @@ class NoRoom(Exception):
 
 
 class Victim(NamedTuple):
-    """An object to remove, which no lookup finds any more; its bytes stay counted until `release`."""
+    """Object to remove. Lookups no longer find it, but its bytes count until `release`."""
 
     num_bytes: int
     key: bytes = b""  # empty: a file of another namespace
     owner: int = 0
-    path: str = ""  # of that file
+    path: str = ""  # path of a file of another namespace
 
 
 class DiskIndex:
-    """Invariants: `held_bytes` ≤ `max_bytes` once the folder was scanned and `excess` returns None; an owner other than
-    0 has at most `quota` × `max_bytes`."""
+    """Index of the objects on a disk.
+
+    Invariants: `held_bytes` ≤ `max_bytes` once the folder was scanned and `excess` returns None; the objects of an
+    owner other than 0 take at most `quota` × `max_bytes`."""
 
     def __init__(self, object_bytes: int, max_bytes: int, quota: float = 1.0) -> None:
-        """`object_bytes`: size of each object's file; `quota`: largest share of the bytes for one owner."""
+        """`object_bytes`: the size of each object's file; `quota`: the largest share of the bytes for one owner."""
         self.object_bytes, self.max_bytes = object_bytes, max_bytes
         self.held_bytes = 0
         self._max_owned = int(max_bytes * quota) // object_bytes
         self._lock = threading.Lock()
-        self._stamps: OrderedDict[bytes, int] = OrderedDict()  # time of last use in the file, s; oldest use first
-        self._owners: dict[bytes, int] = {}  # other than 0
+        self._stamps: OrderedDict[bytes, int] = OrderedDict()  # last use as in the file, unix seconds; oldest use first
+        self._owners: dict[bytes, int] = {}  # by key, for owners other than 0
         self._owned: dict[int, OrderedDict[bytes, None]] = {}  # keys by owner other than 0; oldest use first
-        self._num_owned: Counter[int] = Counter()  # with those that are being written
-        self._foreign: list[tuple[float, str, int]] = []  # heap: time of last use, path, bytes
+        self._num_owned: Counter[int] = Counter()  # by owner, including objects that are being written
+        self._foreign: list[tuple[float, str, int]] = []  # heap of (time of last use, path, bytes)
         self._num_clears = 0
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,8 +58,8 @@ class DiskIndex:
         return len(self._stamps)
 
     def find(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first keys are here in a row, and note their use: the first key's as the last, since
-        the blocks after it are of no use without it."""
+        """Return how many of the first keys are here without a gap, and count that as their use. The first key counts
+        as used last, since the blocks after it are of no use without it."""
         with self._lock:
             count = next((index for index, key in enumerate(keys) if key not in self._stamps), len(keys))
             for key in reversed(keys[:count]):
@@ -65,13 +67,13 @@ class DiskIndex:
             return count
 
     def owner_of(self, key: bytes) -> int | None:
-        """Return the owner of an object; None if it is not here."""
+        """Return the owner of an object; None if the object is not here."""
         with self._lock:
             return self._owners.get(key, 0) if key in self._stamps else None
 
     def wants_stamp(self, key: bytes, now: int) -> bool:
-        """Whether the time in an object's file is too old at `now`, or in the future; it counts as written from now
-        on."""
+        """Whether the time in an object's file is too old at `now`, or in the future. If so, it counts as updated from
+        now on."""
         with self._lock:
             is_old = key in self._stamps and not 0 <= now - self._stamps[key] < STAMP_S
             if is_old:
@@ -86,7 +88,7 @@ class DiskIndex:
     # ── scan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, files: Sequence[ScannedFile], is_foreign: bool, now: int) -> None:
-        """Add files that a scan found. Those that cannot be whole objects of the namespace are the first to remove."""
+        """Add files that a scan has found. Files that cannot be complete objects of the namespace are removed first."""
         with self._lock:
             for file in files:
                 self.held_bytes += file.num_bytes
@@ -98,14 +100,14 @@ class DiskIndex:
                     self._insert(file.key, file.owner, stamp)
 
     def sort(self) -> None:
-        """Put the objects into the order of their times, after a scan."""
+        """Sort the objects by their times, after a scan."""
         with self._lock:
             self._stamps = OrderedDict(sorted(self._stamps.items(), key=itemgetter(1)))
             for owner, keys in self._owned.items():
                 self._owned[owner] = OrderedDict.fromkeys(sorted(keys, key=self._stamps.__getitem__))
 
     def excess(self) -> Victim | None:
-        """Return an object to remove because a limit is exceeded; None if none is."""
+        """Return an object to remove because a limit is exceeded; None if no limit is."""
         with self._lock:
             if self.held_bytes > self.max_bytes:
                 return self._choose()
@@ -118,7 +120,7 @@ class DiskIndex:
 
     def reserve(self, owner: int) -> Victim | int:
         """Reserve the bytes of one object, and return a ticket for `commit`; or return an object to remove first.
-        NoRoom if that does not help."""
+        NoRoom if there is nothing to remove."""
         with self._lock:
             if owner and self._num_owned[owner] >= self._max_owned:
                 return self._oldest_of(owner)
@@ -129,8 +131,8 @@ class DiskIndex:
             return self._num_clears
 
     def commit(self, key: bytes, owner: int, ticket: int, now: int) -> bool:
-        """Let lookups find an object that was written; False, and they do not, if everything was cleared meanwhile or
-        another thread has written the same."""
+        """Let lookups find an object that was written, and return True. If everything was cleared since `reserve`, or
+        another thread has written the same object, return False and change nothing."""
         with self._lock:
             if ticket != self._num_clears or key in self._stamps:
                 return False
@@ -138,23 +140,23 @@ class DiskIndex:
             return True
 
     def cancel(self, owner: int) -> None:
-        """Give back the bytes of an object that was not written."""
+        """Release the reserved bytes of an object that was not written."""
         with self._lock:
             self.held_bytes -= self.object_bytes
             self._num_owned[owner] -= 1
 
     def release(self, num_bytes: int) -> None:
-        """Give back the bytes of a file that was removed."""
+        """Release the bytes of a file that was removed."""
         with self._lock:
             self.held_bytes -= num_bytes
 
     def discard(self, key: bytes) -> Victim | None:
-        """Let no lookup find an object any more; None if none did."""
+        """Remove an object from lookups, and return it as the victim to remove; None if no lookup finds it."""
         with self._lock:
             return self._take(key) if key in self._stamps else None
 
     def put_back(self, victim: Victim, now: int) -> None:
-        """Add an object again that could not be removed."""
+        """Add an object again whose file could not be removed."""
         with self._lock:
             if victim.path:
                 heapq.heappush(self._foreign, (now, victim.path, victim.num_bytes))
@@ -163,7 +165,8 @@ class DiskIndex:
                 self._insert(victim.key, victim.owner, now)
 
     def clear(self) -> list[Victim]:
-        """Return all objects of the namespace, to be removed; those that are being written cannot be committed."""
+        """Return all objects of the namespace, for removal. Objects that are being written can no longer be
+        committed."""
         with self._lock:
             self._num_clears += 1
             return [self._take(key) for key in list(self._stamps)]

@@ -1,4 +1,4 @@
-"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone.
+"""Scan of the object files below the folder of a disk source. It changes nothing, and skips files with other names.
 
 A link with the name of a folder is an OSError: objects would be written, and removed, elsewhere.
 """
@@ -16,9 +16,9 @@ OBJECT_NAME = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{1,16}))?")
 
 
 class ScannedFile(NamedTuple):
-    """A file whose name is that of an object."""
+    """File whose name is that of an object."""
 
-    stamp: int  # time of last use, s
+    stamp: int  # time of last use, unix seconds
     key: bytes
     owner: int
     num_bytes: int
@@ -26,12 +26,12 @@ class ScannedFile(NamedTuple):
 
 
 def namespace_folders(root: str) -> list[str]:
-    """Return the folders of objects of one namespace each."""
+    """Return the folders of objects, one for each namespace. OSError if one is a link."""
     return _folders(root, NAMESPACE_NAME)
 
 
 def scan(folder: str) -> Iterator[list[ScannedFile]]:
-    """Yield the files of one namespace, those of each sub-folder at once."""
+    """Yield the files of one namespace, one list for each sub-folder. OSError if a sub-folder is a link."""
     for path in _folders(folder, _FOLDER):
         files = []
         for entry in os.scandir(path):

@@ -1,7 +1,7 @@
-"""Finder: how many blocks in a row the sources have, and which source has each.
+"""Finder: determines how many consecutive blocks the sources have, and which source has each.
 
-Two threads: one asks the disk, which answers from memory; the other takes the lookups that go on elsewhere. So a remote
-store that is slow delays no lookup that the disk answers alone.
+It has two threads: one asks the disk, which answers from memory; the other continues lookups in the other sources. So a
+slow remote store delays no lookup that the disk can answer alone.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from .source import Source
 
 logger = logging.getLogger("tokenloom.tiers")
 
-LIMIT_S = 0.25  # from a lookup's arrival to its answer; then it ends with the blocks that were found
+LIMIT_S = 0.25  # limit from a lookup's arrival to its answer, with the blocks found by then
 
 
 class _Lookup:
-    """One FindBlocks: the keys of its blocks, and the sources of those that were found."""
+    """One FindBlocks: the keys of its blocks, and for each block found so far, its source."""
 
     def __init__(self, message: FindBlocks) -> None:
         self.serial, self.skips_remote = message.serial, message.skips_remote
         self.deadline = time.monotonic() + LIMIT_S
         self.keys: list[bytes] = []
         self.found = bytearray()
-        self.ends: set[int] = set()  # sources that lack the next block
+        self.ends: set[int] = set()  # sources that do not have the next block
         self._message = message
 
     def make_keys(self) -> None:
-        """Walk the chain of keys."""
+        """Compute the chain of keys."""
         it = self._message
         self.keys = list(block_keys(it.parent, it.token_ids, it.block_size, it.media, it.start))
 
     def ask(self, sources: Mapping[int, Source]) -> None:
-        """Extend the run by these sources, in turn, until none of them has the next block."""
+        """Extend the run of found blocks by asking these sources, one after the other, until none of them has the next
+        block."""
         while len(self.found) < len(self.keys) and (left := [each for each in sources if each not in self.ends]):
             for number in left:
                 if time.monotonic() >= self.deadline or len(self.found) == len(self.keys):
@@ -53,7 +54,7 @@ class _Lookup:
 
 
 class Finder:
-    """Owns the two threads. `answer` is called by either."""
+    """Owner of the two threads, both of which call `answer`."""
 
     def __init__(self, sources: Mapping[int, Source], answer: Callable[[BlocksFound], None]) -> None:
         disk = SOURCES.index("disk")

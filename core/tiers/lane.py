@@ -1,6 +1,6 @@
-"""Lane: the threads of one source, some that load and one that stores.
+"""Lane: the threads of one source: some that load and one that stores.
 
-Loads come first: no write begins while a load waits. A thread blocks while it has nothing to do.
+Loads have priority: no write starts while a load waits. A thread blocks while it has nothing to do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ WRITER_NICENESS = 10
 
 
 class SlotItem(NamedTuple):
-    """A block of a job, with the number of its slot."""
+    """Block of a job, with the number of its slot."""
 
     slot: int
     item: Item
 
 
 class Lane:
-    """Owns the queues of one source. Each block that `load` and `store` take ends exactly once, whatever happens."""
+    """Owner of the queues of one source. Each block given to `load` or `store` ends exactly once, even after a
+    failure."""
 
     def __init__(self, source: Source, store_bit: int) -> None:
-        """`store_bit`: the source's bit in results of StoreJob."""
+        """`store_bit`: the bit that stands for the source in the results of StoreJob."""
         self.source = source
         self._store_bit = store_bit
         lock = threading.Lock()
@@ -48,7 +49,7 @@ class Lane:
 
     @property
     def num_queued(self) -> int:
-        """Number of blocks that are to be written."""
+        """The number of blocks that wait to be written or are being written."""
         return len(self._stores) + self._num_storing
 
     def load(self, job: LoadJob, blocks: Sequence[SlotItem]) -> None:
@@ -64,7 +65,7 @@ class Lane:
             self._can_store.notify()
 
     def drop_stores(self) -> None:
-        """End all writes that have not begun, and wait for the one that has."""
+        """End all writes that have not started, as failed, and wait for those that have."""
         with self._can_store:
             dropped, self._stores = self._stores, deque()
             self._can_store.wait_for(lambda: not self._num_storing)

@@ -1,10 +1,10 @@
-"""Namespace: the root of the keys of all blocks, from everything that decides about the bytes of a block.
+"""Namespace: the root of the keys of all blocks, made from everything that determines the bytes of a block.
 
     namespace = sha256(object format's version ‖ digest of the weights ‖ facts), or HMAC-SHA256 with the shared secret
 
 The weights count by their content, never by name or path: the hub's blobs are named by their sha256; other files are
-read once, and their digests kept in the user's cache. With a secret nobody else can tell from keys in a remote store
-whether a prompt was seen.
+read once, and their digests kept in the user's cache. If there is a secret, only those who have it can find out from
+the keys in a remote store whether a prompt was processed.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from .object_format import VERSION
 
 MIN_SECRET_BYTES = 16
 MAX_TRIES = 10
-RECENT_S = 2.0  # a file this young may change once more without another mtime
-MAX_KEPT = 1000  # digests
+RECENT_S = 2.0  # a file changed so recently may change again without a new mtime
+MAX_KEPT = 1000  # digests in the file
 
 _BLOB_NAME = re.compile("[0-9a-f]{64}")
 
 
 def new_namespace(weights: bytes, facts: bytes, secret: bytes, version: int = VERSION) -> bytes:
-    """Return the namespace, 32 bytes; `weights`: their digest, 32 bytes."""
+    """Return the namespace, 32 bytes. `weights`: the digest of the weights, 32 bytes."""
     content = version.to_bytes(4, "little") + weights + facts
     return hmac.digest(secret, content, "sha256") if secret else hashlib.sha256(content).digest()
 
 
 def namespace_of_parts(namespace: bytes, ranks: Sequence[Rank], num_ranks: int) -> bytes:
-    """Return the namespace of objects that hold the parts of `ranks` alone, since other hosts store the other parts
-    under the same keys. Objects of all ranks have that of the blocks."""
+    """Return the namespace of objects that hold only the parts of `ranks`, since other hosts store the other parts
+    under the same keys. Objects with the parts of all ranks have `namespace` itself."""
     if len(ranks) == num_ranks:
         return namespace
     return hashlib.sha256(namespace + " ".join(map(str, ranks)).encode()).digest()
 
 
 def read_secret(path: str | None) -> bytes:
-    """Read --kv-key-file; ConfigError if it is unusable, no bytes without one."""
+    """Return the content of --kv-key-file, or b"" if `path` is None. ConfigError if the file cannot be read or is too
+    short."""
     if path is None:
         return b""
     try:
@@ -68,7 +69,7 @@ def read_secret(path: str | None) -> bytes:
 
 
 def digest_weights(spec: EngineSpec, folder: str) -> bytes:
-    """Return the digest of the weights in a model folder, 32 bytes; ConfigError if they cannot be read. It may take
+    """Return the digest of the weights in a model folder, 32 bytes. ConfigError if they cannot be read. May take
     minutes."""
     if spec.config.load_format == "dummy":
         return hashlib.sha256(b"dummy" + msgspec.json.encode(spec.model, order="deterministic")).digest()
@@ -82,7 +83,7 @@ def digest_weights(spec: EngineSpec, folder: str) -> bytes:
 
 
 def _cache_folder(spec: EngineSpec) -> Path:
-    """Return the user's cache folder; the run directory for a user without one that is theirs alone."""
+    """Return the user's cache folder, or the run directory if the user has no private one."""
     try:
         return private_cache()
     except (RuntimeError, OSError):
@@ -98,13 +99,15 @@ def _blob_digest(path: Path) -> str | None:
 
 
 class _KeptDigests:
-    """sha256 of files by (device, inode, size, mtime) in a JSON file; without that file they are computed again."""
+    """Cache of files' sha256 by (device, inode, size, mtime), in a JSON file. Without that file they are computed
+    again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def digest(self, path: Path) -> str:
-        """Return the sha256 of a file in hex. If it changes while it is read, it is read again."""
+        """Return the sha256 of a file in hex. If the file changes while it is read, it is read again, at most MAX_TRIES
+        times."""
         for _ in range(MAX_TRIES):
             with path.open("rb", buffering=0) as file:
                 identity = _identity(os.fstat(file.fileno()))

@@ -1,7 +1,7 @@
-"""ObjectFiles: reading and writing the files of objects, from and into slots without a copy.
+"""ObjectFiles: reads and writes the files of objects, into and from slots without a copy.
 
-A file holds the header page, the payload, and zeros up to a page. With O_DIRECT the disk writes into the slot itself;
-only the payload's last part page goes through a buffer.
+A file holds the header page, the payload, and zeros up to the end of a page. With O_DIRECT the disk writes into the
+slot itself; only the payload's last partial page goes through a buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .object_format import HEADER_BYTES, Defect, find_defect, write_header
 
 
 class _Buffers(threading.local):
-    """A thread's two pages outside the arena: header and last part page."""
+    """Two pages outside the arena, for each thread: the header and the last partial page."""
 
     def __init__(self) -> None:
         pages = memoryview(mmap.mmap(-1, HEADER_BYTES + PAGE))  # page-aligned
@@ -27,7 +27,7 @@ class _Buffers(threading.local):
 
 
 class ObjectFiles:
-    """The files of objects of one size. Methods raise OSError as the disk gives it."""
+    """The files of objects of one size. Methods raise the OSErrors of the disk."""
 
     def __init__(self, slot_bytes: int, is_direct: bool) -> None:
         self._rest = slot_bytes % PAGE
@@ -37,11 +37,11 @@ class ObjectFiles:
 
     @staticmethod
     def size(slot_bytes: int) -> int:
-        """Return the size of each file."""
+        """Return the size of each file in bytes."""
         return HEADER_BYTES + -(-slot_bytes // PAGE) * PAGE
 
     def read(self, path: str, namespace: bytes, key: bytes, slot: memoryview, sets_time: bool = False) -> Defect | None:
-        """Read an object into its slot; return its defect, if it has one: then the slot's content is undefined.
+        """Read an object into its slot; return its defect, or None. After a defect the slot's content is undefined.
         `sets_time`: also set the file's time to now."""
         parts = self._parts(slot)
         fd = os.open(path, os.O_RDONLY | self._flags)
@@ -62,7 +62,7 @@ class ObjectFiles:
         return find_defect(self._buffers.header, namespace, key, slot)
 
     def write(self, path: str, temporary: str, namespace: bytes, key: bytes, slot: memoryview, owner: int) -> None:
-        """Write an object to the file `temporary`, and rename it to `path`. After an error neither is left."""
+        """Write an object to the file `temporary`, and rename that to `path`. After an error neither file is left."""
         parts = self._parts(slot)
         write_header(self._buffers.header, namespace, key, slot, owner)
         if self._rest:
@@ -92,7 +92,7 @@ class ObjectFiles:
 
 
 def can_write_directly(folder: str) -> bool:
-    """Whether the file system takes O_DIRECT, by writing a page; OSError if it takes no page at all."""
+    """Return whether the file system accepts O_DIRECT, by writing a page. OSError if no page can be written at all."""
     path = f"{folder}/probe"
     page = memoryview(mmap.mmap(-1, PAGE))
     for flag in (os.O_DIRECT, 0):

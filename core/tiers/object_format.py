@@ -1,10 +1,10 @@
-"""Object format: one block of the KV cache outside the arena. A header of one page comes first, then the payload.
+"""Object format: one block of the KV cache outside the arena: a header of one page, then the payload.
 
     magic 8 │ version u32 │ 0 u32 │ payload length u64 │ owner u64 │ namespace 32 │ key 32 │ xxh3_128 of the payload 16
     zeros, up to the last 16 bytes of the page │ xxh3_128 of all bytes before
 
 Numbers are little-endian. The header has the length of a page, so that one O_DIRECT read or write moves both parts
-without a copy. The checksums find damage, not malice; an object from a network needs a MAC besides.
+without a copy. The checksums detect damage, not manipulation; an object from a network needs a MAC in addition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Defect: TypeAlias = Literal["version", "checksum", "key", "length"]
 
 MAGIC = b"kvblock\n"
-VERSION = 1  # it is part of every namespace (namespace.py), too
+VERSION = 1  # also a part of every namespace (namespace.py)
 HEADER_BYTES = PAGE
 _FIELDS = struct.Struct("<8sIIQQ32s32s16s")
 _HASHED_BYTES = HEADER_BYTES - 16
@@ -34,7 +34,7 @@ def write_header(page: memoryview, namespace: bytes, key: bytes, payload: Buffer
 
 
 def find_defect(page: Buffer, namespace: bytes, key: bytes, payload: Buffer) -> Defect | None:
-    """Return the reason why `page` and `payload` are not the whole object of `key`; None if they are."""
+    """Return why `page` and `payload` are not the complete object of `key`; None if they are."""
     if len(page) != HEADER_BYTES:
         return "length"
     magic, version, _, num_bytes, _, its_namespace, its_key, payload_hash = _FIELDS.unpack_from(page)

@@ -1,4 +1,4 @@
-"""Pause: time in which something that failed is not tried again."""
+"""Pause: a time during which something that has failed is not tried again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LONGEST_S = 300.0
 
 
 class Pause:
-    """Begins after `num_failures` in a row and lasts `first_s`; each further failure begins one of twice the length, up
-    to LONGEST_S. May be used by several threads."""
+    """Pause that starts after `num_failures` consecutive failures and lasts `first_s`. Each further failure after a
+    pause starts one of twice the length, up to LONGEST_S. Several threads may use it."""
 
     def __init__(self, num_failures: int, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_failures, self._first_s, self._clock = num_failures, first_s, clock
@@ -31,11 +31,11 @@ class Pause:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a pause has begun since the last success."""
+        """Whether a pause has started since the last success."""
         return self._count >= self._num_failures
 
     def failed(self) -> bool:
-        """Note a failure; return whether it begins a pause."""
+        """Count a failure; return whether it starts a pause."""
         with self._lock:
             self._count += 1
             if self._count < self._num_failures or self.is_on:
@@ -45,7 +45,7 @@ class Pause:
             return True
 
     def succeeded(self) -> bool:
-        """Note a success; return whether it is the first after failures."""
+        """Reset the count after a success; return whether there were failures before it."""
         with self._lock:
             had_failures = self.has_failures
             self._count, self._length_s, self._until = 0, 0.0, -float("inf")

@@ -1,4 +1,4 @@
-"""Pins: blocks of the host tier that another engine loads from this one. The core keeps them until `unpin`."""
+"""Pins: blocks of the host tier that stay in their slots while another engine loads them. The core keeps the pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...ipc.messages.tier import PinBlocks, PinnedBlocks, UnpinSlots
 
 
 class Pins:
-    """Owns the questions that the core has not answered. Any thread may pin and unpin."""
+    """Owner of the questions that the core has not answered yet. Any thread may pin and unpin."""
 
     def __init__(self, send: Callable[[PinBlocks | UnpinSlots], None]) -> None:
         self._send = send
@@ -22,8 +22,8 @@ class Pins:
         self._open: dict[int, Future[list[int]]] = {}
 
     def pin(self, keys: Sequence[bytes], deadline: float) -> list[int]:
-        """Return the slot of each key, -1 where the host tier lacks it; after the deadline (monotonic s), -1 for all.
-        The slots keep their content until `unpin`."""
+        """Return the slot of each key; -1 where the host tier does not have it, and -1 for all keys if the deadline
+        (monotonic seconds) passes first. The slots keep their content until `unpin`."""
         future: Future[list[int]] = Future()
         with self._lock:
             self._serial += 1
@@ -38,12 +38,12 @@ class Pins:
             return [-1] * len(keys) if is_late else future.result()
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """Give slots back; -1 is skipped."""
+        """Release pinned slots; -1 is skipped."""
         if held := [slot for slot in slots if slot >= 0]:
             self._send(UnpinSlots(slots=encode_ids(held)))
 
     def take(self, message: PinnedBlocks) -> None:
-        """Take the core's answer; give back the slots of one that comes too late."""
+        """Apply the core's answer. If it comes too late, release its slots."""
         slots = list(decode_ids(message.slots))
         with self._lock:
             future = self._open.pop(message.serial, None)

@@ -1,8 +1,9 @@
 """The tier process: python -m tokenloom.core.tiers.process --number N --replica R --arena-fd F
 
-Finds, loads and stores KV blocks for the core: on a disk, in a remote store and in other engines. There is one on each
-host, for the parts of the ranks there: a child of the supervisor, or of the agent of another host. One loop receives
-orders and sends reports; all that may block runs in threads. Knows slots, never blocks of the pool or requests.
+Finds, loads and stores KV blocks for the core: on a disk, in a remote store and at other engines. There is one on each
+host, for the parts of blocks that the host's ranks hold; it is a child of the supervisor, or of another host's agent.
+One loop receives orders and sends reports; everything that may block runs in threads. Knows slots, but no blocks of the
+pool and no requests.
 """
 
 from __future__ import annotations
@@ -66,36 +67,36 @@ from .source import Item, Namespace, Source
 
 logger = logging.getLogger("tokenloom.tiers")
 
-LOAD_LIMIT_S = 30.0  # from an order to load to its last read
-MAX_QUEUED_BYTES = 256 << 20  # to be written, and at most a quarter of the arena
+LOAD_LIMIT_S = 30.0  # time from an order to load to the start of its last read
+MAX_QUEUED_BYTES = 256 << 20  # most bytes waiting to be written, but at most a quarter of the arena
 STATE_INTERVAL_S = 1.0
-FLUSH_S = 2.0  # from Stop to the end, for writes that are queued; the supervisor kills a little later
+FLUSH_S = 2.0  # time after Stop for queued writes; a little later the supervisor kills this process
 DIGEST_NICENESS = 19
 
 
 class TierProcess:
-    """Owns the sockets, the arena and the sources; `run` serves until the supervisor sends Stop."""
+    """The tier process: its sockets, the arena and the sources. `run` serves until the supervisor sends Stop."""
 
-    _arena: Arena  # from Initialize on
+    _arena: Arena  # set by Initialize
 
     def __init__(self, spec: EngineSpec, number: int, host: int, arena_fd: int) -> None:
         self._spec, self._number, self._host, self._arena_fd = spec, number, host, arena_fd
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, spec.identity(host_process_name("tier", host), number))
-        self._zap: ZapHandler | None = None  # for the core, on another host
-        self._has_core = False  # it has sent its first order
+        self._zap: ZapHandler | None = None  # for the core, if this is another host than the core's
+        self._has_core = False  # whether the core has sent an order
         self._reports = Reports()
         self._pins = Pins(self._reports.put)
         self._peer_server: PeerServer | None = None
         self._loads: dict[int, LoadJob] = {}
-        self._stores: set[int] = set()  # jobs that have not ended
-        self._flushes: dict[int, set[int]] = {}  # jobs that each awaits, by serial
+        self._stores: set[int] = set()  # numbers of the jobs that have not ended
+        self._flushes: dict[int, set[int]] = {}  # by serial: the jobs that must end first
         self._opening = threading.Lock()
-        self._open_serial = 0  # of the last OpenTier
-        self._error = ""  # of the weights
-        self._may_open_later = False  # the error is a shortage
+        self._open_serial = 0  # that of the last OpenTier
+        self._error = ""  # why the weights' digest is missing
+        self._may_open_later = False  # whether that error is a shortage
         self._queue_lock = threading.Lock()
-        self._num_queued = 0  # blocks to be written
+        self._num_queued = 0  # blocks that wait to be written
         self._sent: list[SourceState] = []
         self._state_due = 0.0  # when the next TierState may be sent
 
@@ -126,7 +127,7 @@ class TierProcess:
             for order in self._core.receive():
                 self._has_core = True
                 self._obey(order)
-            if self._has_core:  # to send before the core has connected would block, and nobody would admit its key
+            if self._has_core:  # sending before the core has connected would block, and its key could not be admitted
                 poller.register(self._reports.wake_fd, zmq.POLLIN)
                 self._send()
             poller.poll(self._patience_ms())
@@ -135,7 +136,7 @@ class TierProcess:
             lane.finish_stores(deadline)
 
     def _wait_for_initialize(self) -> bool:
-        """Map the arena when its shape arrives; False if Stop arrives instead."""
+        """Wait for Initialize and map the arena with the shape in it; return False if Stop arrives instead."""
         while not isinstance(message := self.supervisor.wait(), Stop):
             if isinstance(message, Initialize):
                 if message.arena is None:
@@ -146,7 +147,7 @@ class TierProcess:
         return False
 
     def _listen(self) -> zmq.Socket[bytes]:
-        """Open the socket for the core; tell the supervisor its address if that is on another host."""
+        """Return the socket for the core. If the core is on another host, report the address to the supervisor."""
         socket = new_socket(self._context, zmq.DEALER)
         if self._spec.is_on_head or self._spec.group_keys is None:
             socket.bind(self._spec.endpoints.tier_of(self._number))
@@ -164,7 +165,7 @@ class TierProcess:
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _patience_ms(self) -> int | None:
-        """Return the time to poll, in ms; None: until a message or a report."""
+        """Return the longest time to poll, in ms; None: until a message or a report arrives."""
         if not self._has_core:
             return None
         now = time.monotonic()
@@ -230,7 +231,8 @@ class TierProcess:
             self._core.count_malformed(error)
 
     def _blocks(self, keys: bytes, slots: bytes, others: int, owners: bytes = b"") -> list[SlotItem]:
-        """Pair slots and keys; ProtocolError unless there are as many keys, slots and `others`, all valid."""
+        """Return the slots and keys as pairs. ProtocolError unless there are as many keys as slots and `others`, all
+        valid."""
         numbers = decode_ids(slots)
         if not len(keys) / KEY_BYTES == len(numbers) == others or (owners and len(owners) != 8 * others):
             raise ProtocolError(f"{len(keys)} bytes of keys, {len(numbers)} slots and {others} sources or targets")
@@ -272,7 +274,7 @@ class TierProcess:
                 self._lanes[number].store(job, some)
 
     def _enter_queue(self) -> bool:
-        """Count a block that is to be written; False if the queue is full."""
+        """Count a block that is to be written and return True; return False if the queue is full."""
         with self._queue_lock:
             has_room = self._num_queued < self._max_queued
             self._num_queued += has_room
@@ -283,8 +285,8 @@ class TierProcess:
             self._num_queued -= 1
 
     def _open(self, order: OpenTier) -> None:
-        """Read the digest of the weights and open all sources, unless another order came meanwhile. A shortage delays
-        that, other failures end it."""
+        """Compute the digest of the weights and open all sources, unless another OpenTier has arrived. If a resource
+        has run out, try again later; after another failure the sources stay closed."""
         begun = time.monotonic()
         while (digest := self._namespace(order)) is None:
             if order.serial != self._open_serial or not self._may_open_later:
@@ -304,7 +306,7 @@ class TierProcess:
         self._reports.put(TierOpened(serial=order.serial, namespace=digest))
 
     def _namespace(self, order: OpenTier) -> bytes | None:
-        """Return the namespace of the weights; None, with the error to show, if they cannot be read."""
+        """Return the namespace of the weights. If they cannot be read, set the error to show and return None."""
         try:
             with Threads(1, "digest", _yield_to_others) as background:
                 folder = order.model_folder or self._spec.model_folder
@@ -332,7 +334,7 @@ def _yield_to_others() -> None:
 
 
 def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
-    """Make the configured sources, by their index in SOURCES; looked up in this order."""
+    """Return the configured sources by their index in SOURCES, in the order in which they are looked up."""
     config, sources = spec.config, list[Source]()
     if config.kv_disk is not None:
         folder, max_bytes = Path(config.kv_disk), config.kv_disk_bytes // config.data_parallel_size
@@ -346,7 +348,7 @@ def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
 
 
 def _listen_address(spec: EngineSpec) -> str | None:
-    """Return where other engines load the blocks of this replica."""
+    """Return the address from which other engines load the blocks of this replica; None if --kv-listen is not set."""
     address = spec.config.kv_listen
     return None if address is None else listen_address_of(address, spec.replica)
 

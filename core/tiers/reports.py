@@ -10,20 +10,21 @@ from collections.abc import Callable
 from ...ipc.codec import encode_ids
 from ...ipc.messages.tier import BlocksLoaded, BlocksStored, TierToCore
 
-BATCH = 16  # blocks that are reported at once
-BATCH_S = 0.005  # longest time that a block's end is not reported
+BATCH = 16  # number of ended blocks that are reported at once
+BATCH_S = 0.005  # longest time until a block's end is reported
 
 
 class Reports:
-    """Owns the descriptor that wakes the loop. Threads call `put` and `note`, the loop takes."""
+    """Queue of the reports. Owns the descriptor that wakes the loop. Threads call `put` and `note`, the loop calls
+    `take`."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.due: float | None = None  # when jobs are to be reported, monotonic s
+        self.due: float | None = None  # time at which to report jobs, monotonic s; None: none to report
         self._lock = threading.Lock()
         self._messages: list[TierToCore] = []
         self._jobs: dict[Job, None] = {}
-        self._is_awake = False  # the loop will take soon
+        self._is_awake = False  # the loop was woken and will call `take`
 
     def put(self, message: TierToCore) -> None:
         with self._lock:
@@ -36,7 +37,7 @@ class Reports:
             self._wake()
 
     def note(self, job: Job, is_urgent: bool) -> None:
-        """Let a job be reported, within BATCH_S unless it is urgent."""
+        """Let the loop report a job: at once if it is urgent, otherwise within BATCH_S."""
         with self._lock:
             self._jobs[job] = None
             if is_urgent:
@@ -65,20 +66,20 @@ class Reports:
 
 
 class Job:
-    """Blocks of one order: each ends once with a result, and is then reported with its slot."""
+    """The blocks of one order. Each block ends once with a result, and is then reported with its slot."""
 
     def __init__(self, number: int, num_blocks: int, reports: Reports) -> None:
         self.number = number
         self._num_left = num_blocks
         self._reports = reports
         self._lock = threading.Lock()
-        self._ended: list[tuple[int, int]] = []  # slot and result, not reported yet
-        self._is_over = False  # the last report was taken
+        self._ended: list[tuple[int, int]] = []  # slot and result of blocks not reported yet
+        self._is_over = False  # whether the last report was taken
         if not num_blocks:
             reports.note(self, is_urgent=True)
 
     def end(self, slot: int, result: int) -> None:
-        """End a block."""
+        """End a block with a result."""
         with self._lock:
             self._ended.append((slot, result))
             self._num_left -= 1
@@ -86,7 +87,7 @@ class Job:
         self._reports.note(self, is_urgent)
 
     def take(self) -> TierToCore | None:
-        """Return the report of the blocks that have ended since the last one; None if there is nothing to report."""
+        """Return the report of the blocks that have ended since the last report; None if there is nothing to report."""
         with self._lock:
             ended, self._ended = self._ended, []
             if self._is_over or (self._num_left and not ended):
@@ -99,11 +100,11 @@ class Job:
 
 
 class LoadJob(Job):
-    """The blocks of one LoadBlocks; a result is 1 for a block that is in its slot."""
+    """The blocks of one LoadBlocks. The result of a block is 1 if it is in its slot, else 0."""
 
     def __init__(self, number: int, num_blocks: int, reports: Reports, deadline: float) -> None:
         super().__init__(number, num_blocks, reports)
-        self.deadline = deadline  # monotonic s; no read begins after it
+        self.deadline = deadline  # monotonic s; no read starts after it
         self.is_cancelled = False
 
     def _report(self, ended: list[tuple[int, int]], is_last: bool) -> BlocksLoaded:
@@ -112,21 +113,21 @@ class LoadJob(Job):
 
 
 class StoreJob(Job):
-    """The blocks of one StoreBlocks; a result has the bits of the places where the block now is. A block ends when each
-    of its writes has."""
+    """The blocks of one StoreBlocks. The result of a block has the bits of the places where it now is. A block ends
+    when all its writes have ended."""
 
     def __init__(self, number: int, num_blocks: int, reports: Reports, on_end: Callable[[], None]) -> None:
-        """`on_end` is called when a block ends that was written."""
+        """`on_end` is called when a block ends for which `expect` was called."""
         super().__init__(number, num_blocks, reports)
         self._on_end = on_end
-        self._writes: dict[int, list[int]] = {}  # number of open writes, and bits of successful ones, by slot
+        self._writes: dict[int, list[int]] = {}  # by slot: number of open writes, bits of successful ones
 
     def expect(self, slot: int, num_writes: int) -> None:
         """Let a block end after `num_writes` calls of `written`."""
         self._writes[slot] = [num_writes, 0]
 
     def written(self, slot: int, bit: int) -> None:
-        """End one write of a block; `bit` is 0 if it failed."""
+        """End one write of a block. `bit`: the bit of the place, or 0 if the write failed."""
         with self._lock:
             state = self._writes[slot]
             state[0] -= 1

@@ -1,7 +1,7 @@
 """Source: a place outside the arena that keeps blocks: a disk, a remote store, other engines.
 
-The tier process calls a source from several threads at once (lane.py, finder.py). All errors of a source are data: a
-method never raises for a disk or a network that fails, it answers "not here" and counts the failure in its state. A
+The tier process calls a source from several threads at once (lane.py, finder.py). Errors of a source are data: if a
+disk or network fails, a method does not raise, but answers "not here" and counts the failure in the source's state. A
 source never changes a slot of the arena that it was not given.
 """
 
@@ -14,49 +14,51 @@ from ...ipc.messages.tier import SourceName, SourceState
 
 
 class Namespace(NamedTuple):
-    """The common part of all objects of one model and one form of blocks."""
+    """Common properties of all objects of one model and one form of blocks."""
 
-    digest: bytes  # 32 bytes; the root of the keys of all blocks
-    secret: bytes  # of --kv-key-file: objects that leave this machine carry a MAC made with it; empty: none
-    slot_bytes: int  # length of every object's payload
+    digest: bytes  # 32 bytes: the root of the keys of all blocks
+    secret: bytes  # from --kv-key-file, for the MAC of objects that leave this machine; empty: no MAC
+    slot_bytes: int  # the length of every object's payload
 
 
 class Item(NamedTuple):
-    """One block to read or to write."""
+    """One block to read or write."""
 
     key: bytes  # 32 bytes
-    slot: memoryview  # its place in the arena: slot_bytes long, writable, page-aligned
-    owner: int = 0  # number of the tenant, for quotas
+    slot: memoryview  # the block's place in the arena: slot_bytes long, writable, page-aligned
+    owner: int = 0  # the tenant's number, for quotas
 
 
 class Source(Protocol):
-    """Interface of a source. `open` is called first, and again for another namespace. Its maker gives it a function
-    to call, from any thread, when its state has changed by itself, such as at the end of a scan."""
+    """Interface of a source. `open` is called first, and again for another namespace.
+
+    The constructor gets a function to call, from any thread, when the state changes without a call from outside, such
+    as at the end of a scan."""
 
     name: SourceName
-    num_loaders: int  # threads that call `load` at once
-    load_batch: int  # largest number of items in a call of `load`; a cancelled load goes on to the end of a call
-    store_batch: int  # the same of `store`
+    num_loaders: int  # number of threads that may call `load` at the same time
+    load_batch: int  # most items in a call of `load`; a cancelled load still completes its call
+    store_batch: int  # most items in a call of `store`
 
     def open(self, namespace: Namespace) -> None:
-        """Start to serve the objects of `namespace`; return at once, and connect or scan in the background."""
+        """Start to serve the objects of `namespace`. Returns at once; connects or scans in the background."""
 
     def find(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Return how many of the first keys are here in a row; 0 after the deadline (monotonic seconds) or a
-        failure. Keys that come out as found may still fail to load."""
+        """Return how many of the first keys are here without a gap; 0 after the deadline (monotonic seconds) or a
+        failure. Loading a block may fail although it was found."""
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
-        """Read each item into its slot and check it; call `on_loaded(i, is_good)` exactly once for each, in any order,
-        when its slot is no longer written."""
+        """Read each item into its slot and check it. Call `on_loaded(i, is_good)` exactly once for each item, in any
+        order, when its slot is no longer written."""
 
     def store(self, items: Sequence[Item]) -> list[bool]:
-        """Write the items, and return for each whether it is now here; an object that is here already is."""
+        """Write the items, and return for each whether it is now here; True for an object that was here before."""
 
     def clear(self) -> None:
-        """Remove all objects of the namespace, also those that are being written."""
+        """Remove all objects of the namespace, even those that are being written."""
 
     def state(self) -> SourceState:
-        """Return its state but for `queued_bytes`."""
+        """Return the source's state, except `queued_bytes`."""
 
     def close(self) -> None:
-        """Stop threads and close files and connections."""
+        """Stop threads, and close files and connections."""

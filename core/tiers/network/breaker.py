@@ -1,9 +1,10 @@
-"""Breaker: keeps a place that fails from being asked again and again.
+"""Breaker: a circuit breaker that stops requests to a place that fails.
 
-Three failures in a row open it, for 5 s at first. Then one request tests the place: a success closes the breaker, a
-failure opens it for twice as long, up to 300 s. From the first failure on, requests that ask `admit` pass one at a
-time, so a place that does not answer costs three timeouts however many requests there are. Requests may be of several
-kinds: a failure is forgiven by a success of its own kind only, so a place that finds all and loads nothing opens it.
+Three consecutive failures open it, at first for 5 s. Then one request tests the place: a success closes the breaker, a
+failure opens it for twice as long, up to 300 s. From the first failure on, requests that call `admit` are let through
+one at a time, so a place that does not answer costs three timeouts, however many requests there are. Requests may be of
+several kinds: only a success of the same kind clears a failure. So a place where all lookups succeed and all loads fail
+opens the breaker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FIRST_PERIOD_S = 5.0
 
 
 class Breaker:
-    """The breaker of one place. Each attempt that `admit` allows ends with a call of succeeded, failed or cancelled."""
+    """Breaker of one place. Each attempt that `admit` allows must end with a call of succeeded, failed or cancelled."""
 
     def __init__(
         self,
@@ -29,21 +30,21 @@ class Breaker:
     ) -> None:
         self._pause = Pause(max_failures, first_period_s, clock)
         self._lock = threading.Lock()
-        self._failed_kinds: set[str] = set()  # of the failures in a row
-        self._is_trying = False  # the one attempt after a failure has not ended
+        self._failed_kinds: set[str] = set()  # kinds of the consecutive failures
+        self._is_trying = False  # the single attempt after a failure has not ended
 
     @property
     def is_open(self) -> bool:
-        """Whether the place must not be asked now."""
+        """Whether the place must not be used now."""
         return self._pause.is_on
 
     @property
     def is_broken(self) -> bool:
-        """Whether it has opened and no attempt has succeeded since."""
+        """Whether the breaker has opened and no attempt has succeeded since."""
         return self._pause.has_begun
 
     def admit(self) -> bool:
-        """Return whether the place may be asked; if so, begin an attempt."""
+        """Return whether the place may be used; if so, an attempt begins."""
         with self._lock:
             if self._pause.has_failures:
                 if self._is_trying or self.is_open:
@@ -52,7 +53,7 @@ class Breaker:
             return True
 
     def succeeded(self, kind: str = "") -> bool:
-        """End an attempt with a success; return whether that repaired a broken place."""
+        """End an attempt with a success; return whether that closes a breaker that had opened."""
         with self._lock:
             was_broken = self.is_broken
             self._is_trying = False
@@ -62,9 +63,10 @@ class Breaker:
             return was_broken and not self.is_broken
 
     def failed(self, kind: str = "") -> bool:
-        """End an attempt with a failure; return whether that has broken the place."""
+        """End an attempt with a failure; return whether that opens the breaker for the first time since it was
+        closed."""
         with self._lock:
-            if self.is_open:  # this attempt began before
+            if self.is_open:  # this attempt began before the breaker opened
                 return False
             was_broken = self.is_broken
             self._failed_kinds.add(kind)
@@ -72,6 +74,6 @@ class Breaker:
             return self._pause.failed() and not was_broken
 
     def cancelled(self) -> None:
-        """End an attempt that says nothing about the place."""
+        """End an attempt whose result shows nothing about the place."""
         with self._lock:
             self._is_trying = False

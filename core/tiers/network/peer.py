@@ -1,7 +1,8 @@
-"""PeerSource: blocks of other engines, which their servers (peer_server.py) give from host memory or disk.
+"""PeerSource: blocks of other engines, whose servers (peer_server.py) send them from host memory or disk.
 
-A lookup asks all peers at once; the peer with the longest run of blocks is remembered for each of its keys, and the
-load asks it alone. Nothing is stored at a peer. A peer that is gone, slow or sends damaged blocks counts as empty.
+A lookup asks all peers at once. The peer with the longest run of blocks is remembered for each of its keys, and the
+load asks that peer alone. Nothing is stored at a peer. A peer that does not answer, is slow or sends damaged blocks
+counts as empty.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from .state_counter import StateCounter
 
 logger = logging.getLogger("tokenloom.tiers")
 
-CONNECT_S = 0.2  # a lookup does not wait longer for a peer to which there is no connection
+CONNECT_S = 0.2  # longest wait of a lookup for a peer without a connection
 MAX_REMEMBERED = 1 << 17  # keys
-MAX_OPEN_REQUESTS = 2  # to load, of one call at one peer
-MAX_UNREAD = 64  # messages on one connection
-SILENCE_S = 3.0  # without a message a peer counts as hung, long before the deadline of a load
-RATE_WEIGHT = 0.2  # of the newest load
+MAX_OPEN_REQUESTS = 2  # load requests of one call at one peer
+MAX_UNREAD = 64  # received messages that wait on one connection
+SILENCE_S = 3.0  # after this time without a message a peer counts as hung, long before a load's deadline
+RATE_WEIGHT = 0.2  # weight of the newest load in a peer's rate
 
 Socket = zmq.Socket[bytes]
 
 
 class _Peer:
-    """One engine. Each call has a connection of its own while it runs."""
+    """One engine. Each call uses a connection of its own while it runs; `idle`: connections that no call uses."""
 
     def __init__(self, address: str, breaker: Breaker) -> None:
         self.address, self.breaker = address, breaker
@@ -62,7 +63,7 @@ class _Peer:
 
 
 class PeerSource:
-    """The source of --kv-peers."""
+    """Source for --kv-peers."""
 
     name: SourceName = "peer"
     num_loaders = 2
@@ -77,7 +78,8 @@ class PeerSource:
         silence_s: float = SILENCE_S,
         load_bytes: int = LOAD_BYTES,
     ) -> None:
-        """silence_s: without a message, after which a peer counts as hung. load_bytes: of the blocks of a request."""
+        """silence_s: the time without a message after which a peer counts as hung. load_bytes: the most bytes of blocks
+        in a request."""
         self._context: zmq.Context[Socket] = zmq.Context()
         self._peers = [_Peer(address, new_breaker()) for address in addresses]
         self._on_change, self._silence_s, self._load_bytes = on_change, silence_s, load_bytes
@@ -93,7 +95,7 @@ class PeerSource:
         with self._lock:
             for peer in self._peers:
                 while peer.idle:
-                    peer.idle.pop().close()  # it would refuse larger blocks
+                    peer.idle.pop().close()  # its message limit may be too small for the new blocks
         self._keys = peer_keys(namespace.secret) if namespace.secret else None
         form = self._form = SealedFormat(namespace)
         for peer in self._peers:
@@ -131,7 +133,7 @@ class PeerSource:
                 if count and (best is None or (count, peer.bytes_per_s) > best[:2]):
                     best = (count, peer.bytes_per_s, peer)
         for socket in waiting:
-            if best is not None and best[0] == len(keys):  # the others' answers do not matter
+            if best is not None and best[0] == len(keys):  # the remaining answers cannot be better
                 asked[socket].breaker.cancelled()
                 self._release(asked[socket], socket)
             else:
@@ -162,7 +164,7 @@ class PeerSource:
         return [False] * len(items)
 
     def clear(self) -> None:
-        """Forget which peer has which block: the blocks of other engines are theirs."""
+        """Forget which peer has which block. The blocks themselves belong to the other engines."""
         with self._lock:
             self._peer_by_key.clear()
 
@@ -189,7 +191,7 @@ class PeerSource:
         deadline: float,
         report: Callable[[int, bool], None],
     ) -> None:
-        """Load items from one peer, a few requests ahead."""
+        """Load items from one peer, with up to MAX_OPEN_REQUESTS requests at a time."""
         socket, started = self._take(peer, form), time.monotonic()
         size, num_good, num_bad = load_size(form, self._load_bytes), 0, 0
         batches = [indexes[start : start + size] for start in range(0, len(indexes), size)]
@@ -232,19 +234,19 @@ class PeerSource:
         self._succeed(peer, socket, "load")
 
     def _wait(self, socket: Socket, event: int, deadline: float) -> None:
-        """Wait until the socket can send or receive; TimeoutError after the deadline or a long silence."""
+        """Wait until the socket can send or receive (`event`). TimeoutError after the deadline or a long silence."""
         remaining_ms = int(min(deadline - time.monotonic(), self._silence_s) * 1000)
         if remaining_ms <= 0 or not socket.poll(remaining_ms, event):
             raise TimeoutError("no answer in time")
 
     def _take(self, peer: _Peer, form: SealedFormat) -> Socket:
-        """Return a connection to a peer, for one call."""
+        """Return a connection to a peer for one call."""
         with self._lock:
             self._num_busy += 1
             if peer.idle:
                 return peer.idle.pop()
         socket = new_socket(self._context, zmq.DEALER, max_message_bytes=form.slot_bytes + HEADER_BYTES)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a peer that is gone
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # no message is queued for a peer without a connection
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_S * 1000)
@@ -254,7 +256,7 @@ class PeerSource:
         return socket
 
     def _release(self, peer: _Peer, socket: Socket | None) -> None:
-        """Keep a connection for the next call; None: this call has closed its own."""
+        """Keep a connection for the next call. None: the call has already closed its connection."""
         with self._lock:
             self._num_busy -= 1
             if socket is not None and not self._is_closed:
@@ -273,7 +275,7 @@ class PeerSource:
             self._on_change()
 
     def _fail(self, peer: _Peer, socket: Socket, kind: str, error: str) -> None:
-        socket.close()  # with the messages that it may still receive
+        socket.close()  # so that late messages are dropped
         self._release(peer, None)
         self._counter.add(num_failed=1)
         self._counter.set(error=f"{peer.address}: {error}")
@@ -294,7 +296,7 @@ class PeerSource:
 
 
 def _copy(form: SealedFormat, item: Item, head: memoryview, payload: memoryview, tail: memoryview) -> str | None:
-    """Copy a block into its slot and check it there; return the reason why it is not good, None if it is."""
+    """Copy a block into its slot and check it there; return why it is not good, or None if it is."""
     if len(payload) != len(item.slot):
         return "length"
     item.slot[:] = payload
@@ -302,7 +304,8 @@ def _copy(form: SealedFormat, item: Item, head: memoryview, payload: memoryview,
 
 
 def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
-    """Receive a reply to FIND; None for a late reply to an earlier request or a message that makes no sense."""
+    """Receive a reply to FIND and return its count; None for a late reply to an earlier request or a malformed
+    message."""
     match socket.recv_multipart(zmq.NOBLOCK):
         case [verb, its_serial, number] if verb == FOUND and its_serial == serial and len(number) == 4:
             return min(max(int.from_bytes(number, "little", signed=True), 0), num_keys)
@@ -310,7 +313,7 @@ def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
 
 
 def _poll(waiting: set[Socket], unsent: set[Socket], until: float) -> list[Socket]:
-    """Return the sockets that can go on before `until`: those in `unsent` send, the others receive."""
+    """Return the sockets that are ready before `until`: those in `unsent` for sending, the others for receiving."""
     poller = zmq.Poller()
     for socket in waiting:
         poller.register(socket, zmq.POLLOUT if socket in unsent else zmq.POLLIN)

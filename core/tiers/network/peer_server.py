@@ -1,12 +1,12 @@
-"""PeerServer: gives other engines the blocks that this one has, in its host tier or on its disk.
+"""PeerServer: gives other engines the blocks that this engine has in its host tier or on its disk.
 
     request  find │ serial │ namespace │ keys      reply  found │ serial │ number of first keys that are here
     request  load │ serial │ namespace │ keys      block │ serial │ index │ head │ tail │ payload: a sealed object, for
                                                    each block that is here; then end │ serial
 
-One thread serves one request at a time, of one client after the other. Blocks of the host tier are pinned only while
-they are copied, so a client that stops holds memory of this process, within limits, and no slot. The server never asks
-other engines in turn.
+One thread serves one request at a time, from one client after the other. Blocks of the host tier are pinned only while
+they are copied, so a client that stops reading occupies memory of this process, within limits, but no slot. To serve a
+request, the server never asks other engines.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ logger = logging.getLogger("tokenloom.tiers")
 
 FIND, LOAD, FOUND, BLOCK, END = b"find", b"load", b"found", b"block", b"end"
 KEY_BYTES, SERIAL_BYTES = 32, 8
-MAX_KEYS = 16384  # of one request
-LOAD_BYTES = 16 << 20  # of the blocks of one request to load, or one block
-MAX_SENDING_BYTES = 64 << 20  # of blocks that clients have not taken; half of it for one of them
-MAX_QUEUED = 4  # requests of one client; further ones are declined at once
-MAX_UNREAD = 256  # messages to one client, and from one
-TURN_MESSAGES = 64  # received before the next request is served
+MAX_KEYS = 16384  # keys in one request
+LOAD_BYTES = 16 << 20  # most bytes of blocks in one request; one block may be larger
+MAX_SENDING_BYTES = 64 << 20  # blocks that clients have not received yet; one client may have half of it
+MAX_QUEUED = 4  # waiting requests of one client; further ones are declined at once
+MAX_UNREAD = 256  # unread messages to one client, or from one
+TURN_MESSAGES = 64  # messages received before the next request is served
 PIN_S, DISK_S, PATIENCE_S = 0.5, 2.0, 5.0
-HEARTBEAT_S, DEAD_S = 1, 10  # a client that sends nothing for DEAD_S is dropped, with the blocks on their way to it
+HEARTBEAT_S, DEAD_S = 1, 10  # a client silent for DEAD_S is dropped, with the blocks being sent to it
 IDLE_MS, FULL_MS = 200, 5
 
 
 class HostBlocks(Protocol):
-    """Interface of the host tier towards the server."""
+    """Interface of the host tier for the server."""
 
     def pin(self, keys: Sequence[bytes], deadline: float) -> Sequence[int]:
-        """Return the slot of each key, -1 for a key that is not here; the slots keep their content until `unpin`."""
+        """Return the slot of each key; -1 for a key that is not here. The slots keep their content until `unpin`."""
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """Give slots back; -1 is skipped."""
+        """Release pinned slots; -1 is skipped."""
 
 
 class _Request(NamedTuple):
@@ -65,7 +65,7 @@ class _Request(NamedTuple):
 
 
 class _Transfer(NamedTuple):
-    """A block on its way to a client."""
+    """Block that is being sent to a client."""
 
     client: bytes
     tracker: zmq.MessageTracker
@@ -78,7 +78,7 @@ def load_size(form: SealedFormat, load_bytes: int) -> int:
 
 
 def peer_keys(secret: bytes) -> Keys:
-    """Derive the CURVE keys of engines that share a secret."""
+    """Return the CURVE keys of engines that share a secret, derived from it."""
     server = z85.encode(derive(secret, b"kv peer server"))
     client = z85.encode(derive(secret, b"kv peer client"))
     return Keys(
@@ -90,7 +90,7 @@ def peer_keys(secret: bytes) -> Keys:
 
 
 class PeerServer:
-    """Owns the address, a thread and the blocks on their way to clients."""
+    """Server for other engines. Owns the address, a thread and the blocks that are being sent to clients."""
 
     def __init__(
         self,
@@ -103,15 +103,17 @@ class PeerServer:
         load_bytes: int = LOAD_BYTES,
         max_sending_bytes: int = MAX_SENDING_BYTES,
     ) -> None:
-        """Listen at `address`; on tcp, with a secret, only for engines that have it. `slot` returns the content of a
-        slot of the host tier. `mode`: permissions of an ipc socket. ConfigError if the address cannot be used."""
+        """Listen at `address`; on tcp, if there is a secret, only engines that have it can connect. ConfigError if the
+        address cannot be used.
+
+        `slot` returns the content of a slot of the host tier. `mode`: permissions of an ipc socket."""
         self._host, self._slot, self._disk = host, slot, disk
         self._load_bytes, self._max_sending_bytes = load_bytes, max_sending_bytes
         self._ipc_address = address if address.startswith("ipc://") else ""
         self._lock_fd = lock_ipc_address(address, "--kv-listen") if self._ipc_address else -1
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_KEYS * KEY_BYTES)
-        self._socket.copy_threshold = 0  # every block is tracked until it has left
+        self._socket.copy_threshold = 0  # track every block until it is sent
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
         self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)
@@ -128,14 +130,14 @@ class PeerServer:
             raise ConfigError(f"cannot listen on --kv-listen {address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._form: SealedFormat | None = None
-        self._queues: dict[bytes, deque[_Request]] = {}  # by client; the one to serve next comes first
+        self._queues: dict[bytes, deque[_Request]] = {}  # by client; the client to serve next comes first
         self._transfers: list[_Transfer] = []
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="peer-server", daemon=True)
         self._thread.start()
 
     def open(self, namespace: Namespace) -> None:
-        """Serve the blocks of this namespace, and no other's."""
+        """Serve the blocks of this namespace, and of no other."""
         self._form = SealedFormat(namespace)
 
     def close(self) -> None:
@@ -185,14 +187,14 @@ class PeerServer:
                 self._decline(client, request)
 
     def _serve_next(self) -> bool:
-        """Serve a request of the first client that leaves enough room for its blocks; return whether there was one."""
+        """Serve a request of the first client with enough room for its blocks; return whether there was one."""
         self._transfers = [transfer for transfer in self._transfers if not transfer.tracker.done]
         for client, queue in self._queues.items():
             if self._has_room(client, queue[0]):
                 request = queue.popleft()
                 del self._queues[client]
                 if queue:
-                    self._queues[client] = queue  # behind the others
+                    self._queues[client] = queue  # after the others
                 self._serve(client, request)
                 return True
         return False
@@ -218,7 +220,7 @@ class PeerServer:
             self._send_blocks(client, request, form)
 
     def _count(self, keys: list[bytes]) -> int:
-        """Return how many of the first keys are here."""
+        """Return how many of the first keys are here without a gap."""
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         self._host.unpin(slots)
         deadline, count = time.monotonic() + PIN_S, 0
@@ -243,7 +245,7 @@ class PeerServer:
         self._reply(client, [END, request.serial])
 
     def _payloads(self, keys: list[bytes], form: SealedFormat) -> list[memoryview | None]:
-        """Copy the blocks of these keys; None for one that is not here."""
+        """Return copies of the blocks of these keys; None for a block that is not here."""
         payloads: list[memoryview | None] = [None] * len(keys)
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         try:
@@ -265,7 +267,7 @@ class PeerServer:
         return payloads
 
     def _decline(self, client: bytes, request: _Request) -> None:
-        """Answer that nothing is here."""
+        """Reply that no block is here."""
         nothing = [FOUND, request.serial, encode_ids([0])] if request.verb == FIND else [END, request.serial]
         self._reply(client, nothing)
 
@@ -279,5 +281,5 @@ class PeerServer:
 
 
 def _new_buffer(num_bytes: int) -> memoryview:
-    """Return memory that begins at a page, as O_DIRECT asks."""
+    """Return page-aligned memory, as O_DIRECT requires."""
     return memoryview(mmap.mmap(-1, num_bytes))

@@ -1,6 +1,6 @@
-"""RedisNodes: the server at a URL, or the nodes of its cluster: connections to them, and which node has a key.
+"""RedisNodes: the server at a URL, or the nodes of its cluster: connections to them, and which node holds a key.
 
-redis-py connects, authenticates, does TLS and keeps the map of a cluster's slots; everything else is resp.py's. All
+redis-py connects, authenticates, does TLS and keeps the map of a cluster's slots; everything else is in resp.py. All
 failures are OSErrors.
 """
 
@@ -25,7 +25,7 @@ from ....ipc.shortages.threads import Threads
 from .resp import Connection, command
 
 T = TypeVar("T")
-_parse_url: Any = parse_url  # redis-py types half of its functions
+_parse_url: Any = parse_url  # untyped in redis-py
 
 CONNECT_TIMEOUT_S = 1.0
 _REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
@@ -36,11 +36,11 @@ class Node(NamedTuple):
     port: int
 
 
-HOME = Node("", 0)  # the server of the URL
+HOME = Node("", 0)  # the server in the URL
 
 
 class RedisNodes:
-    """The nodes behind a URL. They are one server until `learn` finds a cluster."""
+    """The nodes behind a URL: one server, until `learn` finds a cluster."""
 
     def __init__(self, url: str) -> None:
         """ConfigError if the URL is invalid."""
@@ -54,20 +54,20 @@ class RedisNodes:
             raise ConfigError(f"--kv-remote {self.place}: {error}") from None
         self._connection_type: Any = self._options.pop("connection_class", TcpConnection)
         self._cluster: Any = None  # a RedisCluster
-        self.is_known = False  # the nodes; set to False, they are read again
-        self._connector = Threads(1, "connect")  # resolving a name may take longer than callers can wait
+        self.is_known = False  # whether the nodes are known; False: `learn` reads them again
+        self._connector = Threads(1, "connect")  # resolving a name may take longer than a caller may wait
 
     def connect(self, node: Node, deadline: float) -> Connection:
-        """Connect to a node and authenticate."""
+        """Connect to a node, authenticate and return the connection."""
         return self._run(functools.partial(self._connect, node), _close, deadline)
 
     def learn(self, deadline: float) -> None:
-        """Find out whether the server belongs to a cluster, and which node has which slots."""
+        """Find out whether the server belongs to a cluster and which node has which slots, unless that is known."""
         if not self.is_known:
             self._run(self._discover, None, deadline)
 
     def node_of(self, name: bytes) -> Node:
-        """Return the node that has the value of this name."""
+        """Return the node that holds the value with this name."""
         if self._cluster is None:
             return HOME
         with _as_os_errors():
@@ -81,7 +81,7 @@ class RedisNodes:
             return [_node(each) for each in self._cluster.get_primaries()]
 
     def doubt(self) -> None:
-        """Read the map of a cluster again at the next `learn`: after a failure, another node may have taken over."""
+        """Let the next `learn` read the map of a cluster again: after a failure, another node may have taken over."""
         if self._cluster is not None:
             self.is_known = False
 
@@ -92,7 +92,8 @@ class RedisNodes:
                 self._cluster.close()
 
     def _run(self, function: Callable[[], T], discard: Callable[[Future[T]], None] | None, deadline: float) -> T:
-        """Run a function in the thread that connects; `discard` its result if that comes after the deadline."""
+        """Return the result of a function run in the connecting thread. TimeoutError after the deadline; then `discard`
+        gets the function's future when it completes."""
         try:
             future = self._connector.submit(function)
         except Overloaded as error:
@@ -131,14 +132,14 @@ class RedisNodes:
 
 
 class Links:
-    """The connections of one thread to all nodes."""
+    """Connections of one thread to all nodes."""
 
     def __init__(self, nodes: RedisNodes) -> None:
         self._nodes = nodes
         self._connections: dict[Node, Connection] = {}
 
     def connection(self, node: Node, deadline: float) -> Connection:
-        """Return a connection to a node, a new one if there is none or the server has closed it."""
+        """Return the connection to a node; a new one if there is none or the server has closed it."""
         connection = self._connections.get(node)
         if connection is None or not connection.is_usable():
             if connection is not None:
@@ -147,7 +148,7 @@ class Links:
         return connection
 
     def close(self) -> None:
-        """Close all connections; replies may be outstanding."""
+        """Close all connections, even if replies are outstanding."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -158,7 +159,7 @@ def _node(node: Any) -> Node:
 
 
 def _close(future: Future[Connection]) -> None:
-    """Close a connection that came too late."""
+    """Close a connection that was made after the deadline."""
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 
@@ -176,5 +177,5 @@ def _limits() -> dict[str, Any]:
 def _as_os_errors() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # beside RedisError, redis-py raises ValueError, IndexError and others
+    except Exception as error:  # besides RedisError, redis-py raises ValueError, IndexError and others
         raise ConnectionError(str(error) or type(error).__name__) from None

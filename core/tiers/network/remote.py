@@ -1,7 +1,7 @@
 """RemoteSource: blocks in Redis or Valkey, one server or a cluster, shared by all engines with the same namespace.
 
 The value of `kv:<namespace, 16 hex digits>:<key, hex>` is an object in sealed form. A value of another length counts as
-missing and is replaced by the next store; one that fails its check is deleted. Each call has connections of its own
+missing and is replaced by the next store; one that fails its check is deleted. Each call uses connections of its own
 while it runs, so no call waits for another.
 """
 
@@ -27,11 +27,11 @@ from .state_counter import StateCounter
 
 logger = logging.getLogger("tokenloom.tiers")
 
-FIRST_LOOKUPS, MOST_LOOKUPS = 8, 64  # keys in one round trip: most lookups miss early
-AHEAD_BYTES = 1 << 20  # of values asked for and not yet received on one connection; 16 MiB cost Redis twice the time
+FIRST_LOOKUPS, MOST_LOOKUPS = 8, 64  # keys in one round trip, first and at most: most lookups miss early
+AHEAD_BYTES = 1 << 20  # values requested ahead on one connection; with 16 MiB Redis takes twice the time
 OPEN_S, DELETE_S, CLEAR_S = 3.0, 1.0, 60.0
-STORE_S, STORE_BYTES_PER_S = 5.0, 1e6  # a store that is slower has failed
-REFUSED_S = 10.0  # no stores for so long after the server has refused one: it is full, or a replica
+STORE_S, STORE_BYTES_PER_S = 5.0, 1e6  # a slower store counts as failed
+REFUSED_S = 10.0  # pause of stores after the server has refused one: it is full, or a replica
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _REFUSALS = ("OOM", "READONLY", "MISCONF", "NOPERM")
 
@@ -39,7 +39,7 @@ Action = Callable[[SealedFormat, Links], None]
 
 
 class RemoteSource:
-    """The source of --kv-remote."""
+    """Source for --kv-remote."""
 
     name: SourceName = "remote"
     num_loaders = 3
@@ -50,13 +50,13 @@ class RemoteSource:
         """ConfigError if the URL is invalid."""
         self._nodes = RedisNodes(url)
         self._on_change = on_change
-        self._reads, self._writes = new_breaker(), new_breaker()  # slow stores do not keep anyone from loading
+        self._reads, self._writes = new_breaker(), new_breaker()  # separate, so that slow stores do not stop loads
         self._counter = StateCounter(self.name)
         self._form: SealedFormat | None = None
         self._lock = threading.Lock()
-        self._idle: list[Links] = []  # of no call; the last used at the end
-        self._stores_from = 0.0  # monotonic
-        self._logged: set[str] = set()  # codes of error replies
+        self._idle: list[Links] = []  # not used by a call; the one used last is at the end
+        self._stores_from = 0.0  # time until which no stores are sent, monotonic s
+        self._logged: set[str] = set()  # codes of error replies that were logged
 
     def open(self, namespace: Namespace) -> None:
         self._form = SealedFormat(namespace)
@@ -66,15 +66,15 @@ class RemoteSource:
             for node in self._nodes.nodes():
                 links.connection(node, deadline)
 
-        with contextlib.suppress(Overloaded):  # the first call connects, too
+        with contextlib.suppress(Overloaded):  # otherwise the first call connects
             start_thread("remote", self._try, "find", connect, deadline)
 
     def find(self, keys: Sequence[bytes], deadline: float) -> int:
         num_found = 0
 
         def find(form: SealedFormat, links: Links) -> None:
-            """Look up longer and longer batches until a key is missing. STRLEN, as EXISTS, does not read the value, and
-            shows one of a wrong type or length."""
+            """Look up longer and longer batches until a key is missing. STRLEN, like EXISTS, does not read the value;
+            it also detects a value of a wrong type or length."""
             nonlocal num_found
             size = FIRST_LOOKUPS
             while num_found < len(keys):
@@ -153,8 +153,8 @@ class RemoteSource:
         self._nodes.close()
 
     def _try(self, kind: str, action: Action, deadline: float) -> bool:
-        """Run an action with connections of its own; return whether it succeeded. A failure is counted; without a
-        namespace, after the deadline and while a breaker is open, it does not run."""
+        """Run an action with connections of its own; return whether it succeeded. A failure is counted. The action does
+        not run without a namespace, after the deadline, or while a breaker is open."""
         form = self._form
         breaker = self._writes if kind in ("store", "clear") else self._reads
         if form is None or time.monotonic() >= deadline or self._reads.is_open or not breaker.admit():
@@ -194,14 +194,14 @@ class RemoteSource:
             self._on_change()
 
     def _by_node(self, names: Sequence[bytes], indexes: Iterable[int]) -> list[tuple[Node, list[int]]]:
-        """Group indexes of names by the node that has them, in their order."""
+        """Return the indexes grouped by the node that holds each one's name, in their order."""
         groups: dict[Node, list[int]] = defaultdict(list)
         for index in indexes:
             groups[self._nodes.node_of(names[index])].append(index)
         return list(groups.items())
 
     def _ask(self, links: Links, verb: bytes, names: Sequence[bytes], deadline: float) -> list[Reply]:
-        """Send one command for each name, all at once, and return the replies."""
+        """Send one command for each name, all at once, and return the replies in the order of the names."""
         groups = self._by_node(names, range(len(names)))
         connections = [links.connection(node, deadline) for node, _ in groups]
         for connection, (_, indexes) in zip(connections, groups, strict=True):
@@ -221,7 +221,7 @@ class RemoteSource:
         deadline: float,
         report: Callable[[int, bool], None],
     ) -> list[bytes]:
-        """Receive items of one node into their slots and report them; return the names of the damaged ones."""
+        """Receive items of one node into their slots and report them; return the names of damaged values."""
         head, tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(form.tail_bytes))
         num_ahead = max(2, AHEAD_BYTES // form.num_bytes)
         num_asked, bad_names = 0, []
@@ -246,7 +246,8 @@ class RemoteSource:
         return bad_names
 
     def _defect(self, outcome: bool | ServerError | None) -> str | None:
-        """Return the reason to delete a value that could not be received; None for one that is missing or refused."""
+        """Return why a value that was not received must be deleted; None if it was received, is missing, or the server
+        has refused the command."""
         if isinstance(outcome, ServerError):
             if outcome.code == "WRONGTYPE":
                 return "type"
@@ -267,11 +268,11 @@ class RemoteSource:
                 return
 
     def _noted(self, reply: Reply) -> Reply:
-        """Return a reply; log the first error of each kind, and act on those that concern more than one key."""
+        """Return the reply. Log the first error of each kind, and act on errors that concern more than one key."""
         if isinstance(reply, ServerError) and reply.code != "WRONGTYPE":
             self._counter.set(error=reply.text)
             if reply.code in _ELSEWHERE:
-                self._nodes.is_known = False  # until the next request
+                self._nodes.is_known = False  # the next request reads the nodes again
             elif reply.code in _REFUSALS:
                 self._stores_from = time.monotonic() + REFUSED_S
             if reply.code not in self._logged and reply.code not in _ELSEWHERE:

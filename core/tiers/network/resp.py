@@ -1,8 +1,8 @@
-"""RESP: Redis' protocol, with long values received straight into the memory where they belong.
+"""RESP: Redis' protocol; long values are received directly into the memory where they belong.
 
-A Connection is used by one thread at a time. It raises OSError (TimeoutError, ConnectionError) if the network fails or
-the peer does not speak RESP; replies may be outstanding then, so the connection must be closed. Error replies of the
-server are data: ServerError.
+One thread at a time uses a Connection. It raises OSError (TimeoutError, ConnectionError) if the network fails or the
+peer does not speak RESP; replies may then be outstanding, so the connection must be closed. Error replies of the server
+are returned as data: ServerError.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-READ_BYTES = 8192  # read ahead: the start of a reply and the header of an object, and little of its payload
-MAX_TEXT_BYTES = 16 << 20  # of a reply that is not received into place
-MAX_ITEMS = 1 << 20  # of an array
-MAX_DEPTH = 4  # of nested arrays; CLUSTER SLOTS has 3
-MAX_BUFFERS = 64  # in one call of sendmsg
-SILENCE_S = 3.0  # without a byte the peer counts as hung, long before the deadline of a load
+READ_BYTES = 8192  # most bytes read ahead: a reply's start, an object's header, little of its payload
+MAX_TEXT_BYTES = 16 << 20  # limit of a reply that is not received into place
+MAX_ITEMS = 1 << 20  # limit of an array
+MAX_DEPTH = 4  # of nested arrays; CLUSTER SLOTS needs 3
+MAX_BUFFERS = 64  # buffers in one call of sendmsg
+SILENCE_S = 3.0  # after this time without a byte the peer counts as hung, long before a load's deadline
 
 
 class ServerError(NamedTuple):
-    """An error reply, such as `OOM command not allowed`."""
+    """Error reply of the server, such as `OOM command not allowed`."""
 
     text: str
 
@@ -39,21 +39,22 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 def command(*words: bytes) -> bytes:
-    """Encode a command."""
+    """Return an encoded command."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 class Connection:
-    """A connected socket and the bytes that were read ahead. `owner` is kept alive as long."""
+    """Connected socket with the bytes that were read ahead. `owner`: an object to keep alive as long as the
+    connection."""
 
     def __init__(self, connected: socket.socket, owner: object = None, silence_s: float = SILENCE_S) -> None:
         self._socket, self._silence_s = connected, silence_s
         self._owner = owner
         self._view = memoryview(bytearray(READ_BYTES))
-        self._start = self._end = 0  # of the bytes read ahead
+        self._start = self._end = 0  # range of the bytes read ahead
 
     def is_usable(self) -> bool:
-        """Return whether the connection is open and nothing has come unasked, between two commands."""
+        """Return whether the connection is open and nothing unexpected has arrived. Call it between two commands."""
         if self._start != self._end or self._socket.fileno() < 0:
             return False
         poller = select.poll()
@@ -75,7 +76,7 @@ class Connection:
                 waiting[0] = waiting[0][num_sent:]
 
     def receive(self, deadline: float, depth: int = 0) -> Reply:
-        """Receive one reply."""
+        """Receive and return one reply. depth: the number of arrays around it."""
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -96,8 +97,10 @@ class Connection:
         raise ConnectionError(f"not a reply of Redis: {line[:40]!r}")
 
     def receive_value(self, parts: Sequence[memoryview], deadline: float) -> bool | ServerError | None:
-        """Receive a reply to GET into `parts`, one after the other. Return True if they are filled, False if the value
-        has another length, which leaves them as they were, and None if there is no value."""
+        """Receive a reply to GET into `parts`, one after the other.
+
+        Return True if they are filled; False if the value has another length (they are then unchanged); None if there
+        is no value; ServerError for an error reply."""
         line = self._line(deadline)
         if line[:1] == b"-":
             return ServerError(line[1:].decode(errors="replace"))

@@ -17,7 +17,7 @@ MAC_BYTES = 32
 
 
 class SealedFormat:
-    """The form of the objects of one namespace."""
+    """Form of the objects of one namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.digest = namespace.digest
@@ -27,14 +27,14 @@ class SealedFormat:
         self.num_bytes = HEADER_BYTES + self.slot_bytes + self.tail_bytes
 
     def seal(self, key: bytes, payload: Buffer) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the payload."""
+        """Return the bytes to put before and after the payload."""
         page = bytearray(HEADER_BYTES)
-        write_header(memoryview(page), self.digest, key, payload, owner=0)  # a tenant's number means nothing elsewhere
+        write_header(memoryview(page), self.digest, key, payload, owner=0)  # a tenant's number has no meaning elsewhere
         head = bytes(page)
         return head, self._mac(head, payload)
 
     def find_defect(self, key: bytes, head: Buffer, payload: Buffer, tail: Buffer) -> str | None:
-        """Return the reason why the three parts are not the object of `key`; None if they are."""
+        """Return why the three parts are not the object of `key`; None if they are."""
         defect = find_defect(head, self.digest, key, payload)
         if defect is None and not hmac.compare_digest(self._mac(head, payload), bytes(tail)):
             return "mac"
@@ -49,5 +49,6 @@ class SealedFormat:
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
-    """Derive a key of 32 bytes for one purpose, of at most 16 bytes, from the secret of --kv-key-file."""
+    """Return a key of 32 bytes for one purpose, derived from the secret of --kv-key-file. `purpose`: at most 16
+    bytes."""
     return blake2b(secret, digest_size=32, person=purpose).digest()
