@@ -64,10 +64,10 @@ class ChildWork(Protocol):
     def supervisor(self) -> SupervisorChannel | None: ...
 
     def run(self) -> int | None:
-        """Work until the end; return the exit code, None for 0."""
+        """Run until the process is to end; return its exit code, None for 0."""
 
     def close(self) -> None:
-        """Close the sockets; the last messages have a moment to leave."""
+        """Close the sockets, after a short time in which the last messages are sent."""
 
 
 def run_child(
@@ -78,9 +78,8 @@ def run_child(
     replica: int = 0,
 ) -> int:
     """Set up this process, run its work and return the exit code. If the work raises, send Failed to the supervisor.
-    `new_child` gets the specification of the replica.
-
-    `before_exit` is called when the parent is gone, just before this process exits too.
+    `new_child`: makes the work from the replica's specification.
+    `before_exit`: called when the parent has ended, just before this process exits too.
     """
     ignore_group_signals()
     name = process_name(name, replica)
@@ -106,13 +105,13 @@ def exit_code_of(error: Exception) -> int:
 
 
 def limit_address_space(num_bytes: int) -> None:
-    """Let allocations of this process fail beyond `num_bytes`, and write no core dump."""
+    """Limit this process's address space to `num_bytes`, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def spawn_failure(error: OSError) -> str:
-    """Describe why a process could not be started, with the remedy."""
+    """Return a description of why a process could not be started, with the remedy."""
     return f"{error.strerror}: {REMEDIES.get(error.errno or 0, f'check {sys.executable}')}"
 
 
@@ -124,11 +123,13 @@ def spawn_child(
     stdout: IO[str] | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `module` in a session of its own; its standard input is the lifeline. OSError: see `spawn_failure`.
+    """Start `module` in a session of its own and return the process; its standard input is the lifeline. OSError if no
+    process can be started; `spawn_failure` describes it.
 
-    It runs in the caller's folder, or in / if that was removed: torch does not load in a folder that is not there."""
+    The process runs in the caller's folder, or in / if that was removed: torch cannot be imported in a removed folder.
+    """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],  # -P: a checkout's rooms are no top-level modules
+        [sys.executable, "-P", "-m", module, *arguments],  # -P: a checkout's folders do not become top-level modules
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
@@ -140,8 +141,8 @@ def spawn_child(
 
 
 def spawn_helper(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `module` with a socket to this process; --fd names its descriptor there. OSError, with nothing left open:
-    see `spawn_failure`."""
+    """Start `module` with a socket to this process, whose descriptor it gets as --fd; return the process and our end of
+    the socket. OSError, with nothing left open, if no process can be started; `spawn_failure` describes it."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -152,7 +153,7 @@ def spawn_helper(module: str, environment: Mapping[str, str]) -> tuple[subproces
 
 
 def describe_end(process: subprocess.Popen[bytes]) -> str:
-    """Describe how a process ended that has closed its socket; wait for its end for a second."""
+    """Return a description of how a process that has closed its socket ended; wait up to a second for its end."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1)
     code = process.poll()

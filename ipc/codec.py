@@ -16,8 +16,8 @@ from .errors import ProtocolError
 
 T = TypeVar("T")
 JsonObject: TypeAlias = dict[str, object]
-# A string of a JSON text as a regular expression. One that is cut off reaches to the end of the text: a search that
-# went on behind its quote would read the rest again from each escaped quote.
+# Regular expression of a string in a JSON text. An unterminated string matches to the end of the text: if a search
+# continued after its first quote instead, it would read the rest again from each escaped quote, in quadratic time.
 JSON_STRING = r'"[^"\\]*(?:(?s:\\.)[^"\\]*)*"?'
 
 assert sys.byteorder == "little", "id frames are little-endian and are read in place"

@@ -19,18 +19,18 @@ import re
 import msgspec
 
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")
-_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # ends a line, moves a cursor or has no UTF-8
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # ends a line, moves a cursor or lacks UTF-8
 MAX_LINE_CHARACTERS = 2000
 
 
 def hide_credentials(text: str) -> str:
-    """Return a text without the names and passwords that URLs in it hold."""
+    """Return a text with *** in place of the user names and passwords of its URLs."""
     return _CREDENTIALS.sub("***@", text)
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line for a terminal: control characters are escaped, and the middle of a long text, such as
-    a value that a file holds, is left out."""
+    """Return a text as one line for a terminal: control characters are escaped, and the middle of a text of more than
+    MAX_LINE_CHARACTERS is left out."""
     if len(text) > MAX_LINE_CHARACTERS:
         text = f"{text[: MAX_LINE_CHARACTERS // 2]} … {text[-MAX_LINE_CHARACTERS // 2 :]}"
     return _UNPRINTED.sub(lambda found: ascii(found[0])[1:-1], text)
@@ -105,7 +105,8 @@ ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Convert an exception for a message; an unexpected type becomes an internal error that names it."""
+    """Convert an exception to an ErrorInfo; an exception of an unexpected type becomes an internal error that names the
+    type."""
     for kind, error_type in ERROR_BY_KIND.items():
         if isinstance(error, error_type):
             return ErrorInfo(kind, str(error), getattr(error, "retry_after_s", 0.0))
@@ -113,7 +114,7 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an unexpected exception in one line: type, message and the function that raised it."""
+    """Return an unexpected exception in words: its type, its message and the function that raised it."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -1,4 +1,5 @@
-"""Both ends of the blob channel over ZeroMQ sockets that their callers own and poll. No call waits for a peer."""
+"""The two ends of the blob channel: BlobServer and `exchange`. Callers own and poll the ZeroMQ sockets; no call waits
+for a peer."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..messages.blobs import MAX_CHUNK_BYTES, BlobChunk, BlobReply, GetBlob, NoB
 from ..sockets.zmq_sockets import receive
 from .fetch import BlobFetch
 
-LEASE_S = 30.0  # a blob is not evicted this long after a peer's last request
+LEASE_S = 30.0  # a blob stays mapped, and so is not evicted, for this long after a peer's last request
 MAX_LEASES = 64
 
 
@@ -30,22 +31,22 @@ class BlobSource(Protocol):
     """Interface of a store that blobs are served from."""
 
     def open(self, digest: bytes) -> Blob | None:
-        """Return an undamaged blob, which stays while it is referenced; None if there is none."""
+        """Return the undamaged blob with this SHA-256, readable while it is referenced; None if the store lacks it."""
 
 
 class BlobServer:
-    """Replies to peers from a store, and maps blobs that are being fetched. Call it in a thread, since the first
-    request for a blob that another process has put hashes it."""
+    """Server of a store's blobs. It keeps the blobs that peers are fetching mapped. Call it in a thread: the first
+    request for a blob that another process has stored hashes the whole blob."""
 
     def __init__(self, store: BlobSource) -> None:
         self.num_malformed = 0
         self._store = store
-        self._leases: dict[bytes, tuple[Blob, float]] = {}  # by digest: the blob and the end; soonest first
+        self._leases: dict[bytes, tuple[Blob, float]] = {}  # digest → blob and end of its lease; first to end first
         self._decoder = Decoder[GetBlob](GetBlob)
 
     def reply(self, request: GetBlob, now: float) -> BlobReply | None:
-        """Return the requested part of a blob, or NoBlob; None if it cannot be read now, and the peer is to ask again.
-        The blob stays mapped for LEASE_S, or until MAX_LEASES others are."""
+        """Return the requested part of a blob, or NoBlob; None if no descriptor or memory is free: the peer then
+        repeats its request. The blob stays mapped for LEASE_S, or until MAX_LEASES other blobs have been requested."""
         self.expire(now)
         lease = self._leases.pop(request.digest, None)
         try:
@@ -67,7 +68,8 @@ class BlobServer:
             del self._leases[digest]
 
     def answer(self, socket: zmq.Socket[bytes], now: float) -> None:
-        """Reply to all requests that wait at a ROUTER; drop a malformed one, and a reply to a peer that is gone."""
+        """Reply to all waiting requests of a ROUTER socket; drop malformed requests, and replies to peers that are
+        gone."""
         for identity, frame in receive(socket, 2):
             try:
                 reply = self.reply(self._decoder.decode(frame), now)
@@ -83,13 +85,14 @@ _replies = Decoder[BlobReply](BlobReply)
 
 
 def exchange(socket: zmq.Socket[bytes], fetches: Mapping[bytes, BlobFetch], now: float) -> None:
-    """Pass the replies that wait at a DEALER to their fetches, by digest, and send the requests that are due."""
+    """Read the replies that wait at a DEALER socket, pass each to the fetch of its digest, and send the requests that
+    are due. `fetches`: by digest."""
     for (frame,) in receive(socket):
-        with contextlib.suppress(ProtocolError):  # its request is repeated
+        with contextlib.suppress(ProtocolError):  # the fetch repeats the request
             reply = _replies.decode(frame)
             if (fetch := fetches.get(reply.digest)) is not None:
                 fetch.receive(reply, now)
     for fetch in fetches.values():
         for request in fetch.requests(now):
-            with contextlib.suppress(zmq.Again):  # the peer has just closed the connection: it is repeated, too
+            with contextlib.suppress(zmq.Again):  # the peer has just closed the connection: the fetch repeats it
                 socket.send(encode(request), zmq.NOBLOCK)

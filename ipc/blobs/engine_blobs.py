@@ -14,7 +14,8 @@ from .store import BlobStore
 
 
 class EngineBlobs:
-    """Finds a blob in the store of media, among the adapters of this engine, and among those of gateways."""
+    """Lookup of a blob in the media store, in the store of adapters fetched from gateways, and among this engine's own
+    adapters, in this order."""
 
     def __init__(self, spec: EngineSpec) -> None:
         config, run = spec.config, spec.run_directory
@@ -28,6 +29,6 @@ class EngineBlobs:
             if (blob := store.open(digest)) is not None:
                 return blob
         if self._adapters is not None:
-            with contextlib.suppress(RequestError):  # there is none
+            with contextlib.suppress(RequestError):  # the engine has no such adapter
                 return WholeAdapter(self._adapters / digest.hex())
         return None

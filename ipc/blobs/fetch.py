@@ -1,4 +1,4 @@
-"""BlobFetch: one blob on its way from a peer's store to this one. Pure state beside the file: no socket, no clock.
+"""BlobFetch: the transfer of one blob from a peer's store into this one. It owns a file, but no socket and no clock.
 
 The caller sends `requests`, passes the replies to `receive`, and calls `requests` again at `deadline`. Chunks are
 written and hashed as they arrive, so each call takes about a millisecond per chunk.
@@ -21,7 +21,7 @@ class FetchState(Enum):
     FETCHING = auto()
     MISSING = auto()  # the peer has no such blob
     DONE = auto()  # the store has it
-    FAILED = auto()  # for the reason `error`
+    FAILED = auto()  # `BlobFetch.error` says why
 
 
 LEGAL_MOVES = {
@@ -34,28 +34,30 @@ LEGAL_MOVES = {
 
 
 class BlobFetch:
-    """Fetch of one blob: a BlobWriter holds the bytes up to the first gap; ≤ MAX_CHUNKS_IN_FLIGHT chunks lie beyond."""
+    """Transfer of one blob: a BlobWriter has the bytes before the first gap; at most MAX_CHUNKS_IN_FLIGHT chunks after
+    the gap are kept in memory."""
 
     chunk_bytes = MAX_CHUNK_BYTES
-    retry_s = 2.0  # without any chunk; each repetition waits twice as long, up to MAX_BACKOFF times
+    retry_s = 2.0  # repeat requests after this long without a chunk; doubled each time, up to MAX_BACKOFF × retry_s
 
     def __init__(self, store: BlobStore, digest: bytes, user: str = "") -> None:
         self.digest = digest
         self.state = FetchState.FETCHING
         self.error = ""
-        self.is_full = False  # it has failed for want of room
-        self.deadline = 0.0  # time of the next call of `requests` without a reply
+        self.is_full = False  # it failed with Overloaded: the folder or the disk is full, or something else ran out
+        self.deadline = 0.0  # call `requests` at this time, if no reply arrives before
         self._store = store
-        self._user = user  # for whom the store pins the blob
-        self._size = 1  # of the blob; at least 1 byte is requested before it is known
-        self._writer: BlobWriter | None = None  # from the first chunk on
-        self._next_offset = 0  # of the first chunk that was never requested
+        self._user = user  # the store pins the blob for this user; "": it does not
+        self._size = 1  # bytes of the blob; 1 until the first reply has the size, so that one chunk is requested
+        self._writer: BlobWriter | None = None  # None until the first chunk
+        self._next_offset = 0  # offset of the first chunk that was never requested
         self._in_flight: dict[int, bool] = {}  # offset → whether the request was sent
         self._ahead: dict[int, bytes] = {}  # chunks after a gap, by offset
         self._backoff = 1
 
     def requests(self, now: float) -> list[GetBlob]:
-        """Return the requests to send now: for new chunks within the window and, at `deadline`, all without a reply."""
+        """Return the requests to send now: those for new chunks within the window and, from `deadline` on, all that
+        have had no reply."""
         if self.state is not FetchState.FETCHING:
             return []
         if now >= self.deadline and self._in_flight:
@@ -73,7 +75,7 @@ class BlobFetch:
         return [GetBlob(digest=self.digest, offset=offset, length=self.chunk_bytes) for offset in unsent]
 
     def receive(self, reply: BlobReply, now: float) -> None:
-        """Apply a reply; a repeated one changes nothing. A wrong one, or a full disk, ends the fetch."""
+        """Apply a reply; a repeated one changes nothing. A wrong reply, or a failure to write, ends the fetch."""
         if self.state is not FetchState.FETCHING or reply.digest != self.digest:
             return
         if isinstance(reply, NoBlob):
@@ -98,7 +100,8 @@ class BlobFetch:
             self._fail(str(error))
 
     def resume(self) -> None:
-        """Continue with another peer: let `requests` repeat all that are in flight, and keep all that has arrived."""
+        """Continue with another peer: keep the chunks that have arrived, and let `requests` repeat all requests in
+        flight."""
         if self.state is FetchState.MISSING:
             self._move(FetchState.FETCHING)
         self._in_flight = dict.fromkeys(self._in_flight, False)
@@ -111,7 +114,8 @@ class BlobFetch:
             self._fail("cancelled")
 
     def _write(self, size: int) -> None:
-        """Write the chunks that follow without a gap; the last one ends the fetch."""
+        """Write the received chunks up to the next gap. After the last byte check the digest, add the blob to the store
+        and end the fetch. `size`: bytes of the blob."""
         if self._writer is None:
             self._size, self._writer = size, BlobWriter(self._store.folder, size)
         writer = self._writer

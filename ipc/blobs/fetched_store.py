@@ -1,4 +1,4 @@
-"""FetchedStore: a BlobStore on another host than the head, which fetches the blobs that it lacks from there."""
+"""FetchedStore: the BlobStore of a host that is not the head; it fetches missing blobs from the head."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_POLL_S = 0.5
 
 
 class HeadBlobs:
-    """Where blobs come from. Each fetch has a connection of its own, so that any thread may call it."""
+    """Client of the head's blob server. Each fetch opens its own connection, so any thread may call `fetch`."""
 
     def __init__(self, address: str, secure: Callable[[zmq.Socket[bytes]], None]) -> None:
-        """`secure` gives a socket the keys for the head."""
+        """`secure`: sets a socket's keys for a connection to the head."""
         self._address, self._secure = address, secure
 
     def fetch(self, store: BlobStore, digest: bytes, timeout_s: float) -> None:
-        """Fetch a blob into a store; do nothing if the head has no such blob. Overloaded if it does not come within
-        `timeout_s`, or cannot be written."""
+        """Fetch a blob into a store; do nothing if the head has no such blob. Overloaded if the blob has not arrived
+        after `timeout_s`, is wrong, or cannot be written."""
         fetch, deadline = BlobFetch(store, digest), time.monotonic() + timeout_s
         with zmq.Context() as context, new_socket(context, zmq.DEALER) as socket:
             self._secure(socket)
@@ -43,14 +43,15 @@ class HeadBlobs:
 
 
 class FetchedStore(BlobStore):
-    """A store with an `open` that waits for a blob, at most `timeout_s`."""
+    """BlobStore with an `open` that fetches a missing blob from the head and waits for it, for at most `timeout_s`."""
 
     def __init__(self, folder: Path, max_bytes: int, head: HeadBlobs, timeout_s: float) -> None:
         super().__init__(folder, max_bytes)
         self._head, self._timeout_s = head, timeout_s
 
     def open(self, digest: bytes) -> memoryview | None:
-        """Map a blob as BlobStore does, after fetching it if it is not here. Overloaded as HeadBlobs.fetch."""
+        """Map a blob for reading, and fetch it first if this host lacks it. None if the head lacks it too. Overloaded
+        if the fetch takes longer than `timeout_s` or fails."""
         blob = super().open(digest)
         if blob is None:
             self._head.fetch(self, digest, self._timeout_s)

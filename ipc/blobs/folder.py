@@ -1,10 +1,11 @@
 """A folder of blob files that several processes share, limited in bytes.
 
-`flock` is the only state between processes; the kernel releases it when its holder dies. A shared lock protects a file:
-a pin, a mapping or an unfinished write. A file without a lock may be removed. Files appear and disappear under the lock
-of the folder. Last use is a file's access time. Knows no digest.
-The lock's file holds the bytes of all files, or more: it grows before a file does, and what a process that died did not
-subtract is found when the limit is reached. Only then, and at a process's first write, are the files listed.
+The processes share `flock`s, which the kernel releases when their holder dies. A pin, a mapping and an unfinished write
+each hold a shared lock on their file; a file without a lock may be removed. Files are created, renamed and evicted
+under the folder's lock, on the file `lock`. A file's access time is the time of its last use. Digests are not checked
+here. The file `lock` contains the total size of all files, or more: the total grows before a file does, and a process
+that dies may leave it too large. The files are listed, and the total corrected, only when it reaches the limit and at a
+process's first write.
 Layout, on a local disk: <folder>/{lock,<64 hex>,<16 hex>.part}; folder mode 0700, files 0600.
 """
 
@@ -25,23 +26,23 @@ from ..errors import ConfigError, Overloaded, RequestError
 from ..process.awake_clock import order_of_use
 from ..shortages.failure import shortage_of
 
-MANY_FILES = 256  # above, an eviction frees 1 / SPARE of the limit, so that few writes have to list the files
+MANY_FILES = 256  # with more, an eviction also frees 1 / SPARE of the limit, so that few writes list the files
 SPARE = 16
 
-_NAME = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.part")  # other files are left alone
+_NAME = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.part")  # blobs and unfinished files; others are ignored
 
 
 class BlobFile(NamedTuple):
     """A file of the folder; the first one in sorted order is removed first."""
 
-    is_blob: bool  # else an unfinished one
-    used_ns: int  # as `order_of_use` returns it
+    is_blob: bool  # False: an unfinished file
+    used_ns: int  # order of last use, from `order_of_use`
     name: str
     size: int
 
 
 class BlobFolder:
-    """Creates, finds and evicts files. Their sizes, with the reserved size of unfinished ones, are ≤ `max_bytes`."""
+    """Blobs and unfinished files. Their total size, unfinished files at their reserved size, is at most `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.path = path
@@ -63,11 +64,12 @@ class BlobFolder:
         return found
 
     def acquire(self, name: str) -> int | None:
-        """Open a file for reading with a shared lock, and note the use; None if it is missing.
+        """Open a file for reading with a shared lock, and record the use; return the descriptor, None if the file is
+        missing. ConfigError if it is a symbolic link.
 
-        The lock lasts until the last duplicate of the descriptor is closed; a mapping holds one.
+        The lock lasts until the last duplicate of the descriptor is closed; a mapping (mmap) keeps a duplicate open.
         """
-        while _NAME.fullmatch(name):  # a peer may ask for anything
+        while _NAME.fullmatch(name):  # a peer may request any name
             try:
                 fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW)
             except FileNotFoundError:
@@ -101,7 +103,7 @@ class BlobFolder:
 
     def resize(self, fd: int, old_size: int, new_size: int) -> None:
         """Change the reserved size of an unfinished file, and evict blobs if the limit requires it. RequestError if the
-        file alone exceeds the limit, Overloaded if the others are in use."""
+        file alone exceeds the limit, Overloaded if the files in use leave too little room or the disk is full."""
         if new_size > self.max_bytes:
             raise RequestError(
                 f"a blob of {new_size} bytes exceeds the limit of {self.path}, {self.max_bytes} bytes: "
@@ -115,7 +117,8 @@ class BlobFolder:
                 _write_total(lock, total - (old_size - new_size))
 
     def publish(self, part: Path, fd: int, name: str) -> bool:
-        """Rename an unfinished file to `name`; False if there is such a file already, which others may have pinned."""
+        """Rename an unfinished file to `name` and return True; False if `name` exists already: others may have pinned
+        it."""
         with self.locked():
             if (self.path / name).exists():
                 return False
@@ -134,8 +137,9 @@ class BlobFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the lock of the folder, which is created if it is missing; yield the descriptor of the lock's file.
-        ConfigError if the folder is open to others."""
+        """Hold the folder's lock, and yield the descriptor of the lock file; create the folder if it is missing.
+        ConfigError if it belongs to another user or is open to others, Overloaded if the system is short of something.
+        """
         with self.shortage_is_overload():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.path.stat()
@@ -150,20 +154,20 @@ class BlobFolder:
 
     @contextlib.contextmanager
     def shortage_is_overload(self) -> Iterator[None]:
-        """Raise Overloaded instead of the OSError of a full disk, or of any other shortage."""
+        """Raise Overloaded in place of an OSError for a full disk or another shortage."""
         try:
             yield
         except OSError as error:
             raise shortage_of(error, f"cannot write to {self.path}") or error from None
 
     def _touch(self, fd: int) -> None:
-        """Set the last use of a file to now; its mtime stays, which is part of its identity."""
+        """Set the last use of a file to now, and keep its mtime, which is part of its identity."""
         os.utime(fd, ns=(self._now_ns(), os.fstat(fd).st_mtime_ns))
 
     def _make_room(self, lock: int, num_bytes: int) -> None:
-        """Count `num_bytes` more. If they exceed the limit, remove unfinished files of dead processes, then the least
-        recently used blobs until they fit. Evict nothing and raise Overloaded if protected files leave too little room.
-        """
+        """Add `num_bytes` to the total. If it exceeds the limit, remove unfinished files of dead processes, then the
+        least recently used blobs until it fits. Evict no blob and raise Overloaded if locked files leave too little
+        room."""
         if self._has_counted and 0 <= (total := _read_total(lock)) <= self.max_bytes - num_bytes:
             _write_total(lock, total + num_bytes)
             return
@@ -194,7 +198,8 @@ class BlobFolder:
             _write_total(lock, total)
 
     def _evict(self, file: BlobFile, is_trial: bool = False) -> bool:
-        """Remove a file if no process protects it, and return whether it is gone; a trial removes nothing."""
+        """Remove a file if no process holds a lock on it; return whether it is gone. A trial removes nothing and
+        returns whether the file could be removed."""
         path = self.path / file.name
         with contextlib.suppress(FileNotFoundError), path.open("r+b", buffering=0) as opened:
             try:
@@ -202,13 +207,13 @@ class BlobFolder:
             except BlockingIOError:
                 return False
             if not is_trial:
-                path.unlink()  # or its writer just did
+                path.unlink()  # FileNotFoundError: its writer has just done so
                 self.num_evicted += file.is_blob
         return True
 
 
 def _read_total(lock: int) -> int:
-    """Return the bytes of all files as the lock's file has them, -1 if it is new."""
+    """Return the total size of all files from the lock file; -1 if that is new."""
     found = os.pread(lock, 8, 0)
     return int.from_bytes(found, "little") if len(found) == 8 else -1
 

@@ -3,9 +3,9 @@
     "TLMEDIA1" | 3 × uint32: grid | 4 × uint32: shape | uint8 [shape]      little-endian, C order
 
 An image is resized: uint8 [tiles, height, width, 3]. An audio clip is mono at 16 kHz, not padded: float32 [samples], as
-bytes [1, 1, samples, 4]. The grid is the family's, as its encoder and its placeholders need it: rows and columns of
-patches or tiles of an image; windows, 1 and samples of a clip. It is part of the file, so that media of equal bytes and
-different shapes have different digests.
+bytes [1, 1, samples, 4]. The model family defines the grid, from which encoder and placeholders are sized: for an image
+it counts rows and columns of patches or tiles; for a clip it is (windows, 1, samples). The grid is part of the file, so
+that media with equal bytes and different shapes have different digests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MediaFile(NamedTuple):
 
 
 def media_header(grid: tuple[int, int, int], shape: tuple[int, int, int, int]) -> bytes:
-    """Return the bytes in front of the content."""
+    """Return the header of a media file: the bytes before the content."""
     return _HEADER.pack(_MAGIC, *grid, *shape)
 
 

@@ -1,7 +1,7 @@
-"""BlobStore: bytes by their SHA-256, in a folder that the processes of an engine share.
+"""BlobStore: blobs by their SHA-256, in a folder that the processes of an engine share.
 
-A reader never sees half a blob or a damaged one. A blob stays while a process pins or maps it, and no longer than that
-process lives; the others go by last use when room is needed. Hashing takes about 0.6 s per GB, so large blobs are put,
+A reader never gets an incomplete or a damaged blob. A blob is kept while a living process pins or maps it; the others
+are evicted when room is needed, least recently used first. Hashing takes about 0.6 s per GB, so large blobs are put,
 and opened for the first time, in a thread.
 """
 
@@ -31,7 +31,8 @@ class _Pin(NamedTuple):
 
 
 class BlobStore:
-    """This process's view of the folder: its pins, and the files that it has checked. Safe for threads."""
+    """One process's access to the folder. It owns this process's pins, and remembers which files it has checked.
+    Thread-safe."""
 
     def __init__(self, folder: Path, max_bytes: int, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.folder = BlobFolder(folder, max_bytes, now_ns)
@@ -41,7 +42,8 @@ class BlobStore:
         self._pins: dict[bytes, _Pin] = {}  # by digest
 
     def put(self, source: bytes | memoryview | Path | Iterable[bytes], user: str = "") -> bytes:
-        """Add a blob from bytes, a file or chunks, pinned for `user` if one is given; return its digest."""
+        """Add a blob from bytes, a file or chunks, pinned for `user` if one is given; return its digest. RequestError
+        if it exceeds the folder's limit, Overloaded if there is no room now."""
         if isinstance(source, bytes | memoryview):
             digest = hashlib.sha256(source).digest()
             if self._has(digest, user):
@@ -58,7 +60,8 @@ class BlobStore:
             return writer.digest()
 
     def add(self, writer: BlobWriter, user: str = "") -> None:
-        """Add the blob of a writer, unless the store has it, and close the writer; pin the blob as `put` does."""
+        """Publish a writer's blob, unless the store has it already, and close the writer. Pin the blob for `user`, if
+        one is given."""
         with contextlib.closing(writer):
             while not self._has(writer.digest(), user):
                 if writer.publish():
@@ -76,7 +79,7 @@ class BlobStore:
             os.close(fd)
 
     def pin(self, digest: bytes, user: str) -> bool:
-        """Keep a blob until `unpin` with the same user, or the end of this process; False if it is missing.
+        """Keep a blob until `unpin` is called for the same user, or this process ends; False if the blob is missing.
 
         Costs one descriptor for each pinned blob. Does not check the content.
         """
@@ -102,11 +105,12 @@ class BlobStore:
                     os.close(self._pins.pop(digest).fd)
 
     def num_bytes(self) -> int:
-        """Return the bytes that the folder holds, unfinished blobs with their reserved size; exact under its lock."""
+        """Return the total size of the folder's files, unfinished ones at their reserved size; exact only while the
+        folder is locked."""
         return sum(file.size for file in self.folder.files())
 
     def _has(self, digest: bytes, user: str) -> bool:
-        """Whether the store has an undamaged blob; pin it for `user`, if one is given."""
+        """Whether the store has this blob, undamaged; pin it for `user`, if one is given."""
         fd = self._acquire(digest)
         if fd is None:
             return False
@@ -116,8 +120,8 @@ class BlobStore:
             os.close(fd)
 
     def _acquire(self, digest: bytes) -> int | None:
-        """Open a blob with a shared lock; None if it is missing. Check its content, once per identity; if it is
-        damaged, remove it and return None."""
+        """Open a blob with a shared lock and return the descriptor; None if it is missing or damaged. The content is
+        checked once per identity of the file; a damaged file is removed."""
         fd = self.folder.acquire(digest.hex())
         if fd is None or self._checked.get(digest) == _identity(fd):
             return fd

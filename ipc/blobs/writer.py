@@ -8,12 +8,12 @@ import os
 
 from .folder import BlobFolder
 
-MAX_STEP_BYTES = 16 << 20  # reserved at once for a blob of unknown size
+MAX_STEP_BYTES = 16 << 20  # most bytes that are reserved in advance for a blob of unknown size
 
 
 class BlobWriter:
-    """Appends to a temporary file, which it owns; `close` removes it unless it was published. A process that dies
-    leaves it without a lock, for the next writer to remove."""
+    """Writer of one blob. It owns a temporary file; `close` removes the file unless it was published. If the process
+    dies, the file has no lock, and a later writer removes it."""
 
     def __init__(self, folder: BlobFolder, size: int = 0) -> None:
         self.num_bytes = 0
@@ -28,7 +28,7 @@ class BlobWriter:
             raise
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data`; Overloaded if folder or disk are full, RequestError if the blob exceeds the folder's limit."""
+        """Append `data`. Overloaded if folder or disk is full, RequestError if the blob exceeds the folder's limit."""
         end = self.num_bytes + len(data)
         if end > self._reserved:
             limit = self._folder.max_bytes
@@ -45,14 +45,15 @@ class BlobWriter:
         return self._hash.digest()
 
     def publish(self) -> bool:
-        """Rename the file to the blob's digest, for others to find; False if the folder has that blob already."""
+        """Rename the file to the blob's digest, so that others find it, and return True; False if the folder has that
+        blob already."""
         self._reserve(self.num_bytes)
         return self._folder.publish(self._part, self.fd, self.digest().hex())
 
     def close(self) -> None:
         """Remove the temporary file, if it was not published."""
         if self.fd >= 0:
-            with contextlib.suppress(OSError):  # without its lock it is removed when room is needed
+            with contextlib.suppress(OSError):  # a file without a lock is removed when room is needed
                 self._part.unlink()
             os.close(self.fd)
             self.fd = -1
