@@ -1,4 +1,4 @@
-"""The version of the installed package, and the digest of its sources that decide about numbers."""
+"""The version of the installed package, and a digest of the sources that determine the numbers a model computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def tokenloom_version() -> str:
 
 
 def numerics_digest(root: Path = ROOT) -> str:
-    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. Equal ones
-    compute equal bits on equal hardware. It takes some milliseconds."""
+    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. Installations
+    with equal digests compute equal bits on equal hardware. Takes some milliseconds."""
     digest = hashlib.sha256(_version_of("torch").encode())
     rooms = (root / "kernels", root / "workers")
     for path in sorted(path for room in rooms for path in room.rglob("*") if path.suffix in _KINDS):

@@ -1,12 +1,14 @@
-"""Deadly requests: a frontend's note of the request that it works on, and the keys of those that ended two frontends.
+"""Deadly requests: each frontend's note of the requests that it works on, and the keys of those that ended two
+frontends.
 
-    IDENTITY.reading    the key of the request that the frontend's loop works on, then of those of its threads
+    IDENTITY.reading    key of the request that the frontend's event loop works on, then one key for each of its threads
     deadly              seed u64 │ number of keys ever u64 │ key 1 │ key 2 │ …    a key: 16 bytes, zeros for none
 
-A frontend notes a request before it touches it, with plain stores, so that no kind of death loses the note. The
-supervisor reads the note of a frontend that ended by itself or hung, and writes the keys of those requests that did so
-twice; all frontends refuse these. A repeated request has the same key, made of a client's identity and the id of its
-request or query, or of an HTTP request's method, path and body.
+A frontend writes the key of a request into its note before it works on it, with plain stores to a mapped file, so that
+no kind of death loses the note. If a frontend ends by itself or hangs, the supervisor reads its note; a key that it
+finds in the notes of two such frontends goes into `deadly`, and all frontends refuse requests with that key. A repeated
+request has the same key: a hash of a client's identity and the id of its request or query, or of an HTTP request's
+method, path and body.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 KEY_BYTES, NUM_SLOTS = 16, 8
 NONE = bytes(KEY_BYTES)
 LOSSES_TO_REFUSE = 2  # the first may have had another cause
-MAX_KEYS = 1024  # beyond it the oldest is forgotten
+MAX_KEYS = 1024  # a further key replaces the oldest
 _WORD, _HEAD_BYTES = 8, 16
 FILE_NAME = "deadly"
 REFUSAL = (
@@ -39,15 +41,14 @@ REFUSAL = (
 
 
 class ReadingNote:
-    """The request that a frontend works on, and those that it must refuse.
+    """Note of the requests that a frontend works on, and its view of the requests that it must refuse.
 
-    `current`: key of the loop's request, else NONE. The loop calls all methods; a thread stores its own slot with
-    `hold`.
-    """
+    `current`: key of the event loop's request, NONE if there is none. The loop calls all methods but `hold`, with which
+    a thread writes its own slot."""
 
     def __init__(self, run_directory: str = "", identity: str = "") -> None:
-        """Make the note in the run directory; without one, in memory: an engine inside another process has no
-        successor. ConfigError if the disk is full."""
+        """Map the note in the run directory. Without a run directory the note is in memory only: an engine that runs
+        inside the caller's process is not restarted. ConfigError if the disk is full."""
         num_table, num_note = _HEAD_BYTES + MAX_KEYS * KEY_BYTES, NUM_SLOTS * KEY_BYTES
         self._table: Any = bytearray(num_table)
         self.cells: Any = bytearray(num_note)
@@ -61,15 +62,15 @@ class ReadingNote:
     # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def key_of(self, *parts: bytes) -> bytes:
-        """Return the key of a request that consists of these parts."""
+        """Return the key of a request that consists of `parts`."""
         return xxh3_128_digest(b"".join(parts), self._seed)
 
     def new_hash(self) -> xxh3_128:
-        """Return a hash whose digest, once it has got all parts, is their `key_of`."""
+        """Return a hash object. Once it has been updated with all parts of a request, its digest is the request's key."""
         return xxh3_128(seed=self._seed)
 
     def is_deadly(self, key: bytes) -> bool:
-        """Whether a request of this key has ended LOSSES_TO_REFUSE frontends."""
+        """Whether the request with this key has ended LOSSES_TO_REFUSE frontends."""
         if (num := self._table[_WORD:_HEAD_BYTES]) != self._num_seen:
             self._num_seen = num
             self._deadly = frozenset(_keys(self._table[_HEAD_BYTES:]))
@@ -78,23 +79,25 @@ class ReadingNote:
     # ── the note ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, key: bytes) -> bytes:
-        """Note that the loop works on the request of `key` from here on; return the key before, for `end`."""
+        """Record that the loop now works on the request with this key; return the previous key, for `end`."""
         before, self.current = self.current, key
         self.cells[:KEY_BYTES] = key
         return before
 
     def end(self, before: bytes = NONE) -> None:
-        """Note that this work is over. Not called if it raises out of the loop: that ends the process."""
+        """Record that this work is over: `before`, from `begin`, is current again. Not called after an exception that
+        leaves the loop, since that ends the process and the note must stay."""
         self.current = before
         self.cells[:KEY_BYTES] = before
 
     def hold(self, slot: int, key: bytes) -> None:
-        """Note the key of the request that a thread works on; NONE: of none. `slot`: the thread's own, from 1 on."""
+        """Record the key of the request that a thread works on, NONE if there is none. `slot`: the thread's own, 1 to
+        NUM_SLOTS - 1."""
         start = slot * KEY_BYTES
         self.cells[start : start + KEY_BYTES] = key
 
     def bound(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """Return `function` so that a later call of it is noted as work on the request of now."""
+        """Return a wrapper of `function` that records a later call as work on the request that is current now."""
         if (key := self.current) == NONE:
             return function
 
@@ -106,13 +109,14 @@ class ReadingNote:
         return call
 
     def slices(self, work: Coroutine[Any, Any, T]) -> NotedCoroutine[T]:
-        """Return `work` so that each of its slices, from one wait to the next, is noted as work on the request of
-        now."""
+        """Return a wrapper of `work` that records each slice of it, from one wait to the next, as work on the request
+        that is current now."""
         return NotedCoroutine(self, work, self.current)
 
 
 class NotedCoroutine(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine whose slices are noted under `key`, which may change as more of the request is known."""
+    """Coroutine that records its slices as work on the request `key`. The key may change as more of the request is
+    read."""
 
     __slots__ = ("_cells", "_note", "_send", "_work", "key")
 
@@ -120,7 +124,7 @@ class NotedCoroutine(Coroutine[Any, Any, T], Generic[T]):
         self._note, self._cells, self._work, self._send, self.key = note, note.cells, work, work.send, key
 
     def send(self, value: Any) -> Any:
-        note, cells = self._note, self._cells  # as `begin` and `end` do: each token of a stream passes here
+        note, cells = self._note, self._cells  # `begin` and `end`, inlined: this runs for every token of a stream
         before, note.current = note.current, self.key
         cells[:KEY_BYTES] = self.key
         try:
@@ -149,7 +153,7 @@ class NotedCoroutine(Coroutine[Any, Any, T], Generic[T]):
 
 
 class DeadlyRequests:
-    """Owner of the table, in the supervisor: counts the frontends that each request has ended."""
+    """Owner of the table of deadly keys, in the supervisor. It counts the frontends that each request has ended."""
 
     def __init__(self, run_directory: Path) -> None:
         """Make an empty table. ConfigError if the disk is full."""
@@ -160,13 +164,13 @@ class DeadlyRequests:
         self._num_keys = 0
 
     def on_loss(self, identity: str, *, is_to_blame: bool) -> None:
-        """Read and remove the note of a frontend that is lost. `is_to_blame`: it hung, or ended by itself, so that
-        the request may be the cause."""
+        """Read and remove the note of a frontend that was lost, and count its requests if `is_to_blame`: the frontend
+        hung or ended by itself, so that one of them may be the cause."""
         path = note_path(str(self._directory), identity)
         try:
             keys = set(_keys(path.read_bytes()))
             path.unlink()
-        except OSError:  # it never served
+        except OSError:  # the frontend ended before it had a note
             return
         for key in keys if is_to_blame else ():
             num_losses = self._losses.pop(key, 0) + 1
@@ -192,6 +196,6 @@ def note_path(run_directory: str, identity: str) -> Path:
 
 
 def _keys(content: bytes) -> Iterable[bytes]:
-    """Return the keys in these bytes."""
+    """Return the keys in `content`, without empty slots."""
     found = (content[start : start + KEY_BYTES] for start in range(0, len(content), KEY_BYTES))
     return (key for key in found if key != NONE)

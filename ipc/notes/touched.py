@@ -1,9 +1,10 @@
-"""The answers that a core was about to take in or to start: a file that tells its supervisor after its end.
+"""Touched answers: a file with the answers that a core is adding or starting, which the supervisor reads after its end.
 
     u64 number of entries │ entry being added │ entry 1 │ entry 2 │ …    entry: frontend's identity, 28 bytes │ key u32
 
-A core that ends while it adds an answer, or admits it to a step, has announced nothing of it to the frontend yet; by
-this file its loss is counted all the same. The core writes with plain stores, so that even SIGKILL loses none.
+The frontend counts the losses of an answer that runs. If a core ends while it adds an answer or admits it to a step,
+the frontend does not know yet that the answer ran; this file lets it count the loss all the same. The core writes with
+plain stores to a mapped file, so that not even SIGKILL loses an entry.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ..sockets.addresses import map_file
 _HEAD_BYTES, _IDENTITY_BYTES, _KEY_BYTES = 8, 28, 4
 _ENTRY_BYTES = _IDENTITY_BYTES + _KEY_BYTES
 _NONE = bytes(_ENTRY_BYTES)
-MAX_ENTRIES = 1023  # of those admitted in one turn; further ones are not noted
+MAX_ENTRIES = 1023  # admitted answers of one turn; further ones are not recorded
 
 
 class Touched(NamedTuple):
-    """An answer, by the identity of its frontend on the core's socket and that frontend's key."""
+    """An answer: the identity of its frontend on the core's socket, and the frontend's key of the answer."""
 
     identity: bytes
     key: int
@@ -30,7 +31,7 @@ class TouchedAnswers:
     """Owner of the file, in the core. At most one answer is being added; admitted ones stay until `forget_admitted`."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or empty that of the core before. ConfigError if the disk is full."""
+        """Create the file, or empty the previous core's. ConfigError if the disk is full."""
         self._map = map_file(path, _HEAD_BYTES + (1 + MAX_ENTRIES) * _ENTRY_BYTES)
         self._num_admitted = 0
         self._map[: _HEAD_BYTES + _ENTRY_BYTES] = bytes(_HEAD_BYTES + _ENTRY_BYTES)
@@ -42,7 +43,7 @@ class TouchedAnswers:
         self._map[_HEAD_BYTES : _HEAD_BYTES + _ENTRY_BYTES] = _NONE
 
     def admit(self, identity: bytes, key: int) -> None:
-        """Note an answer that is about to be admitted to a step."""
+        """Record an answer that is about to be admitted to a step."""
         if self._num_admitted < MAX_ENTRIES:
             self._num_admitted += 1
             start = _HEAD_BYTES + self._num_admitted * _ENTRY_BYTES
@@ -50,15 +51,16 @@ class TouchedAnswers:
             self._map[:_HEAD_BYTES] = self._num_admitted.to_bytes(_HEAD_BYTES, "little")
 
     def forget_admitted(self) -> None:
-        """Forget those that were admitted: their start was announced, and no suspect is among them, or it is done."""
+        """Remove the admitted answers from the file. Call it once their start was sent to the frontends; if they are
+        suspects of a crash, only after the result of their step."""
         if self._num_admitted:
             self._num_admitted = 0
             self._map[:_HEAD_BYTES] = bytes(_HEAD_BYTES)
 
 
 def read_touched(path: Path) -> list[Touched]:
-    """Return the answers that a core, which may have ended, touched last: the one that it was adding, else those that
-    it has admitted; none without a file."""
+    """Return the answers that a core touched last: the one that it was adding, or else those that it had admitted.
+    Empty if there is no file. The core may have ended."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -20,7 +20,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, frozen=True):
     temperature: float = 0.0  # no effect on scores, which use the model's own probabilities
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False  # keep the end token in `text`
-    structured_outputs: object = None  # of vLLM; no value but none is taken
+    structured_outputs: object = None  # vLLM's field; must be None
 
     def __post_init__(self) -> None:
         Range(int, 1, MAX_CHILDREN).check("beam_width", self.beam_width)

@@ -50,9 +50,9 @@ def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> J
 
 
 def moved(schema: JsonObject, to: str) -> JsonObject:
-    """Return a copy to embed in a larger schema at the pointer `to`: internal $ref rewritten, no $id or $schema.
+    """Return a copy to embed in a larger schema at the JSON pointer `to`: internal $ref rewritten, no $id or $schema.
 
-    RequestError, with the name that the field has in structured_outputs, if it is nested too deep."""
+    RequestError, about structured_outputs.json, if the schema is nested too deep."""
     try:
         whole = _moved(schema, to)
     except RecursionError:
@@ -77,7 +77,7 @@ def escaped(key: str) -> str:
 
 
 def at_pointer(root: object, reference: str) -> object:
-    """Return the part of `root` that a reference (`#/...`) leads to; {} if it leads to none."""
+    """Return the part of `root` that a reference (`#/...`) points to; {} if there is no such part."""
     part: Any = root if reference.startswith("#") else {}
     for step in unquote(reference).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

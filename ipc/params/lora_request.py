@@ -1,4 +1,4 @@
-"""LoRARequest: names an adapter in the Python API, as in vLLM."""
+"""LoRARequest: the reference to an adapter in the Python API, as in vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
-    """An adapter for a request: the name of a loaded one, or the folder to load it from."""
+    """An adapter for a request: the name of a loaded adapter, or the folder to load it from."""
 
     lora_name: str
     lora_int_id: int = 0  # accepted for vLLM's callers and not used: the content identifies an adapter

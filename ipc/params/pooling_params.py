@@ -21,7 +21,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     method: Literal["last", "mean"] = "last"  # only the last token attends to all others
     normalize: bool = True  # to length 1, after the cut to `dimensions`
     dimensions: int | None = None  # keep the first elements; None: all of hidden_size
-    use_activation: bool | None = None  # vLLM's name of normalize, into which it goes
+    use_activation: bool | None = None  # vLLM's name of `normalize`; if given, it sets that field
 
     def __post_init__(self) -> None:
         if self.method not in ("last", "mean"):

@@ -94,18 +94,18 @@ class SamplingParams(
     skip_special_tokens: bool = True  # leave special tokens out of the text
     spaces_between_special_tokens: bool = True  # in the text, if the tokenizer puts them there
     detokenize: bool = True  # produce text
-    logprobs: int | None = None  # ≥ 0: of each token and of this many likeliest alternatives; -1: of all tokens
+    logprobs: int | None = None  # ≥ 0: return those of each token and this many likeliest alternatives; -1: of all
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     logprob_token_ids: list[int] | None = None  # alternatives instead of the likeliest tokens
     flat_logprobs: bool = False  # return FlatLogprobs, in columns, instead of a dict per token
-    trace_decode_token_ids: list[int] | None = None  # the forced answer, up to max_tokens
-    thinking_token_budget: int | None = None  # ≥ 0: tokens in a thought until its end is forced; -1: no limit
+    trace_decode_token_ids: list[int] | None = None  # a forced answer, cut at max_tokens
+    thinking_token_budget: int | None = None  # ≥ 0: reasoning tokens until their end is forced; -1: no limit
     truncate_prompt_tokens: int | None = None  # ≥ 1: keep the prompt's last tokens; -1: leave room for max_tokens
     truncation_side: CutSide | None = None  # side to truncate; right keeps the first tokens. None: left
-    output_kind: OutputKind = "cumulative"  # of a stream's outputs: everything so far, new parts, or one at the end
+    output_kind: OutputKind = "cumulative"  # everything so far, only the new part, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
-    queue_timeout_s: float | None = None  # > 0: the same while the request waits to run
+    queue_timeout_s: float | None = None  # > 0: the same if the request has no token by then
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
     skip_reading_prefix_cache: bool | None = None  # compute the prompt even if the prefix cache has it
     repetition_detection: RepetitionDetectionParams | None = None  # end an answer that repeats itself; or a dict
@@ -221,7 +221,7 @@ class SamplingParams(
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
         """Build parameters; None means the default, except for max_tokens. Keys of logit_bias may be text, as in
-        JSON."""
+        JSON. RequestError if a value is invalid."""
         given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:
@@ -248,8 +248,8 @@ class SamplingParams(
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def traced(self, room: int) -> SamplingParams:
-        """Return a copy that a forced answer (trace_decode_token_ids) alone ends, after at most max_tokens and `room`
-        tokens; without such an answer, return these parameters."""
+        """Return a copy in which only the forced answer (trace_decode_token_ids) ends the request, after at most
+        max_tokens and `room` tokens; this object if no answer is forced."""
         trace = self.trace_decode_token_ids
         if trace is None:
             return self
@@ -263,7 +263,7 @@ class SamplingParams(
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of answer `index`: seed + index, minus 2^64 if that is 2^64 or more. seed: the request's own."""
+    """Return the seed of answer `index`: seed + index, minus 2^64 if the sum is 2^64 or more. `seed`: the request's."""
     return seed + index if seed + index < 2**64 else seed + index - 2**64
 
 
@@ -298,7 +298,7 @@ RANGES = {
     "min_p": Range(float, 0, 1),
     "presence_penalty": Range(float, -2, 2),
     "frequency_penalty": Range(float, -2, 2),
-    "repetition_penalty": Range(float, 2**-126, 100),  # workers have no smaller float32: 0 × −∞ would be no logit
+    "repetition_penalty": Range(float, 2**-126, 100),  # float32's smallest normal; with 0, 0 × −∞ would be NaN
     "timeout_s": TIMEOUT_S,
     "queue_timeout_s": TIMEOUT_S,
     "n": Range(int, 1, MAX_CHILDREN),
@@ -312,7 +312,7 @@ RANGES = {
     "thinking_token_budget": Range(int, -1, _MAX_INT),
     "routed_experts_prompt_start": Range(int, 0, _MAX_INT),
 }
-_OPTIONAL = {  # None is a value
+_OPTIONAL = {  # None is valid
     *("seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s", "thinking_token_budget"),
 }
 _CONTAINERS = (

@@ -18,9 +18,9 @@ GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lar
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18  # in a schema, regex, grammar, or all choices together
 MAX_CHOICES = 4096
-MAX_SCHEMA_DEPTH = 124  # levels of objects and lists: the compiler reads JSON 127 deep and puts 3 around it
+MAX_SCHEMA_DEPTH = 124  # nested objects and lists: the compiler reads up to 127 levels, 3 of which it adds itself
 
-_BRACKETS = re.compile(rf"{JSON_STRING}|([\[{{])|[\]}}]")  # matches strings to skip their brackets
+_BRACKETS = re.compile(rf"{JSON_STRING}|([\[{{])|[\]}}]")  # a string is one match, so that brackets in it do not count
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -35,8 +35,8 @@ class StructuredOutputsParams(
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # Lark, or llama.cpp's EBNF (GBNF)
     disable_any_whitespace: bool = False  # no whitespace in JSON outside of its strings
-    disable_additional_properties: bool = False  # vLLM's name of what holds anyway: schemas are closed
-    includes_thought: bool = False  # constrain the whole output, not only the text after a thought
+    disable_additional_properties: bool = False  # no effect: schemas are closed unless they say otherwise
+    includes_thought: bool = False  # constrain the whole output, not only the text after the reasoning
 
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):

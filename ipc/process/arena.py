@@ -1,9 +1,9 @@
 """Arena: shared memory for KV blocks on their way between the pool, this host's tiers and other places.
 
-One memfd on each host, which the supervisor or the agent makes and workers and tier process inherit: nothing of it is
-left when all have ended. It is divided into slots, numbered from 1. A slot holds one block: the parts of all ranks,
-each on its host, side by side there.
-The core decides which process may write a slot (core/kv/offload/); nothing here is locked.
+The arena is one memfd on each host. The supervisor or the host's agent makes it; workers and tier process inherit it,
+and the memory is freed when all of them have ended. It is divided into slots, numbered from 1. A slot holds one block:
+the parts of the host's ranks, one after another.
+There are no locks: the core decides which process may write to a slot (core/kv/offload/).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 
 import msgspec
 
-PAGE = 4096  # slots begin at a page, as O_DIRECT asks
+PAGE = 4096  # slots start at a page, as O_DIRECT requires
 
 
 class ArenaShape(msgspec.Struct, frozen=True):
     """Number and size of the slots."""
 
     num_slots: int
-    slot_bytes: int  # of the content: the parts of all ranks, or of those on one host
+    slot_bytes: int  # size of a slot's content: the parts of all ranks, or of those on one host
 
     @property
     def stride(self) -> int:
@@ -32,7 +32,7 @@ class ArenaShape(msgspec.Struct, frozen=True):
         return self.num_slots * self.stride
 
     def share(self, num_ranks: int, num_all: int) -> ArenaShape:
-        """Return the shape of the arena of a host with `num_ranks` of all ranks."""
+        """Return the shape of the arena on a host with `num_ranks` of the `num_all` ranks."""
         return ArenaShape(self.num_slots, self.slot_bytes * num_ranks // num_all)
 
 
@@ -42,7 +42,7 @@ def new_arena() -> int:
 
 
 class Arena:
-    """The arena in this process's memory. `Arena.resize` comes first, in the process that made it."""
+    """The arena, mapped into this process. The memfd must have its size before: see `resize` and `sized`."""
 
     def __init__(self, fd: int, shape: ArenaShape) -> None:
         self.shape = shape
@@ -56,16 +56,17 @@ class Arena:
 
     @staticmethod
     def resize(fd: int, shape: ArenaShape) -> None:
-        """Give an arena its size; memory is taken when a page is first written, or by a PageSupply."""
+        """Set an arena's size; memory is allocated when a page is first written, or by a PageSupply."""
         os.ftruncate(fd, shape.num_bytes)
 
     @classmethod
     def sized(cls, fd: int, shape: ArenaShape) -> Arena:
-        """Give an arena its size, unless another process has, and map it: an agent does not know the size."""
+        """Set an arena's size, which may be set already, and map it. For processes of a host whose agent made the arena
+        without knowing the size."""
         cls.resize(fd, shape)
         return cls(fd, shape)
 
     def close(self) -> None:
-        """Unmap it; every view of a slot must be gone."""
+        """Unmap the arena; all views of slots must have been released."""
         self._view.release()
         self.memory.close()

@@ -1,8 +1,9 @@
 """AwakeClock: a clock that does not count the time in which this process was suspended.
 
 CLOCK_MONOTONIC continues during a suspension (cgroup freezer, SIGSTOP, a debugger), so that afterwards every peer seems
-to have been silent for its whole length. This clock counts any suspension as one beat. A user of it must read it at
-least once a beat.
+to have been silent for its whole length. With this clock, a gap of more than MISSED_BEATS beats between two reads
+counts as one beat. Its user must read it at least once a beat. Two functions protect uses of the wall clock from its
+changes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Callable
 
 _LONG_AGO = 1 << 63  # s or ns
 _UNIX_AT_0 = time.time() - time.monotonic()
-MISSED_BEATS = 2  # a longer time between two reads counts as a suspension
+MISSED_BEATS = 2  # beats; a longer gap between two reads counts as a suspension
 
 
 class AwakeClock:
-    """A monotonic clock: `look` advances `now` by the elapsed time, or by one beat if that exceeds MISSED_BEATS.
+    """A monotonic clock: `look` advances `now` by the elapsed time, or by one beat if more than MISSED_BEATS elapsed.
 
     A process that is only slow, or gets little CPU, still reaches its time limits.
     """
@@ -38,17 +39,18 @@ class AwakeClock:
         return self.now
 
     def patience_s(self, until: float) -> float:
-        """Return how long to wait before the next `look`, at most a beat, if `until` is the next time limit."""
+        """Return the seconds to wait before the next `look`: until `until`, a time of this clock, but at most a
+        beat."""
         return min(max(until - self.now, 0.0), self._beat_s)
 
 
 def order_of_use(last_use: int, now: int) -> int:
-    """Return the place of a file among others, by its time of last use. A time in the future, which a clock gave that
-    was set back later, comes before all others: such a file would stay longest."""
+    """Return a sort key for a file's time of last use. A time in the future, left from before the clock was set back,
+    sorts before all others: otherwise that file would be kept longest."""
     return last_use if last_use <= now else last_use - _LONG_AGO
 
 
 def steady_time() -> float:
-    """Return unix seconds by the clock as it was at this process's start: it does not jump when the clock is set, so
-    that time limits may be measured by it."""
+    """Return unix seconds: the wall clock's time at this process's start plus the monotonic time since then. The value
+    does not jump when the clock is set, so time limits can be measured with it."""
     return _UNIX_AT_0 + time.monotonic()

@@ -1,9 +1,10 @@
 """Fault injection for tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
 
 Code marks fault points (`maybe_fail("core.schedule")`). A file of that name in the folder contains the fault: `error`,
-`memory`, `device`, `hang`, `kill`, `abort`, or `delay SECONDS`. In a worker it is `worker.forward.RANK`; at core.add,
-core.admit and frontend.open its name ends with the number of tokens, at frontend.read with that of bytes. The first
-process at the point removes the file, so that each fault occurs once; `always` after the fault keeps it.
+`memory`, `device`, `hang`, `kill`, `abort`, or `delay SECONDS`. The file's name ends with the rank in a worker
+(`worker.forward.RANK`), with the request's number of tokens at core.add, core.admit and frontend.open, and with the
+number of bytes at frontend.read. The first process at the point removes the file, so that each fault occurs once;
+`always` after the fault keeps the file.
 Without the variable, which is read when this module is imported, a fault point is a call that does nothing.
 """
 
@@ -34,17 +35,17 @@ class InjectedFault(Exception):
 
 
 class DeviceFault(RuntimeError):
-    """A stand-in for torch's error of a failed GPU."""
+    """Stand-in for torch's error after a GPU fault."""
 
 
 def _strike(point: str, number: int | None = None) -> None:
-    """Cause the fault that a file requests at this point (of this rank or number), if there is one."""
+    """Cause the fault that the file for this point requests, if there is a file. `number`: the end of the file's name."""
     path = Path(os.environ[VARIABLE]) / (point if number is None else f"{point}.{number}")
     try:
         kind, *words = path.read_text(encoding="utf-8").split()
         if "always" not in words:
             path.unlink()
-    except (OSError, ValueError):  # no file, taken by another process, no free descriptor, or incomplete
+    except (OSError, ValueError):  # no file, another process took it, it is incomplete, or no descriptor is free
         return
     if kind == "delay":
         time.sleep(float(words[0]))
@@ -63,7 +64,7 @@ def _strike(point: str, number: int | None = None) -> None:
 
 
 def _pass(point: str, number: int | None = None) -> None:
-    """Do nothing: there are no faults."""
+    """Do nothing: fault injection is off."""
 
 
 maybe_fail = _pass

@@ -1,6 +1,6 @@
-"""Frames on a stream socket between a process and its child: 8 bytes of length, then the bytes.
+"""Frames on a stream socket between a process and its child: 8 bytes with the length, then that many bytes.
 
-All calls block. They raise ConnectionError if the peer has ended, TimeoutError after the deadline.
+All calls block. They raise ConnectionError if the peer has ended, and TimeoutError after the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def send_frame(channel: socket.socket, parts: Sequence[bytes], deadline: float |
 
 
 def receive_frame(channel: socket.socket, deadline: float | None = None) -> bytearray:
-    """Receive the next frame; `deadline` in monotonic seconds."""
+    """Receive and return the next frame, without its length; `deadline` in monotonic seconds."""
     length = _receive_bytes(channel, LENGTH_BYTES, deadline)
     return _receive_bytes(channel, int.from_bytes(length, "little"), deadline)
 

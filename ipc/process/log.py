@@ -44,12 +44,12 @@ def write_line(line: str, stream: TextIO | None) -> None:
 
 
 def info_line(process: str, message: str) -> str:
-    """Format a line like those of the log, for output elsewhere."""
+    """Return a message as a line in the log's format, to be written elsewhere than to the log."""
     return f"{time.strftime(_TIME_FORMAT)} INFO {process}: {message}"
 
 
 def log_always(logger: logging.Logger, message: str) -> None:
-    """Log a line as INFO at every log level."""
+    """Log a line as INFO, whatever the log level is."""
     logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, message, (), None))
 
 
@@ -59,7 +59,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 def configure(process: str, level: str = "info") -> None:
-    """Write this process's log to stderr from `level` on, marked with `process` (core, frontend, worker 0 …)."""
+    """Write this process's log to stderr, from `level` up; each line has `process` (core, frontend, worker 0 …)."""
     handler = _LineHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", _TIME_FORMAT))
     logger.handlers[:] = [handler]

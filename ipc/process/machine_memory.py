@@ -20,7 +20,7 @@ class MemoryCgroup(NamedTuple):
 
     @property
     def limit_bytes(self) -> int | None:
-        """The memory limit; None without one."""
+        """The memory limit; None if there is no limit."""
         limit = _read_number(self.folder / ("memory.limit_in_bytes" if self.is_v1 else "memory.max"))
         return None if limit is None or limit >= _NO_LIMIT_BYTES else limit
 
@@ -63,23 +63,23 @@ def _memory_cgroups(membership: str, root: Path) -> tuple[MemoryCgroup, ...]:
 
 
 def available_bytes(root: Path = CGROUP_ROOT) -> int:
-    """Return the memory that this process may still allocate: the minimum over the machine and its cgroups."""
+    """Return the bytes that this process may still allocate: the least that the machine and its cgroups have available."""
     headrooms = [cgroup.headroom_bytes for cgroup in memory_cgroups(root=root)]
     return min([_meminfo_bytes("MemAvailable:"), *(each for each in headrooms if each is not None)])
 
 
 def total_bytes() -> int:
-    """Return the size of the machine's memory."""
+    """Return the size of the machine's memory in bytes."""
     return _meminfo_bytes("MemTotal:")
 
 
 def swap_bytes() -> int:
-    """Return the machine's free swap space."""
+    """Return the machine's free swap space in bytes."""
     return _meminfo_bytes("SwapFree:")
 
 
 def num_machine_oom_kills() -> int | None:
-    """Return the number of processes that the OOM killer has killed on this machine, in any cgroup."""
+    """Return the number of processes that the OOM killer has killed on this machine, in any cgroup; None if unknown."""
     return _read_count(VMSTAT, "oom_kill")
 
 
@@ -100,7 +100,8 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_count(path: Path, name: str) -> int | None:
-    """Read the number behind a name; for long tables, of which one line is wanted."""
+    """Return the number in the line «NAME NUMBER» of a file, None if there is none; cheaper than `_read_table` if a
+    file has many lines."""
     try:
         found = re.search(rf"^{name} (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -109,7 +110,8 @@ def _read_count(path: Path, name: str) -> int | None:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Read the lines that have a name and a number; skip others."""
+    """Return the numbers of a file by name, from its lines that start with a name and a number; empty if it cannot be
+    read."""
     try:
         words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError:

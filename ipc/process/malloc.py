@@ -18,9 +18,9 @@ def trim_heap() -> None:
 def return_large_blocks() -> None:
     """Make malloc return blocks above LARGE_BYTES to the system when they are freed; no effect without glibc.
 
-    By default glibc raises this threshold to the largest freed block. Tables that Python rebuilds then come from the
-    heap and fragment it: 500 streams made core and frontend grow by 1.8 and 1.3 MB in 5 minutes, and by 0 with a fixed
-    threshold. For processes with few large blocks.
+    By default glibc raises this threshold to the size of the largest freed block. Large tables that Python reallocates
+    then come from the heap and fragment it: 500 streams made core and frontend grow by 1.8 and 1.3 MB in 5 minutes, and
+    by 0 with a fixed threshold. Only for processes that allocate few large blocks.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

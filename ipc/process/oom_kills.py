@@ -8,17 +8,17 @@ _MEND = "or lower --kv-cache-memory-bytes"
 
 
 class OomKills:
-    """Compares the kernel's counts of OOM kills with those at the last `update`."""
+    """Detector of a process's OOM kill: compares the kernel's counts of OOM kills with those at the last `update`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._cgroups: list[MemoryCgroup] = []
-        self._num_kills: list[int | None] = []  # of the process's own cgroup, and of the machine
+        self._num_kills: list[int | None] = []  # in the process's cgroup, and on the machine; None: unknown
         self.update()
 
     def update(self) -> None:
-        """Read the counts. Call it now and then while the process runs: it may move to another cgroup, and other
-        processes in its cgroup may be killed."""
+        """Read the counts. Call it from time to time while the process runs: it may move to another cgroup, and the
+        kernel may kill other processes in its cgroup."""
         self._cgroups = memory_cgroups(self._pid) or self._cgroups
         self._num_kills = self._count()
 
@@ -27,7 +27,8 @@ class OomKills:
         return [own, num_machine_oom_kills()]
 
     def describe(self) -> str:
-        """Describe the OOM kill of a process that SIGKILL ended, with the mend; empty if the kernel did not kill it."""
+        """Return a description of the OOM kill of a process that SIGKILL ended, with the remedy; "" if the counts do
+        not show that the OOM killer did it."""
         is_same = [before == now for before, now in zip(self._num_kills, self._count(), strict=True) if now is not None]
         if not is_same or any(is_same):
             return ""

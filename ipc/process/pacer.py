@@ -1,8 +1,8 @@
-"""Pacer: rests between the pieces of work of background threads, so that they hardly slow the process's own work.
+"""Pacer: makes background threads rest between pieces of their work, so that they hardly slow the process's own work.
 
-A priority does not do that: a thread of low priority may wait for a core while it holds the GIL. So the threads keep
-theirs, work for a millisecond at a time, and rest in proportion to the CPU time that they took: the less, the more
-pieces of work wait. While the process is not busy they do not rest.
+A lower priority would not do: such a thread may wait for a CPU core while it holds the GIL. So the threads keep their
+priority, work for a millisecond at a time, and rest in proportion to the CPU time that they used. They rest for less
+time if more loads wait, and not at all while the process is idle.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-SHARE = 0.08  # of one core for a single load: a step of 75 ms on two cores then takes at most 6 ms more
-MAX_SHARE = 0.5  # while much work waits
-SLICE_S = 0.001  # of CPU time between two rests, and more only if a piece takes more
-MAX_REST_S = 0.2  # after one piece: some are paid for once, such as an import
-LOOK_S = 0.02  # longest time from the end of the process's work to the end of a rest
+SHARE = 0.08  # share of a CPU core for one load: a step of 75 ms on two cores then takes at most 6 ms more
+MAX_SHARE = 0.5  # for any number of loads
+SLICE_S = 0.001  # CPU time between two rests; more only if one piece of work takes longer
+MAX_REST_S = 0.2  # longest rest after one piece: some pieces are long but occur only once, such as an import
+LOOK_S = 0.02  # a rest ends at most this long after the process has become idle
 
-Pause: TypeAlias = Callable[[], None]  # a thread's, to be called between pieces of its work
+Pause: TypeAlias = Callable[[], None]  # function that a background thread calls between pieces of its work
 
 
 def no_pause() -> None:
-    """Go on with the work at once."""
+    """Return at once, without a rest."""
 
 
 class Pacer:
-    """Owns the time at which the next of its threads may go on."""
+    """Schedule of the rests of background threads. They rest one after another, so that the limit of the CPU share
+    holds for all threads together."""
 
     def __init__(
         self,
@@ -36,16 +37,17 @@ class Pacer:
         thread_time: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`is_busy` and `num_waiting` are called by the threads. num_waiting: loads that wait or run; each adds SHARE
-        to that of all threads together, up to MAX_SHARE. `thread_time`: CPU seconds of the thread that calls it."""
+        """`is_busy`: whether the process has work of its own. `num_waiting`: the number of loads that wait or run; the
+        threads together get SHARE for each, up to MAX_SHARE. Both are called in the threads. `thread_time`: the CPU
+        seconds of the calling thread."""
         self._is_busy, self._num_waiting = is_busy, num_waiting
         self._monotonic, self._thread_time, self._sleep = monotonic, thread_time, sleep
         self.slice_s = SLICE_S
         self._lock = threading.Lock()
-        self._free_at = 0.0  # monotonic seconds: the end of the rests so far
+        self._free_at = 0.0  # end of the last scheduled rest, in monotonic seconds
 
     def start(self) -> Pause:
-        """Return the function that a thread calls between pieces of the work that it begins now."""
+        """Return the function that the calling thread is to call between pieces of the work that it begins now."""
         begun = self._thread_time()
 
         def pause() -> None:
@@ -59,7 +61,7 @@ class Pacer:
         return pause
 
     def _rest(self, duration_s: float) -> None:
-        """Rest after all other threads' rests, until the process is no longer busy."""
+        """Rest for `duration_s` after the end of all scheduled rests, or until the process is no longer busy."""
         if not self._is_busy():
             return
         with self._lock:

@@ -1,7 +1,8 @@
-"""PageFile: a file that is read and written in whole pages, past the page cache where the file system can (O_DIRECT).
+"""PageFile: a file that is read and written in whole pages, without the page cache if the file system allows
+(O_DIRECT).
 
-Files that are read once, such as a new adapter, take no fresh pages then: the cache would need one for each 4 KiB, and
-in a virtual machine that returns free memory to its host, each costs 10 to 16 µs of CPU time.
+Reading a file once, such as a new adapter, then takes no fresh pages for the cache. It would need one for each 4 KiB,
+and in a virtual machine that returns free memory to its host, each costs 10 to 16 µs of CPU time.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Self
 from .arena import PAGE
 
 WINDOW_BYTES = 2 << 20  # a huge page: a request of that size costs no more than one of 64 KiB
-_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # errors of file systems without O_DIRECT
 
 
 def new_pages(num_bytes: int) -> memoryview:
-    """Return zeroed memory of whole pages, from WINDOW_BYTES on of huge ones. To be used again: its first use costs
-    more than a read of as many bytes."""
+    """Return zeroed memory of at least `num_bytes` in whole pages, from WINDOW_BYTES on in huge pages. Reuse it: the
+    first use costs more than reading as many bytes from a file."""
     size = -(-num_bytes // PAGE) * PAGE
     surplus = WINDOW_BYTES if size >= WINDOW_BYTES else 0
     pages = mmap.mmap(-1, size + surplus, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -35,10 +36,10 @@ def new_pages(num_bytes: int) -> memoryview:
 
 
 class PageFile:
-    """An open file, used as a context manager. Methods raise OSError as the system gives it."""
+    """An open file, used as a context manager. Its methods raise the system's OSErrors."""
 
     def __init__(self, path: Path | str, flags: int = os.O_RDONLY, is_direct: bool = True) -> None:
-        """`flags`: as of os.open. `is_direct`: go past the page cache if the file system can."""
+        """`flags`: those of os.open. `is_direct`: bypass the page cache if the file system allows it."""
         self._is_direct = is_direct
         try:
             self.fd = os.open(path, flags | os.O_CLOEXEC | (os.O_DIRECT if is_direct else 0), 0o666)
@@ -57,8 +58,8 @@ class PageFile:
         os.close(self.fd)
 
     def read(self, pages: memoryview, offset: int) -> int:
-        """Fill whole pages of `new_pages` from an offset at a page on; return the bytes, fewer only at the file's
-        end."""
+        """Read into `pages`, made by `new_pages`, from `offset`, a multiple of PAGE. Return the number of bytes read:
+        fewer than `pages` holds only at the file's end."""
         num_wanted = min(len(pages), os.fstat(self.fd).st_size - offset)
         num_read = 0
         while num_read < num_wanted and (count := self._move(os.preadv, pages[num_read:], offset + num_read)):
@@ -66,7 +67,7 @@ class PageFile:
         return min(num_read, max(num_wanted, 0))
 
     def write(self, pages: memoryview, offset: int) -> None:
-        """Write whole pages of `new_pages` at an offset at a page."""
+        """Write `pages`, made by `new_pages`, at `offset`, a multiple of PAGE."""
         while pages:
             count = self._move(os.pwritev, pages, offset)
             pages, offset = pages[count:], offset + count

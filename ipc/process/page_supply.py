@@ -1,4 +1,4 @@
-"""PageSupply: takes memory for pages before they are first written, while a process has nothing else to do.
+"""PageSupply: takes memory for pages from the kernel before they are first written, while the process is idle.
 
 At the first write of a page the kernel finds memory and clears it, at 0.4 to 2 GB/s on virtual machines: a prompt whose
 blocks come from a tier would wait for that longer than for the copies. The supply touches pages in pieces that take
@@ -18,8 +18,8 @@ from .machine_memory import available_bytes
 
 PAGE = 4096
 LEAST_PIECE, FIRST_PIECE, LARGEST_PIECE = 64 << 10, 256 << 10, 2 << 20
-PIECE_S = 0.001  # that a piece should take; the first of a huge page takes all of it at once
-RESERVE_BYTES = 1 << 30  # of the machine's memory or a cgroup's limit, which stay free
+PIECE_S = 0.001  # target duration of a piece; the first in a huge page takes the whole page at once
+RESERVE_BYTES = 1 << 30  # left free of the machine's memory and of a cgroup's limit
 CHECK_BYTES = 32 << 20  # taken between two reads of the free memory
 MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
 
@@ -27,11 +27,11 @@ _libc = ctypes.CDLL(None, use_errno=True)  # releases the GIL during a call, whi
 
 
 class PageRange:
-    """Memory that begins at a page. Its pages are taken in order, up to the first `wanted` bytes. It is not freed while
-    a range of it exists."""
+    """Page-aligned memory. The pages of its first `wanted` bytes are taken in order. The memory is not freed while this
+    object exists."""
 
     def __init__(self, memory: mmap.mmap | memoryview, wanted: int, *, is_shared: bool = False) -> None:
-        """is_shared: other processes or threads may write to `memory`, which is contiguous."""
+        """`memory`: contiguous. `is_shared`: other processes or threads may write to it."""
         self._memory = memoryview(memory).cast("B")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         assert self._address % PAGE == 0
@@ -41,13 +41,13 @@ class PageRange:
         self.want(wanted)
 
     def want(self, num_bytes: int) -> None:
-        """Take pages up to there; pages that were wanted before stay wanted."""
+        """Raise the number of wanted bytes to `num_bytes`, in whole pages; it never falls."""
         num_bytes = min(num_bytes, self._memory.nbytes)
         self._wanted = max(self._wanted, -(-num_bytes // PAGE) * PAGE)
 
     @property
     def num_missing(self) -> int:
-        """Bytes that are still to be taken, whole pages."""
+        """Bytes still to be taken, in whole pages; 0 once the kernel has refused."""
         return 0 if self._is_closed else self._wanted - self._num_taken
 
     def take(self, num_bytes: int) -> None:
@@ -58,7 +58,7 @@ class PageRange:
             self._num_taken += length
         elif ctypes.get_errno() == errno.EINVAL and not self._is_shared:  # an older kernel
             for offset in range(begin, min(begin + length, self._memory.nbytes), PAGE):
-                self._memory[offset] = self._memory[offset]  # of shared memory it could undo a write
+                self._memory[offset] = self._memory[offset]  # not for shared memory: it could undo another's write
             self._num_taken += length
         else:
             self._is_closed = True
@@ -75,11 +75,12 @@ class PageSupply:
 
     @property
     def is_done(self) -> bool:
-        """Whether all pages are taken that are wanted now, or the machine has no more to give."""
+        """Whether there is nothing left to take: every wanted page is taken, or little memory is free."""
         return self._is_short or not any(each.num_missing for each in self._ranges)
 
     def take_piece(self) -> None:
-        """Take a piece of the first range that misses pages; not if `is_done`."""
+        """Take a piece of the first range with missing pages, unless little memory is free. Not to be called if
+        `is_done`."""
         if self._num_unchecked >= CHECK_BYTES:
             self._num_unchecked, self._is_short = 0, self._free_bytes() < RESERVE_BYTES
             if self._is_short:

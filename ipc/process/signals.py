@@ -11,7 +11,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def ignore_group_signals() -> None:
-    """Ignore GROUP_SIGNALS, drop pending ones, and unblock them; the first call of a child."""
+    """Ignore GROUP_SIGNALS, drop pending ones, and unblock them. A child calls this first."""
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
@@ -19,8 +19,8 @@ def ignore_group_signals() -> None:
 
 @contextmanager
 def group_signals_held_back() -> Iterator[None]:
-    """Block the signals while children are started: a child gets none before it calls `ignore_group_signals`, and this
-    process gets its own at the end of the context."""
+    """Block GROUP_SIGNALS while children are started: a child gets none before it calls `ignore_group_signals`, and
+    this process gets those sent to it at the end of the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield

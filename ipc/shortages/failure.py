@@ -1,4 +1,4 @@
-"""Errors of resources that run out for a while: the caller is to ask again, and the operator reads a remedy."""
+"""Errors for resources that have run out for a while: the client retries, and the operator gets a remedy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RETRY_S = 5.0
 
 
 def shortage_of(error: Exception, subject: str) -> Overloaded | None:
-    """Return the error for the caller whose work has raised `error` if something has run out, else None. `subject`: of
-    the message, such as «the file cannot be read»."""
+    """Return Overloaded, with a remedy, if `error` shows that the system is short of threads, descriptors, memory or
+    disk space; else None. `subject`: start of the message, such as «the file cannot be read»."""
     if isinstance(error, OSError) and error.errno in REMEDIES:
         return Overloaded(f"{subject}: {error.strerror}: {REMEDIES[error.errno]}", RETRY_S)
     if isinstance(error, MemoryError):
@@ -30,7 +30,7 @@ def shortage_of(error: Exception, subject: str) -> Overloaded | None:
 
 
 def failure_of(error: Exception, subject: str) -> TokenloomError:
-    """Return the error for the caller as `shortage_of`, else InternalError; a TokenloomError as it is."""
+    """Return `error` itself if it is a TokenloomError, Overloaded for a shortage (`shortage_of`), else InternalError."""
     if isinstance(error, TokenloomError):
         return error
     return shortage_of(error, subject) or InternalError(f"{subject}: {type(error).__name__}: {error}")

@@ -1,4 +1,5 @@
-"""Threads that may not start. A caller keeps one only after it has started, so that the next attempt starts it."""
+"""Threads that the system may refuse to start: Overloaded is raised, and nothing is kept, so that the caller can
+retry."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
 
 
 class Threads(ThreadPoolExecutor):
-    """Executor that keeps no work that it refuses. The standard library queues work before it starts a thread, so that
-    refused work may run later."""
+    """Thread pool that never runs work that it has refused. The standard library's pool queues work before it starts a
+    thread, so that refused work may run later."""
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:
-        """Run `work` in a thread. Overloaded if none can be started; then `work` never runs."""
+        """Run `work` in a thread and return its future. Overloaded if no thread can be started; then `work` never runs."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -41,7 +42,7 @@ class Threads(ThreadPoolExecutor):
         try:
             super().submit(run)
         except RuntimeError as error:
-            if future.cancel():  # it waits in the queue, for a thread that starts later
+            if future.cancel():  # it is still queued, and now no thread will run it
                 raise _refusal(self._thread_name_prefix or "", error) from None
         return future
 

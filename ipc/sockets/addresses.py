@@ -1,9 +1,9 @@
 """The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
-Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,frontend-N.counts,group-G,kernels/,blobs/} and
-the sockets {core,control,client,http-N,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a
-per-user folder in the temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free,
-the engine is dead.
+Path: <base>/<8 hex>, mode 0700; <base> is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. The
+directory holds `lock`, the sockets (Endpoints), and the files and folders of the engine's processes, such as
+frontend-N.reading and media/; names of replica N > 0 start with replica-N-. The owner holds a flock on `lock` while it
+lives; if the lock is free, the engine is dead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from ..errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
-LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
-FAREWELL_S = 3.0  # after a kill the frontend of the dead engine may listen for this long
+LONGEST_NAME = "workers-999999"  # longest name of a socket without .sock, after a million replacements
+FAREWELL_S = 3.0  # the frontend of a killed engine may listen for this long after the kill
 LAST_FILES_S = 1.0
 _LISTENS = "another program listens there"
 _NAME = re.compile(r"[0-9a-f]{8}")
@@ -91,7 +91,7 @@ class RunDirectory:
 def map_file(path: Path, num_bytes: int) -> mmap.mmap:
     """Open or create a file of a run directory, and map it. ConfigError if the disk has no room for it.
 
-    All its bytes are taken at once: a store to a hole of a file would end the process on a full disk."""
+    Disk space for all bytes is allocated at once: on a full disk, a store to a hole would end the process (SIGBUS)."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
@@ -106,8 +106,8 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Delete the directory of an engine that has lost its supervisor. Its other processes end at this moment, and may
-    still make a file there: repeat it for up to LAST_FILES_S."""
+    """Delete the directory of an engine that has lost its supervisor. The engine's other processes are ending too and
+    may still create files in it, so retry for up to LAST_FILES_S."""
     deadline = time.monotonic() + LAST_FILES_S
     shutil.rmtree(path, ignore_errors=True)
     while path.exists() and time.monotonic() < deadline:
@@ -131,10 +131,11 @@ def sweep(base: Path) -> int:
 
 
 def lock_ipc_address(address: str, option: str = "--listen", farewell_s: float = FAREWELL_S) -> int:
-    """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
-    Wait up to `farewell_s` while another socket listens there; then, or if an engine has the lock, raise ConfigError.
+    """Lock the ipc path that the operator chose with `option`; return the lock's descriptor, to be kept open.
+    If another program listens at the path, wait up to `farewell_s` until it stops. ConfigError if it does not, if
+    another engine holds the lock, or if the path cannot be used.
 
-    The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
+    The lock shows whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """
     path = Path(address.removeprefix("ipc://"))
     lock = _lock_of(path)
@@ -159,8 +160,8 @@ def lock_ipc_address(address: str, option: str = "--listen", farewell_s: float =
 
 
 def check_ipc_address(address: str, option: str) -> None:
-    """Raise ConfigError if a bind would replace a file, or take the address of a program that listens: ZeroMQ does both
-    without an error."""
+    """Raise ConfigError if a bind would replace a file, or take the address of a program that listens there; ZeroMQ
+    does both without an error."""
     if found := _foreign(Path(address.removeprefix("ipc://"))):
         raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
 
@@ -175,7 +176,7 @@ def _is_empty_file(path: Path) -> bool:
 
 
 def _foreign(path: Path) -> str:
-    """Explain why `path` must not be replaced by our socket; "" if it is free or a dead engine's socket."""
+    """Return why our socket must not replace `path`; "" if there is nothing or a socket without a listener."""
     if not path.is_symlink() and not path.exists():
         return ""
     if path.is_symlink() or not path.is_socket():
@@ -187,8 +188,8 @@ def _foreign(path: Path) -> str:
 
 
 def unlink_ipc_address(address: str) -> None:
-    """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them, or
-    the disk takes no changes."""
+    """Remove the sockets and the lock file of an ipc address that this process owned. Files that are no sockets, and a
+    lock file with content, stay; errors of the file system are ignored."""
     path = Path(address.removeprefix("ipc://"))
     with contextlib.suppress(OSError):
         unlink_socket(path)
@@ -199,24 +200,24 @@ def unlink_ipc_address(address: str) -> None:
 
 
 def closed_name(path: Path) -> Path:
-    """Return the name that a socket has while it admits nobody."""
+    """Return the path that a socket has while it accepts no connections."""
     return path.with_name(path.name + ".closed")
 
 
 def admits_nobody(address: str) -> bool:
-    """Whether the listener at an ipc address has closed its door for want of descriptors (`shortages/door.py`)."""
+    """Whether the listener at an ipc address accepts no connections because few descriptors are left (see Door)."""
     return closed_name(Path(address.removeprefix("ipc://"))).is_socket()
 
 
 def unlink_socket(path: Path) -> None:
-    """Remove a socket file; anything else stays."""
+    """Remove a socket file; leave any other file, and do nothing if there is none."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()
 
 
 def set_socket_mode(path: str | Path, mode: int) -> None:
-    """Set the permissions of a socket file; OSError if there is something else, also a link to a socket."""
+    """Set the permissions of a socket file; OSError if `path` is not a socket, or is a link to one."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):

@@ -1,6 +1,6 @@
-"""Channel: a socket with typed messages, of one union in each direction.
+"""Channel: a socket with typed messages, one union of message types in each direction.
 
-A malformed frame is dropped and counted; the 1st, 2nd, 4th, 8th … of a peer is logged. Knows no message.
+A malformed frame is dropped and counted; the 1st, 2nd, 4th, 8th … of a kind of peer is logged. Knows no message type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("tokenloom.ipc")
 
 
 class Channel(Generic[ReceivedT, SentT]):
-    """Owns the socket. `counts` holds the number of malformed frames and may be shared with other channels."""
+    """Owner of a socket. `counts` holds the number of malformed frames and may be shared with other channels."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], received: object, peer: str, counts: Counter[str] | None = None
@@ -37,7 +37,7 @@ class Channel(Generic[ReceivedT, SentT]):
         self._decoder: Decoder[ReceivedT] = Decoder(received)
 
     def receive(self) -> Iterator[ReceivedT]:
-        """Yield all waiting messages; drop malformed ones."""
+        """Yield all waiting messages without blocking; drop malformed ones."""
         for (frame,) in receive(self.socket):
             if (message := self._decode(frame)) is not None:
                 yield message
@@ -82,7 +82,7 @@ class Channel(Generic[ReceivedT, SentT]):
             return None
 
     def count_malformed(self, error: ProtocolError) -> None:
-        """Count a message that its receiver refuses."""
+        """Count, as malformed, a message that its receiver refuses."""
         count_malformed(self.counts, self._peer, error)
 
 

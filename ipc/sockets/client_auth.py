@@ -1,7 +1,7 @@
 """ZapHandler: authenticates peers by their CURVE key (ZeroMQ's authentication protocol, RFC 27).
 
-ZeroMQ sends a request over an inproc socket during each handshake. The loop of the server answers it, without a thread.
-Each domain is a ring of peers with keys of its own: a key of one ring opens no socket of another.
+ZeroMQ sends a request over an inproc socket during each handshake. The server's own loop answers it, without a thread.
+Each domain is a group of peers with its own keys, which sockets of the other domains refuse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ZapHandler:
     """Checker of peers' keys. ZeroMQ sends its requests to `socket`; poll it, then call `answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str, domain: bytes = DOMAIN) -> None:
-        """`client_public`: the only key that `domain` admits."""
+        """`client_public`: the only client key that is accepted in `domain`."""
         self._key_by_domain: dict[bytes, bytes] = {}
         self._num_refused = 0
         self.admit(domain, client_public)
@@ -36,11 +36,11 @@ class ZapHandler:
         self.socket.bind(ADDRESS)
 
     def admit(self, domain: bytes, client_public: str) -> None:
-        """Admit this key in another domain."""
+        """Accept `client_public`, and no other key, in `domain`."""
         self._key_by_domain[domain] = z85.decode(client_public.encode())
 
     def answer(self) -> None:
-        """Reply to all waiting requests: accept the domain's client key, refuse any other."""
+        """Reply to all waiting requests: accept the domain's client key, and refuse any other."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, empty, *request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -48,7 +48,7 @@ class ZapHandler:
                 self.socket.send_multipart([identity, empty, *reply])
 
     def _authenticate(self, request: list[bytes]) -> list[bytes]:
-        """Make the reply to a request (version, id, domain, address, identity, mechanism, credentials …)."""
+        """Return the reply to a request (version, id, domain, address, identity, mechanism, credentials …)."""
         version, request_id, domain, address, _, mechanism, *credentials = request
         known = self._key_by_domain.get(domain)
         if known is not None and (version, mechanism, credentials) == (b"1.0", b"CURVE", [known]):

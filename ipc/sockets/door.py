@@ -1,8 +1,8 @@
-"""Door: a listening unix socket that admits nobody while few descriptors are left.
+"""Door: a listening unix socket that accepts no new connections while few descriptors are left.
 
-ZeroMQ accepts by itself, and ends the process if it finds no descriptor for a connection at a unix socket. So a thread
-counts the descriptors at each connection, and takes the socket's name out of its folder before they run out: clients
-of ZeroMQ try again until it is there. Connections that wait to be accepted find room in the reserve.
+ZeroMQ accepts connections itself, and aborts the process if no descriptor is left for one at a unix socket. So a thread
+counts the open descriptors at each connection, and renames the socket before they run out: ZeroMQ clients retry until
+the name is back. The reserve has descriptors for the connections that already wait to be accepted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from .addresses import closed_name, set_socket_mode, unlink_socket
 logger = logging.getLogger("tokenloom.ipc")
 
 LEAST_RESERVE = 256  # descriptors, or half of the limit; ZeroMQ takes 10,000 to 40,000 connections a second
-RESERVE_PART = 16  # of a high limit
-RETRY_S = 0.25  # from one look to the next while the door is closed
+RESERVE_PART = 16  # the reserve is 1 / RESERVE_PART of a high limit
+RETRY_S = 0.25  # between two counts while the door is closed
 
 
 class Door:
-    """Owns the socket's names, and the thread; `fd`, the listening socket, belongs to ZeroMQ once it is bound there."""
+    """Owner of the socket's two names and of the thread. `fd`, the listening socket, belongs to ZeroMQ once it is
+    bound."""
 
     def __init__(self, path: str, mode: int) -> None:
-        """Listen at `path`, in place of a dead socket, with these permissions from the first connection on. OSError if
-        that fails, Overloaded without a thread."""
+        """Listen at `path`, replacing a dead socket, with the permissions `mode` from the first connection on. OSError
+        if that fails, Overloaded if no thread can be started."""
         self._path, self._closed_path = Path(path), closed_name(Path(path))
         limit = descriptor_limit()
         self._reserve = max(limit // RESERVE_PART, min(LEAST_RESERVE, limit // 2))
@@ -77,7 +78,7 @@ class Door:
                 self._move()
 
     def _move(self) -> None:
-        """Give the socket the other one of its names. Never replaces a file."""
+        """Rename the socket from the open to the closed name or back. Never replaces a file."""
         old, new = (self._closed_path, self._path) if self._is_closed else (self._path, self._closed_path)
         try:
             if not self._is_ours(old):

@@ -17,7 +17,7 @@ DEFAULT_PORT = 8000  # of the HTTP server, if only its host is given
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses, ipc:// or tcp://; the process that binds one is named first beside it.
+    """Addresses, ipc:// or tcp://; the comment of each names first the process that binds it.
 
     `{}` in an address stands for the number of a replaceable process, so that its successor binds a new one.
     """
@@ -35,7 +35,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:
-        """Return ipc addresses in a run directory; `clients` replaces the one for clients."""
+        """Return ipc addresses in a run directory; `clients` replaces the address for clients."""
         names = {"clients": "client", "control": "control", "core": "core"}
         names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}"}
         names |= {"prover": "prover-{}", "tier": "tier-{}"}
@@ -43,7 +43,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**addresses | ({} if clients is None else {"clients": clients}))
 
     def of_replica(self, replica: int) -> Endpoints:
-        """Return these addresses with those of the core and the workers of a replica; the first has the names here."""
+        """Return these addresses with a replica's own for its core, workers, grammar and tier processes. Replica 0 has
+        the addresses as they are."""
         if replica == 0:
             return self
         own = {}
@@ -53,8 +54,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **own)
 
     def clients_of(self, frontend: int) -> str:
-        """Return the address of a frontend for clients. Those after the first have the next ports, any free ones if the
-        port is 0, or a number behind the name of the socket."""
+        """Return the address at which a frontend listens for clients. For frontend N > 0, N is added to the port (if
+        the port is 0, any free port is used) or -N to the socket's name."""
         address = self.clients
         if frontend == 0:
             return address
@@ -86,7 +87,7 @@ def _numbered(address: str, number: int) -> str:
 
 
 def check_listen(address: str) -> None:
-    """Raise ConfigError unless it is ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
+    """Raise ConfigError unless `address` is ipc:///PATH or tcp://HOST:PORT; ZeroMQ takes ports modulo 65536."""
     if address.startswith("tcp://"):
         port = address.rpartition(":")[2]
         if port != "*" and not (port.isdecimal() and int(port) <= 65535):
@@ -96,14 +97,15 @@ def check_listen(address: str) -> None:
 
 
 def check_ports(option: str, address: str, num: int, processes: str) -> None:
-    """Raise ConfigError if a valid tcp address has fewer ports from its own on than there are `processes`."""
+    """Raise ConfigError if `num` consecutive ports from that of a valid tcp address go beyond 65535. `processes`: the
+    message's word for them."""
     port = address.rpartition(":")[2] if address.startswith("tcp://") else "*"
     if port not in ("0", "*") and int(port) + num - 1 > 65535:
         raise ConfigError(f"{option} {address}: {num} {processes} take as many ports, and the last is 65535: lower it")
 
 
 def split_tcp(address: str) -> tuple[str, int]:
-    """Parse tcp://HOST:PORT into (host without brackets, port); ValueError if it is none."""
+    """Parse tcp://HOST:PORT into (host without brackets, port); ValueError if `address` has another form."""
     scheme, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if scheme != "tcp" or not host or not (port.isdecimal() and int(port) <= 65535):
@@ -112,7 +114,8 @@ def split_tcp(address: str) -> tuple[str, int]:
 
 
 def route_to(host: str, port: int) -> tuple[str, str]:
-    """Return the IP address of a host, and ours on the way to it; OSError if there is no way. Sends nothing."""
+    """Return the IP address of a host, and the local address from which it is reached; OSError if there is no route.
+    Sends no packet to it."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)
@@ -125,7 +128,8 @@ def tcp_address(host: str, port: int | str) -> str:
 
 
 def joined_http_address(http: str | None, host: str | None, port: int | None) -> str | None:
-    """Return [HOST:]PORT from --http, --host and --port, ConfigError if they differ; None if none is given."""
+    """Return [HOST:]PORT from --http, --host and --port; None if none is given. ConfigError if they contradict each
+    other."""
     if host is None and port is None:
         return http
     given_host, _, given_port = (http or "").rpartition(":")
@@ -139,7 +143,7 @@ def joined_http_address(http: str | None, host: str | None, port: int | None) ->
 
 
 def http_endpoint(address: str) -> tuple[str, int]:
-    """Parse `[HOST:]PORT`, IPv6 in brackets, into (host without them, port); ConfigError if invalid."""
+    """Parse `[HOST:]PORT`, IPv6 in brackets, into (host without brackets, port); ConfigError if invalid."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")

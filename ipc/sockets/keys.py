@@ -16,7 +16,8 @@ from ..errors import ConfigError
 
 
 def read_private(path: str | Path, name: str) -> bytes:
-    """Read a file of secrets; ConfigError, which begins with `name`, if others can read it. OSError: it is unusable."""
+    """Return the content of a file of secrets. ConfigError, about `name`, if others can read it; OSError if this user
+    cannot."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise ConfigError(f"{name} can be read by others: chmod 600 {path}")
@@ -69,8 +70,8 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         socket.curve_secretkey = self.server_secret.encode()
 
     def listen(self, socket: zmq.Socket[bytes], zap_domain: bytes, address: str) -> str:
-        """Secure a socket and bind it to a tcp address, beside others that stay as they are; return `address` with the
-        port that was bound."""
+        """Secure a socket and bind it to a tcp address; addresses that it is bound to already stay as they are. Return
+        `address` with the port that was bound."""
         self.secure_server(socket, zap_domain)
         socket.bind(address)
         port = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode().rpartition(":")[2]

@@ -44,8 +44,8 @@ def new_socket(
 
 
 def bind(socket: zmq.Socket[bytes], address: str, mode: int = 0o600) -> Door | None:
-    """Bind a socket. An ipc address gets a door, to be closed before the socket, and its file the permissions `mode`
-    from the first connection on. ZMQError, OSError or Overloaded if that fails."""
+    """Bind a socket. For an ipc address return its Door, to be closed before the socket; the socket file has the
+    permissions `mode` from the first connection on. ZMQError, OSError or Overloaded if that fails."""
     if not address.startswith("ipc://"):
         socket.bind(address)
         return None
@@ -58,7 +58,7 @@ def bind(socket: zmq.Socket[bytes], address: str, mode: int = 0o600) -> Door | N
 def receive(socket: zmq.Socket[bytes], num_parts: int = 1) -> Iterator[list[bytes]]:
     """Yield all waiting messages as lists of `num_parts` parts, without blocking.
 
-    Of a message with more parts the first num_parts - 1 and the last are kept; one with fewer parts is dropped.
+    Of a message with more parts, the first num_parts - 1 and the last are kept; a message with fewer parts is dropped.
     """
     with contextlib.suppress(zmq.Again):  # polling first costs half as much as this exception
         while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
