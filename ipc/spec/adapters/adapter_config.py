@@ -1,7 +1,7 @@
 """AdapterConfig: the fields of PEFT's adapter_config.json that change how the tensors are applied.
 
 Fields that select modules for training (target_modules, layers_to_transform …) are not read: the tensors of the file
-name their modules. Adapters that are more than A, B and a DoRA magnitude are refused by the name of the field.
+name their modules. Adapters with more than A, B and DoRA magnitudes are refused; the error names the field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ALPHA = 1e9
 Rank = Annotated[int, Meta(ge=1, le=MAX_RANK)]
 Alpha = Annotated[float, Meta(ge=-MAX_ALPHA, le=MAX_ALPHA)]
 
-PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")  # init_lora_weights that leave the base as it is
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")  # init_lora_weights that do not change the base
 MERGE = "merge it into the base with PEFT's merge_and_unload, or train without it"
 REFUSED = {  # field: the reason; null, false and empty values are not refused
     "modules_to_save": "it replaces whole modules",
@@ -49,7 +49,7 @@ HARMLESS = frozenset(
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tensors of an adapter are applied. The patterns' keys are in the order of the file."""
+    """The fields that say how an adapter's tensors are applied. The keys of both patterns are in the file's order."""
 
     r: Rank
     lora_alpha: Alpha
@@ -60,16 +60,17 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     target_parameters: list[str] = []
 
     def canonical_bytes(self) -> bytes:
-        """Return the fields in a form in which equal configs are equal bytes."""
+        """Return the fields as bytes that are equal for equal configs."""
         return msgspec.json.encode(self)
 
     def scale(self, rank: int, alpha: float) -> float:
-        """Return the factor of B @ A."""
+        """Return the factor by which B @ A is multiplied."""
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read adapter_config.json in `folder`; RequestError if it is missing, damaged or asks for something else."""
+    """Read adapter_config.json in `folder`. RequestError if it is missing, damaged, or asks for more than A, B and
+    magnitudes; Overloaded if no descriptor or memory is free."""
     path = folder / CONFIG_NAME
     fields = _read_fields(path)
     _refuse_other_kinds(path, fields)
@@ -98,7 +99,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_kinds(path: Path, fields: dict[str, Any]) -> None:
-    """Refuse fields that ask for more than A, B and magnitudes."""
+    """Raise RequestError if a field asks for more than A, B and magnitudes."""
     kind = fields.get("peft_type")
     if kind != "LORA":
         raise RequestError(f"{path}: peft_type {shown(kind)} is not supported, LORA is: {MERGE}")

@@ -1,7 +1,8 @@
 """AdapterFile: the tensors of a PEFT LoRA adapter, each with the module of the model that it updates.
 
-PEFT names a tensor "base_model.model.<path of the module>.<part>". All experts of a layer are one module with several
-parameters: the path of all but the last of these has ".base_layer" behind it, and only shapes tell which is which.
+PEFT names a tensor "base_model.model.<path of the module>.<part>". If all experts of a layer are one module with
+several parameters, ".base_layer" follows the path of all parameters but the last, and only shapes show which parameter
+it is.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ COPY_BOTH = "copy both files again"
 class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     """The update of one module: scale · b @ a, with a [rank, num_inputs] and b [num_outputs, rank].
 
-    Of all experts of a layer (`target.num_experts` E): a [E · rank, num_inputs], in which row e · rank + i is row i of
-    expert e, and b [num_outputs, rank · E], in which column i · E + e is column i of expert e.
+    For all experts of a layer (`target.num_experts` = E): a [E · rank, num_inputs], where row e · rank + i is row i of
+    expert e, and b [num_outputs, rank · E], where column i · E + e is column i of expert e.
     """
 
     target: AdapterTarget
-    expert: int | None = None  # as target.expert
+    expert: int | None = None  # equal to target.expert
     rank: int
     scale: float
     a: TensorPlace
     b: TensorPlace
-    are_swapped: bool = False  # of all experts: a [E · rank, num_outputs] and b [num_inputs, rank · E], both transposed
-    magnitude: TensorPlace | None = None  # [num_outputs], of DoRA
+    are_swapped: bool = False  # all experts: a [E · rank, num_outputs] is B transposed, b [num_inputs, rank · E] is A
+    magnitude: TensorPlace | None = None  # [num_outputs]; None without DoRA
 
     @property
     def places(self) -> list[TensorPlace]:
@@ -59,17 +60,17 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A weight of the base that PEFT saved beside an update of its module. It is the base's if nobody changed that."""
+    """Copy of a base weight that PEFT saved together with an update of its module. Training may have changed it."""
 
     target: AdapterTarget
     place: TensorPlace
 
 
 class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter whose header fits the model."""
+    """An adapter that fits the model, by its config and the header of its tensors."""
 
     folder: str
-    rank: int  # the largest of its modules
+    rank: int  # the largest rank of its modules
     modules: list[AdapterModule]
     copies: list[BaseCopy]
     num_bytes: int  # of the tensors
@@ -78,22 +79,23 @@ class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_adapter(
     folder: Path, model: ModelConfig, *, max_rank: int, target_modules: Sequence[str] | None = None
 ) -> AdapterFile:
-    """Read an adapter as AdapterReader does."""
+    """Read and check the adapter in `folder` with a new AdapterReader. RequestError if it does not fit the model."""
     return AdapterReader(model, max_rank=max_rank, target_modules=target_modules).read(folder)
 
 
 class AdapterReader:
-    """Reader of a model's adapters. Keeps what it has read last: adapters of one training script, and copies of one
-    adapter, have the same config and header, whose check takes milliseconds."""
+    """Reader of a model's adapters. It keeps the last result: adapters from one training script, and copies of one
+    adapter, have equal configs and headers, and checking these takes milliseconds."""
 
     def __init__(self, model: ModelConfig, *, max_rank: int, target_modules: Sequence[str] | None = None) -> None:
-        """`target_modules`: the names with which the paths of modules end that adapters may update; None: all."""
+        """`target_modules`: adapters may update only modules with a path that ends with one of these; None: all."""
         self._model, self._max_rank, self._target_modules = model, max_rank, target_modules
         self._last: tuple[bytes, TensorHeader, AdapterFile] | None = None
 
     def read(self, folder: Path, pause: Callable[[], None] = lambda: None) -> AdapterFile:
-        """Read the config and the header of the adapter in `folder`, and check them against the model. RequestError
-        names the first thing that does not fit. `pause` is called between pieces of the work."""
+        """Read the config and the header of the adapter in `folder`, and check them against the model. RequestError if
+        they are unreadable or do not fit; Overloaded if the system is short of descriptors or memory. `pause` is called
+        between pieces of the work."""
         if self._model.implementation != "native":
             raise RequestError(
                 f"{self._model.architecture} runs by transformers' layers, which take no adapters: merge {folder} into "
@@ -131,7 +133,7 @@ class AdapterReader:
 
 
 class _Parts(msgspec.Struct):
-    """The tensors of a module of the file. A parameter of experts is a module of its own here."""
+    """The tensors of one module in the file. Each parameter of an experts module counts as a module here."""
 
     module: str  # its path in the file, without ROOT
     a: TensorPlace | None = None
@@ -141,7 +143,8 @@ class _Parts(msgspec.Struct):
 
 
 class _Reader:
-    """Finds the module of the model for each tensor of an adapter, and checks its shape."""
+    """Reader of one adapter: finds the model's module for each tensor, and checks the shapes. RequestError if one does
+    not fit."""
 
     def __init__(
         self, folder: Path, config: AdapterConfig, header: TensorHeader, model: ModelConfig, max_rank: int
@@ -163,7 +166,7 @@ class _Reader:
         self._tensor_by_module: dict[str, str] = {}
 
     def module_of(self, parts: _Parts) -> AdapterModule:
-        """Return the update of a module of the file."""
+        """Return the update that `parts`, the tensors of one module in the file, make in the model."""
         if parts.a is None or parts.b is None:
             there = parts.a or parts.b or parts.magnitude or parts.base
             assert there is not None
@@ -200,7 +203,7 @@ class _Reader:
         return BaseCopy(target=target, place=place)
 
     def check_experts(self, modules: Sequence[AdapterModule]) -> None:
-        """Check that no layer has updates of experts in both forms."""
+        """Raise RequestError if a layer has updates of single experts and of all experts in one tensor."""
         stacked = {each.target.layer: each for each in modules if each.target.num_experts}
         for each in modules:
             if each.expert is not None and each.target.layer in stacked:
@@ -208,7 +211,7 @@ class _Reader:
                 raise self._error(f"tensors {names} update the same experts", "remove one of them")
 
     def _parts_of(self, places: Mapping[str, TensorPlace]) -> list[_Parts]:
-        """Return the modules of the file, in the order of their first bytes."""
+        """Return the tensors by module of the file, in the order of their first bytes."""
         by_module: dict[str, _Parts] = {}
         for name, place in places.items():
             end = next((end for end in PART_BY_END if name.endswith(end)), None)
@@ -225,7 +228,7 @@ class _Reader:
         return list(by_module.values())
 
     def _target_of(self, parts: _Parts, a: TensorPlace, b: TensorPlace) -> tuple[AdapterTarget, bool]:
-        """Return the module of the model, and whether A and B are swapped."""
+        """Return the model's module that `parts` update, and whether A and B are swapped."""
         target = self._find(parts.module)
         if target is not None:
             if (target.kind == "embedding") != a.name.endswith(EMBEDDING_A):
@@ -246,8 +249,8 @@ class _Reader:
         )
 
     def _is_only_swapped(self, parts: _Parts) -> bool:
-        """Whether A and B of all experts fit the model only if each is the other, transposed. Some versions of PEFT
-        take the inputs of GPT-OSS's experts for their outputs."""
+        """Whether A and B of all experts fit the model only if A is B transposed and B is A transposed. Some versions
+        of PEFT exchange the inputs and the outputs of GPT-OSS's experts."""
         block = self._experts_of(parts.module)
         if block is None or parts.a is None or parts.b is None:
             return False
@@ -261,13 +264,13 @@ class _Reader:
         return next((self._targets[each] for each in self._paths.spellings(module) if each in self._targets), None)
 
     def _experts_of(self, module: str) -> tuple[AdapterTarget, AdapterTarget] | None:
-        """Return gate_up and down of all experts, if the module is a layer's experts."""
+        """Return the targets gate_up and down of all experts if `module` is a layer's experts, else None."""
         block = _without_wrappers(module)
         up, down = (self._find(f"{block}.{name}") for name in ("gate_up_proj", "down_proj"))
         return None if up is None or down is None or not up.num_experts else (up, down)
 
     def _rank_and_alpha(self, parts: _Parts, target: AdapterTarget) -> tuple[int, float]:
-        path = _without_wrappers(parts.module)  # as PEFT spells it for the patterns
+        path = _without_wrappers(parts.module)  # the path that PEFT matches with the patterns
         if target.num_experts:
             path = f"{path}.{target.module.rpartition('.')[2]}"
         elif any(f"{path}.weight".endswith((f".{name}", name)) for name in self._config.target_parameters):
@@ -324,14 +327,14 @@ class _Reader:
 
 
 def _without_wrappers(module: str) -> str:
-    """Return a path without the wrappers around modules of which several parameters are updated."""
+    """Return a path without the ".base_layer" endings that PEFT adds if several parameters of a module are updated."""
     while module.endswith(WRAPPER):
         module = module.removesuffix(WRAPPER)
     return module
 
 
 def _fits(target: AdapterTarget, a: TensorPlace, b: TensorPlace, *, are_swapped: bool) -> bool:
-    """Whether A and B of all experts have the target's inputs and outputs."""
+    """Whether A and B of all experts have equal ranks, and the inputs and outputs of `target`."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or a.shape[0] % target.num_experts:
         return False
     inputs, outputs = (target.num_inputs, target.num_outputs)[:: -1 if are_swapped else 1]

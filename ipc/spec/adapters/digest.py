@@ -1,7 +1,7 @@
 """The digest of an adapter's content, which names it in all processes, in the store and in the keys of its KV blocks.
 
-It covers the tensors and those fields of adapter_config.json that change their meaning: two trainings that wrote the
-same weights are one adapter, wherever their folders lie.
+It covers the tensors and the fields of adapter_config.json that change their meaning. Folders with equal weights and
+fields are one adapter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES = 1 << 20  # takes half a millisecond
 
 
 class Digest(Protocol):
-    """A digest of bytes that are given piece by piece."""
+    """Interface of a hashlib object, which digests bytes piece by piece."""
 
     def update(self, piece: bytes | memoryview, /) -> None: ...
 
@@ -30,14 +30,16 @@ class Digest(Protocol):
 
 
 def begin_digest(folder: Path) -> Digest:
-    """Return the digest of the adapter in `folder` without the bytes of its tensors' file, which are to be added."""
+    """Return a digest that covers the config of the adapter in `folder`; the caller adds the bytes of its tensor file.
+    RequestError if the config cannot be read."""
     fields = read_config(folder).canonical_bytes()
     return hashlib.sha256(PREFIX + len(fields).to_bytes(8, "little") + fields)
 
 
 def adapter_digest(folder: Path, pause: Callable[[], None] = lambda: None, pages: memoryview | None = None) -> bytes:
-    """Return SHA-256 of the adapter in `folder`; RequestError if a file cannot be read. `pause` is called between
-    pieces of the work. `pages`: memory to use, of `new_pages`."""
+    """Return the SHA-256 digest of the adapter in `folder`. RequestError if a file cannot be read; Overloaded if the
+    system is short of something. `pause` is called between pieces of the work. `pages`: memory from `new_pages` to read
+    into; None: new memory."""
     content = begin_digest(folder)
     path, piece, offset = folder / TENSORS_NAME, (pages or new_pages(WINDOW_BYTES))[:PIECE_BYTES], 0
     try:

@@ -1,5 +1,5 @@
-"""Names of adapters, and the options that give adapters at the start. Checked in the supervisor, before any process
-starts, and used in the frontend."""
+"""Checks of adapters' names, and of the options about adapters. The supervisor checks them before any process starts;
+the frontend uses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModuleOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_name(name: str, model_names: Sequence[str]) -> None:
-    """Raise RequestError for text that cannot name an adapter: requests and URLs give it where they name a model."""
+    """Raise RequestError if `name` cannot be an adapter's name, which requests and URLs use in place of a model's."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
         raise RequestError(
             f"lora_name is {name!r:.80}: give 1 to {MAX_NAME_CHARACTERS} printable characters without space around them"
@@ -37,7 +37,8 @@ def check_name(name: str, model_names: Sequence[str]) -> None:
 
 
 def parse_modules(config: EngineConfig, model_names: Sequence[str]) -> list[ModuleOption]:
-    """Return the adapters of --lora-modules; ConfigError for one that has no name or no path, or a name twice."""
+    """Return the adapters of --lora-modules. ConfigError if an item is malformed, or if its name is invalid, repeated,
+    or a name of the model."""
     modules: list[ModuleOption] = []
     for item in config.lora_modules or ():
         try:
@@ -61,8 +62,8 @@ def parse_modules(config: EngineConfig, model_names: Sequence[str]) -> list[Modu
 
 
 def check_adapter_options(config: EngineConfig, model: ModelConfig, model_names: Sequence[str]) -> None:
-    """Raise ConfigError for options of adapters that cannot hold, and for an adapter of --lora-modules that does not
-    fit the model."""
+    """Raise ConfigError if options about adapters contradict each other or the model, or if an adapter of
+    --lora-modules does not fit the model."""
     given = {
         "--lora-modules": config.lora_modules,
         "--adapter-folder": config.adapter_folder,

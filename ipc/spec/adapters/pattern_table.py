@@ -12,15 +12,15 @@ from .tensor_header import shown
 V = TypeVar("V")
 
 MAX_PATTERNS = 100
-PLAIN = re.compile(r"[\w.-]+", re.ASCII)  # a path; its dots stand for themselves
+PLAIN = re.compile(r"[\w.-]+", re.ASCII)  # a plain path, not a regular expression: its dots match only dots
 
 
 class PatternTable(Generic[V]):
-    """Values by pattern: a path of a module, or its end behind a dot, or a regular expression for either. The first
-    pattern that matches counts, as in PEFT."""
+    """Values by pattern. A pattern is a module's path, the end of a path after a dot, or a regular expression for
+    either. The first pattern that matches counts, as in PEFT."""
 
     def __init__(self, values: Mapping[str, V], budget: StepBudget) -> None:
-        """PatternError if a pattern cannot be used."""
+        """`values`: by pattern, in the file's order. PatternError if a pattern cannot be used."""
         self._budget = budget
         self._plain: dict[str, tuple[int, V]] = {}
         patterns = list[tuple[int, str, V]]()
@@ -34,7 +34,8 @@ class PatternTable(Generic[V]):
         self._patterns = [(order, _pattern_of(key), value) for order, key, value in patterns]
 
     def find(self, path: str) -> V | None:
-        """Return the value for the module with this path; None: no pattern matches."""
+        """Return the value for the module with this path; None if no pattern matches. PatternError if the budget is
+        spent."""
         ends = [path, *(path[place + 1 :] for place, char in enumerate(path) if char == ".")]
         found = [self._plain[end] for end in ends if end in self._plain]
         found += ((order, value) for order, pattern, value in self._patterns if pattern.matches(path, self._budget))

@@ -1,5 +1,5 @@
-"""Where an engine keeps adapters: in the user's cache folder, or if that cannot be written, in the run directory, where
-they end with the engine."""
+"""Folders in which an engine keeps adapters: in the user's cache folder or, if that cannot be written, in the run
+directory, which is removed when the engine ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def adapters_folder(run_directory: str) -> Path:
 
 
 def gateway_adapters_folder(run_directory: str) -> Path:
-    """Create and return the folder of the blob store for adapters that came from gateways."""
+    """Create and return the folder of the blob store for adapters fetched from gateways."""
     return _folder(run_directory, "gateway-adapters")
 
 

@@ -1,6 +1,6 @@
 """The modules of a native model that an adapter may update, by their paths in the checkpoint.
 
-Paths follow ModelConfig.names. A checkpoint may have one of `names.roots` in place of their "model.".
+Paths are made from ModelConfig.names. A checkpoint may have one of `names.roots` in place of their "model.".
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ..models.model_config import ExpertsConfig, ModelConfig
 
 TargetKind = Literal["linear", "embedding", "head", "experts_up", "experts_down"]
 
-WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "")  # of text models in larger ones
+WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "")  # prefixes in larger models
 MLP_BLOCK = re.compile(r"(\.\d+\.)mlp\.(?=gate$|experts(\.|$))")  # the module of experts in transformers 5
 
 
 class AdapterTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A module with a matrix [num_outputs, num_inputs]. The matrices of experts are targets in two forms: a module for
-    each matrix of each expert (`expert`), and one for all experts of a layer (`num_experts`)."""
+    """A module with a matrix [num_outputs, num_inputs]. The matrices of experts are targets in two forms: one module
+    for each matrix of each expert (`expert` is set), and one for all experts of a layer (`num_experts` is set)."""
 
     module: str  # its path, e.g. "model.layers.0.self_attn.q_proj"
     layer: int | None = None
     kind: TargetKind = "linear"
-    num_inputs: int  # of an embedding, the ids
+    num_inputs: int  # for an embedding: the number of token ids
     num_outputs: int
     expert: int | None = None
     num_experts: int = 0
-    first_output: int = 0  # of experts_up: the place of the outputs in gates | ups
-    is_interleaved: bool = False  # of experts_up in one tensor: gates and ups alternate among the outputs
+    first_output: int = 0  # for experts_up: offset of these outputs in the joined outputs gates | ups
+    is_interleaved: bool = False  # for experts_up in one tensor: gates and ups alternate among the outputs
     is_transposed: bool = False  # the checkpoint has the matrix as [in, out], or [experts, in, out]
 
 
@@ -41,7 +41,7 @@ def targets_of(model: ModelConfig) -> dict[str, AdapterTarget]:
 
 
 def is_chosen(target: AdapterTarget, target_modules: Sequence[str] | None) -> bool:
-    """Whether adapters may update the module: its path ends with one of the names. None: all may be."""
+    """Whether adapters may update `target`: its path ends with one of `target_modules`, or they are None."""
     if target_modules is None:
         return True
     paths = [target.module] if not target.num_experts else [target.module, target.module.rpartition(".")[0]]
@@ -49,7 +49,7 @@ def is_chosen(target: AdapterTarget, target_modules: Sequence[str] | None) -> bo
 
 
 class ModulePaths:
-    """Translates paths of modules in a PEFT file, which are those of transformers, into paths of the checkpoint."""
+    """Translation of module paths in a PEFT file, which are transformers' paths, to paths in the checkpoint."""
 
     def __init__(self, model: ModelConfig) -> None:
         names = model.names
@@ -59,7 +59,7 @@ class ModulePaths:
         self._head, self._experts = names.head, names.experts
 
     def spellings(self, module: str) -> Iterator[str]:
-        """Yield the paths that a module of a file may have in the checkpoint, the likeliest first."""
+        """Yield the paths that a module of a PEFT file may have in the checkpoint, the likeliest first."""
         yield from self._blocks(module)
         for prefix in self._prefixes:
             if module.startswith(prefix):
@@ -137,7 +137,8 @@ def _matrices_beside_experts(model: ModelConfig, experts: ExpertsConfig) -> Iter
 
 
 def _expert_targets(model: ModelConfig, experts: ExpertsConfig, layer: int, block: str) -> Iterator[AdapterTarget]:
-    """`block`: the path of the experts, with the dot."""
+    """Yield the targets of a layer's experts, in both forms. `block`: the path of the experts, with a dot at the
+    end."""
     names, hidden, size = model.names, model.hidden_size, experts.intermediate_size
     gate, up, down = names.expert_matrices
     are_interleaved = names.are_experts_interleaved

@@ -20,7 +20,7 @@ from ...errors import RequestError
 from ...shortages.failure import shortage_of
 
 TENSORS_NAME = "adapter_model.safetensors"
-MAX_HEADER_BYTES = 32 << 20  # a tensor takes about 150
+MAX_HEADER_BYTES = 32 << 20  # a tensor's entry takes about 150
 SIZE_BY_DTYPE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -28,7 +28,7 @@ Size = Annotated[int, Meta(ge=0, le=1 << 50)]
 
 
 class TensorPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in the file."""
+    """The place of a tensor in the file."""
 
     name: str
     dtype: str  # a key of SIZE_BY_DTYPE
@@ -55,13 +55,15 @@ class TensorHeader(NamedTuple):
 def read_header(path: Path) -> dict[str, TensorPlace]:
     """Return the tensors of a safetensors file by name, in the order of their bytes.
 
-    RequestError unless they are floats whose bytes follow each other from the header's end to the file's end.
+    RequestError if the file is missing, unreadable or damaged, holds no tensors or other dtypes than floats, or if the
+    tensors' bytes do not fill the file exactly. Overloaded if the system is short of descriptors or memory.
     """
     return parse_header(path, load_header(path))
 
 
 def load_header(path: Path) -> TensorHeader:
-    """Read the header of a file; RequestError if it has none."""
+    """Return the unparsed header of a safetensors file. RequestError if the file is missing, unreadable or truncated;
+    Overloaded if the system is short of descriptors or memory."""
     if not path.is_file():  # a pipe or a device would block
         raise RequestError(f"{path} cannot be read, it does not exist or is no file: {_mend_of_missing(path.parent)}")
     try:
@@ -78,7 +80,8 @@ def load_header(path: Path) -> TensorHeader:
 
 
 def parse_header(path: Path, header: TensorHeader) -> dict[str, TensorPlace]:
-    """Return the tensors of the header of `path`, as `read_header`."""
+    """Return the tensors of a header by name, in the order of their bytes. RequestError if `read_header` would raise it
+    for this content. `path`: the file, for messages."""
     try:
         fields = msgspec.json.decode(header.content, type=dict[str, msgspec.Raw])
         fields.pop("__metadata__", None)
@@ -109,7 +112,7 @@ def _place(path: Path, name: str, entry: _Entry, start: int) -> TensorPlace:
 
 
 def _check_order(path: Path, places: list[TensorPlace], start: int, num_file_bytes: int) -> None:
-    """Check that the tensors' bytes follow each other from `start` to the end of the file."""
+    """Raise RequestError unless the tensors' bytes follow each other from `start` to the end of the file."""
     if places[0].offset != start:
         raise _damaged(path, f"{places[0].offset - start} bytes before tensor {places[0].name} belong to none")
     for place, after in pairwise(places):
@@ -134,5 +137,5 @@ def _damaged(path: Path, reason: str) -> RequestError:
 
 
 def shown(value: object) -> str:
-    """Return a value of a file for a message."""
+    """Return a value from a file for a message: ASCII, at most 120 characters."""
     return ascii(value)[:120]

@@ -2,7 +2,7 @@
 
     "tokenloom-adapter-1" | uint64: length of the fields | fields as JSON | the tensors' file
 
-So an adapter that comes from another host is checked by the digest that names it.
+A receiver on another host can therefore check the blob by the digest that names the adapter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _HEAD_BYTES = len(PREFIX) + 8
 
 
 class WholeAdapter:
-    """The bytes of the blob, read from the adapter's folder where they are asked for."""
+    """The bytes of the blob. Each requested part is read from the adapter's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """RequestError if the adapter cannot be read."""
+        """Open the adapter in `folder`. RequestError if it cannot be read, Overloaded if the system is short of
+        descriptors or memory."""
         fields = read_config(folder).canonical_bytes()
         self._head = PREFIX + len(fields).to_bytes(8, "little") + fields
         try:
@@ -51,8 +52,8 @@ class WholeAdapter:
 
 
 def unpack(content: memoryview, folder: Path, pause: Callable[[], None]) -> None:
-    """Write the files of a whole adapter to an empty folder. `pause` is called between pieces. RequestError if it is
-    damaged."""
+    """Write the files of a whole adapter, the blob `content`, to an empty folder. `pause` is called between pieces of
+    the work. RequestError if the blob is damaged."""
     end = _HEAD_BYTES + int.from_bytes(content[len(PREFIX) : _HEAD_BYTES], "little")
     try:
         if content[: len(PREFIX)] != PREFIX:

@@ -1,4 +1,4 @@
-"""The user's cache folder, and those in it that hold files which the engine trusts."""
+"""The user's cache folder, and private folders in it for files that the engine trusts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from .private_folder import make_folder
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom if that variable is no absolute path. RuntimeError for a
-    user without a home."""
+    """Return $XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom if that variable is not an absolute path. RuntimeError if
+    the user has no home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
 
 
 def private_cache(name: str = "") -> Path:
-    """Return a folder in the user's cache, or the cache itself, which is made if it is missing. Others could give the
-    engine files of theirs: so their rights to write are taken away. PermissionError if it is another user's, unless
-    this one is root; RuntimeError or OSError if there is no place for it."""
+    """Return the folder `name` in the cache folder ("": the cache folder itself); create it if it is missing. Take
+    write permission from other users, who could put files of theirs there. PermissionError if a folder belongs to
+    another user than this one or root, unless this user is root; RuntimeError or OSError if a folder cannot be
+    created."""
     cache = cache_folder()
     make_folder(cache / name)
     for folder in {cache, cache / name}:

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files, which tell whether two machines have the same."""
+"""Digests of a checkpoint's files, which show whether two machines have the same checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from .gguf_index import GGUF_INDEX_NAME
 from .weight_files import INDEX_NAME, weight_paths
 
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file, evenly spread: other weights of the same shapes differ
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # per weight file, evenly spread: show other weights of equal shapes
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -20,7 +20,7 @@ _TOKENIZER_FILES = (
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Return a digest, in hex, of config.json, the index, and of size and samples of each weight file."""
+    """Return a digest, in hex, of config.json, of the index, and of the name, size and samples of each weight file."""
     digest = hashlib.sha256()
     index_name = GGUF_INDEX_NAME if (folder / GGUF_INDEX_NAME).exists() else INDEX_NAME
     for name in ("config.json", index_name):

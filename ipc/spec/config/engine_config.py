@@ -28,7 +28,7 @@ API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user o
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
 
 
-MAX_NUM_SEQS = 256  # the default
+MAX_NUM_SEQS = 256  # default of max_num_seqs
 _model, _answers, _devices, _memory, _tiers, _adapters, _media, _scheduling, _http, _clients, _limits, _logging = map(
     InGroup, GROUPS
 )
@@ -312,21 +312,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def has_tiers(self) -> bool:
-        """Whether blocks may lie outside the KV pool."""
+        """Whether an option asks for KV blocks outside the pool."""
         return any(getattr(self, name) is not None for name in TIER_OPTIONS)
 
     @property
     def max_request_answers(self) -> int:
-        """Maximum of answers for all prompts of one request: a quarter of the queue."""
+        """Most answers of one request, over all its prompts: a quarter of the queue."""
         return max(self.max_waiting_requests // 4, 1)
 
     @property
     def http_address(self) -> str | None:
-        """[HOST:]PORT from --http, --host and --port, ConfigError if they differ; None without an HTTP server."""
+        """[HOST:]PORT from --http, --host and --port; None if no HTTP server is wanted. ConfigError if they contradict
+        each other."""
         return joined_http_address(self.http, self.host, self.port)
 
     def numbers(self, dtype: str) -> str:
-        """Return the numbers that layers of `dtype` compute with: with others answers and KV blocks differ."""
+        """Return a description of the numbers that layers of `dtype` compute with. Engines with different numbers
+        compute different answers and KV blocks."""
         return f"{dtype}, int8 activations" if self.int8_activations else dtype
 
     def max_media(self, kind: MediaKind) -> int | None:

@@ -27,9 +27,9 @@ VARIABLE = "TOKENLOOM_SPEC"
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration with the values that checkpoint and machine decide, such as dtype and device. `config` is as
-    given: its automatic values remain. Workers measure the KV pool's size later; with max_model_len auto the length
-    follows from that size (`fitted_model_len`), and max_model_len is its upper limit."""
+    """A configuration with the values that follow from checkpoint and machine, such as dtype and device. `config` is
+    the given one: its automatic values stay `auto`. Workers measure the KV pool's size later; if config.max_model_len
+    is auto, the length follows from that size (`fitted_model_len`), and max_model_len here is its upper limit."""
 
     run_id: str  # 16 hex characters, new for each engine
     run_directory: str
@@ -47,9 +47,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
     host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
-    replica: int = 0  # of this process; those of the frontend and of clients are the same for all
-    digest: ModelDigest | None = None  # of the model as it was at the start; `resolve` makes it
-    group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
+    replica: int = 0  # number of this process's replica; 0 also in processes that serve all replicas
+    digest: ModelDigest | None = None  # digest of the model at the start, made by `resolve`
+    group_keys: Keys | None = None  # keys of the sockets between the head and ranks on other hosts
 
     @property
     def fingerprint(self) -> str:
@@ -66,8 +66,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
 
     def on_host(self, host_address: str, run_directory: str, model_folder: str) -> EngineSpec:
-        """Return the specification for the ranks of another host, whose files are in other places. `endpoints.control`
-        and `blobs` stay: the head has given addresses that they reach."""
+        """Return the specification for the ranks on another host, where files have other paths. `endpoints.control` and
+        `endpoints.blobs` stay: they are addresses of the head that these ranks can reach."""
         endpoints = Endpoints.in_folder(run_directory)
         return msgspec.structs.replace(
             self,
@@ -85,7 +85,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def client_addresses(self) -> list[str]:
-        """The addresses for clients: one of each frontend."""
+        """The addresses for clients: one for each frontend."""
         return [self.endpoints.clients_of(index) for index in range(self.config.api_server_count)]
 
     @property
@@ -99,14 +99,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def core_listen(self) -> str | None:
-        """The address of this replica's core for gateways; None without one."""
+        """The address of this replica's core for gateways; None if it has none."""
         if self.config.core_listen is None:
             return None
         host, _, port = self.config.core_listen.rpartition(":")
         return f"{host}:{int(port) + self.replica}"
 
     def own_file(self, name: str) -> Path:
-        """Return the path of a file or folder that each replica has for itself."""
+        """Return the path, in the run directory, of a file or folder that each replica has for itself."""
         return Path(self.run_directory) / (f"replica-{self.replica}-{name}" if self.replica else name)
 
     def identity(self, name: str, number: int) -> bytes:
@@ -114,7 +114,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return identity_of(process_name(name, self.replica), number)
 
     def secure_to_head(self, socket: zmq.Socket[bytes]) -> None:
-        """Give a socket the keys with which ranks on other hosts connect to the head; on the head do nothing."""
+        """Set on a socket the keys with which ranks on other hosts connect to the head; do nothing on the head."""
         if self.group_keys is not None and not self.is_on_head:
             self.group_keys.secure_client(socket)
 
@@ -149,24 +149,24 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether requests share the KV blocks of equal prefixes: not if layers keep a state beside them."""
+        """Whether requests share the KV blocks of equal prefixes; False if layers also keep a recurrent state."""
         return self.config.enable_prefix_caching and not self.model.has_state
 
     @property
     def uses_tiers(self) -> bool:
-        """Whether KV blocks are kept outside the pool, too: if a place is given, and blocks are found again at all."""
+        """Whether KV blocks are also kept outside the pool: an option asks for it, and requests share prefixes."""
         return self.config.has_tiers and self.shares_prefixes
 
     @property
     def numbers(self) -> str:
-        """The numbers that layers compute with."""
+        """Description of the numbers that layers compute with; see EngineConfig.numbers."""
         return self.config.numbers(self.dtype)
 
     @property
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
-        needs only a few hundred tokens for full throughput; more would only delay other requests. If the
-        tokens of an image attend to later ones, a step holds the largest image and a token of each other request."""
+        needs only a few hundred tokens for full throughput; more would only delay other requests. If the tokens of an
+        image attend to later ones, the budget is enough for the largest image and a token of each other request."""
         default = 512 if self.device == "cpu" else 2048
         budget = self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
         is_bidirectional = self.model.encoder is not None and self.model.encoder.is_bidirectional
@@ -174,7 +174,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_text_len(self) -> int:
-        """Tokens of the longest request that pass the model's layers: all but those of a clip at its head."""
+        """Most tokens of a request that go through the model's layers: all but those of a clip at its start."""
         return self.max_model_len - self.model.num_clip_tokens
 
     @property
@@ -185,7 +185,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum of prompt tokens × n: a quarter of the queue, or the longest prompt (cut to the queue) if longer."""
+        """Most prompt tokens × n of one request: a quarter of the queue or, if more, max_model_len (cut to the
+        queue)."""
         return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
 
     @property
@@ -194,7 +195,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.config.block_size)
 
     def fitted_model_len(self, num_blocks: int) -> int:
-        """Return max_model_len; `auto` is cut to the tokens of a pool of `num_blocks`, one of them the null block."""
+        """Return max_model_len; if it is `auto`, cut to the tokens of a pool of `num_blocks`, one of them the null
+        block."""
         if self.config.max_model_len != AUTO_LENGTH:
             return self.max_model_len
         return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)
@@ -209,15 +211,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self._host_of(self._place_of(rank))
 
     def local_workers(self, rank: Rank) -> range:
-        """Return the places of the workers, of all replicas, that share CPUs, GPUs and memory with a rank of this
-        replica."""
+        """Return the numbers, among the workers of all replicas, of those that share CPUs, GPUs and memory with a rank
+        of this replica."""
         host = self.host_of(rank)
         places = range(self.config.data_parallel_size * self.config.tensor_parallel_size)
         first = next(place for place in places if self._host_of(place) == host)
         return range(first, first + sum(self._host_of(place) == host for place in places))
 
     def local_number(self, rank: Rank) -> int:
-        """Return the number of a rank of this replica among the workers of its host: that of its GPU."""
+        """Return the number of a rank of this replica among the workers of its host, which is its GPU's number."""
         return self._place_of(rank) - self.local_workers(rank).start
 
     def num_workers_on(self, host: int) -> int:
@@ -226,16 +228,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self._host_of(place) == host for place in places)
 
     def _place_of(self, rank: Rank) -> int:
-        """Return the number of a rank of this replica among all workers."""
+        """Return the number of a rank of this replica among the workers of all replicas."""
         return self.replica * self.config.tensor_parallel_size + rank.tp
 
     def _host_of(self, place: int) -> int:
-        """Workers are spread evenly over the hosts, neighbours together."""
+        """Return the host of the worker with number `place`. Workers are spread evenly, neighbours on one host."""
         return place * self.config.hosts // (self.config.data_parallel_size * self.config.tensor_parallel_size)
 
     @property
     def hosts_key_file(self) -> Path:
-        """The keys of agents: as given, or those that this engine has made for agents that Ray places."""
+        """The file with the agents' keys: the given file, or the one that this engine made for agents placed by Ray."""
         return Path(self.config.hosts_key_file or Path(self.run_directory) / "hosts.key")
 
     @property

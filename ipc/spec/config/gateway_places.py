@@ -1,4 +1,4 @@
-"""Checks the options of gateways and of the engines behind them."""
+"""Checks of the options of gateways, and of the engines behind them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class GatewayOptions(NamedTuple):
 
 
 def check_gateway(options: GatewayOptions) -> None:
-    """Raise ConfigError unless an engine's cores listen at one interface with keys, and a gateway has no model of its
-    own to run."""
+    """Raise ConfigError if the options for gateways are invalid: an engine's cores must listen at one interface, with
+    keys and fixed ports; a gateway needs keys and valid addresses of cores, and starts no replicas."""
     listen, cores = options.core_listen, options.cores
     if listen is None and cores is None:
         return
@@ -54,7 +54,8 @@ def check_gateway(options: GatewayOptions) -> None:
 
 
 def core_addresses(cores: str) -> list[str]:
-    """Parse --cores into tcp://HOST:PORT addresses; ConfigError if one is none, or is given twice."""
+    """Parse --cores into tcp://HOST:PORT addresses; ConfigError if one is malformed or given twice, or there is
+    none."""
     addresses = comma_list(cores)
     for address in addresses:
         _split(f"--cores {address}", address)

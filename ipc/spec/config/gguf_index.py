@@ -1,7 +1,8 @@
-"""The index of a GGUF file's tensors, by the names that config.json's model has for them.
+"""The index of the tensors in GGUF files, by the names that the model of config.json has for them.
 
-`frontend/checkpoint/gguf/` writes it beside config.json and links to the files; ranks read weights by it and need not
-know GGUF's metadata. The formats of blocks are those of ggml (github.com/ggml-org/ggml, docs/gguf.md).
+`frontend/checkpoint/gguf/` writes it into a folder with config.json and links to the files. Ranks read weights by the
+index and need not know GGUF's metadata. The formats of blocks are those of ggml (github.com/ggml-org/ggml,
+docs/gguf.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...shortages.failure import shortage_of
 
 GGUF_INDEX_NAME = "model.gguf.index.json"
 GGUF_STATUS_NAME = "model.gguf.status.json"  # size and time of each file when the index was made
-BLOCKS = {  # of each format: elements, bytes
+BLOCKS = {  # format → elements of a block, bytes of a block
     "F32": (1, 4),
     "F16": (1, 2),
     "BF16": (1, 2),
@@ -35,7 +36,8 @@ BLOCKS = {  # of each format: elements, bytes
     "MXFP4": (32, 17),
 }
 
-# Bits of a code, of formats with blocks that stay codes where these are multiplied as integers. Others get 8 bits.
+# Bits of a code, for the formats that keep their codes if weights are multiplied as integers; others are rounded to 8
+# bits.
 CODE_BITS = {
     "Q8_0": 8,
     "Q5_0": 8,
@@ -49,14 +51,14 @@ CODE_BITS = {
 
 
 class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a tensor lies, and how it differs from the one that its name stands for."""
+    """The place of a tensor, and how it differs from the model's tensor of this name."""
 
     file: str  # name of a link in the folder of the index
-    kind: str  # of BLOCKS
+    kind: str  # a key of BLOCKS
     shape: tuple[int, ...]  # outputs first, as in safetensors
     offset: int  # in the file, in bytes
-    rotated: int = 0  # rows of a head whose rotary halves alternate; 0: in order
-    added: float = 0.0  # to each element
+    rotated: int = 0  # rows of a head, if the two rotary halves of heads alternate; 0: they are in order
+    added: float = 0.0  # is to be added to each element
 
     @property
     def num_elements(self) -> int:
@@ -69,13 +71,14 @@ class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def gguf_status(path: Path) -> tuple[int, int]:
-    """Return the size and the time of a file, by which the index knows it again."""
+    """Return the size and modification time (ns) of a file, by which a change of it is detected."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def check_unchanged(path: Path) -> None:
-    """Raise ConfigError if a file in the folder of an index is gone, or another than the one that was indexed."""
+    """Raise ConfigError if a file in the folder of an index is gone or has changed since it was indexed; Overloaded if
+    the system is short of descriptors or memory."""
     try:
         known = msgspec.json.decode((path.parent / GGUF_STATUS_NAME).read_bytes(), type=dict[str, tuple[int, int]])
         if known.get(path.name) == gguf_status(path):
@@ -87,7 +90,8 @@ def check_unchanged(path: Path) -> None:
 
 
 def read_gguf_index(folder: Path) -> dict[str, GgufTensor] | None:
-    """Read the index in a folder; None if it holds no GGUF file."""
+    """Read the index in a folder; None if there is none. ConfigError if it cannot be read, Overloaded if the system is
+    short of descriptors or memory."""
     path = folder / GGUF_INDEX_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, GgufTensor])

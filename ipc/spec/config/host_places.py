@@ -1,4 +1,4 @@
-"""Checks the options of an engine with ranks on several hosts."""
+"""Checks of the options of an engine with ranks on several hosts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class HostOptions(Protocol):
 
 
 def check_hosts(options: HostOptions) -> None:
-    """Raise ConfigError unless the ranks can be spread over the hosts and the head's address is of one interface. Hosts
-    that Ray places need no options of their own."""
+    """Raise ConfigError unless the ranks can be spread over the hosts, and several hosts have --hosts-key-file and a
+    private --listen-hosts address of one interface. With Ray neither option is needed."""
     backend = options.distributed_executor_backend
     num_ranks, num_replicas = options.tensor_parallel_size, options.data_parallel_size
     if backend == "uni" and num_ranks > 1:
@@ -64,7 +64,7 @@ def check_hosts(options: HostOptions) -> None:
 
 
 def check_private(listen_hosts: str, is_insecure: bool) -> None:
-    """Raise ConfigError for a public address, unless that was asked for."""
+    """Raise ConfigError if --listen-hosts is a public address without --insecure, or invalid."""
     if not (ipaddress.ip_address(host_address(listen_hosts)).is_private or is_insecure):
         raise ConfigError(
             f"--listen-hosts {listen_hosts} is a public address, and ranks exchange tensors without encryption: give "
@@ -73,7 +73,7 @@ def check_private(listen_hosts: str, is_insecure: bool) -> None:
 
 
 def host_address(listen_hosts: str) -> str:
-    """Return the IP address of tcp://IP:PORT; ConfigError if it is none of one interface."""
+    """Return the IP address of tcp://IP:PORT; ConfigError if it is invalid, or the address of all interfaces."""
     try:
         address = ipaddress.ip_address(split_tcp(listen_hosts)[0])
     except ValueError:
@@ -86,8 +86,8 @@ def host_address(listen_hosts: str) -> str:
 
 
 def ray_listen_address() -> str:
-    """Return an address for agents that Ray places, on this host's interface to the cluster; ConfigError without a
-    cluster."""
+    """Return a tcp address for agents placed by Ray: this host's interface to the cluster, any free port. ConfigError
+    if there is no cluster, or no route to it."""
     place = ray_address()
     try:
         host, port = split_tcp(f"tcp://{place}")
@@ -100,7 +100,8 @@ def ray_listen_address() -> str:
 
 
 def ray_address() -> str:
-    """Return HOST:PORT of the Ray cluster: RAY_ADDRESS, else that of which `ray start` made this host a node."""
+    """Return HOST:PORT of the Ray cluster: RAY_ADDRESS, else the address that `ray start` recorded on this host.
+    ConfigError if there is neither."""
     given = os.environ.get("RAY_ADDRESS", "auto")
     if given != "auto":
         return given

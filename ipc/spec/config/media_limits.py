@@ -12,7 +12,8 @@ MEDIA_KINDS = ("image", "video", "audio")  # that --limit-mm-per-prompt may name
 def media_limits(given: dict[str, Any] | None) -> dict[str, int]:
     """Return how many media of each kind --limit-mm-per-prompt allows in a prompt, by kind; ConfigError if invalid.
 
-    A limit is a number, or vLLM's {"count": number, …}, whose other fields only estimate sizes.
+    A limit is a number, or vLLM's {"count": number, …}; its other fields only estimate sizes. A kind without a limit is
+    left out.
     """
     limits = {}
     for kind, limit in (given or {}).items():

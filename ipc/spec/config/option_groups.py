@@ -6,7 +6,7 @@ from typing import get_args
 
 from msgspec import Meta, Struct, structs
 
-GROUPS = {  # of options in --help
+GROUPS = {  # group of options in --help → its title
     "model": "the model and its files",
     "answers": "templates, defaults and parsers of answers",
     "devices": "devices, threads and kernels",
@@ -23,13 +23,13 @@ GROUPS = {  # of options in --help
 
 
 class InGroup:
-    """Makes the metadata of options of one group from their help texts."""
+    """Factory of metadata for the options of one group."""
 
     def __init__(self, group: str) -> None:
         self._group = group
 
     def __call__(self, text: str, *, is_secret: bool = False) -> Meta:
-        """`is_secret`: its value is for the engine's own processes alone."""
+        """Return the metadata of an option with this help text. `is_secret`: no output shows its value."""
         return Meta(description=text, extra={"group": self._group, "is_secret": is_secret})
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-AUTO_LENGTH = -1  # of max_model_len: the longest whose KV cache fits
+AUTO_LENGTH = -1  # max_model_len auto: the longest length that fits into the KV cache
 MAX_MEDIA_BYTES = 63 << 20  # a medium is one frame of a client, of at most 64 MiB
 
 TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
     *("http_timeout_s", "media_fetch_timeout_s", "max_audio_s", "response_store_age_s"),
 )
-AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
+AUTO = {"max_model_len": AUTO_LENGTH}  # option → a value outside its range that is valid too
 INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("data_parallel_size", 1, 64),

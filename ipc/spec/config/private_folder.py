@@ -14,7 +14,7 @@ from ...errors import ConfigError
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, for this user alone, unless there are such."""
+    """Create a folder, and missing folders above it, with mode 0700; do nothing if it exists."""
     if not path.is_dir():
         if path.parent != path:
             make_folder(path.parent)
@@ -23,8 +23,8 @@ def make_folder(path: Path) -> None:
 
 
 def open_private(path: Path) -> int:
-    """Open a folder, which is made if it is missing, and return its descriptor. ConfigError if it is a link, belongs to
-    somebody else than this user or root, or can be written by others; OSError if it cannot be opened."""
+    """Open a folder, created if it is missing, and return its descriptor. ConfigError if it is a link, belongs to
+    another user than this one or root, or can be written by others; OSError if it cannot be opened."""
     if path.is_symlink():
         raise ConfigError(f"{path} is a link to {path.resolve()}: give that folder itself")
     make_folder(path)
@@ -39,7 +39,7 @@ def open_private(path: Path) -> int:
 
 
 def write_fault(status: os.stat_result) -> str:
-    """Explain why others can write a file or folder, with the remedy; "" if this user and root alone can."""
+    """Return why others can write to a file or folder, with the remedy; "" if only this user and root can."""
     if status.st_uid not in (0, os.getuid()):
         return f"belongs to the user with number {status.st_uid}: give a new one"
     if status.st_mode & 0o022:

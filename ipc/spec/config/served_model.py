@@ -12,7 +12,7 @@ from ..models.model_file import load_model_config
 from ..models.quantization_config import QuantizationConfig
 from .engine_config import EngineConfig
 
-_STORED_AS = {  # --quantization: layouts of checkpoints in this format
+_STORED_AS = {  # value of --quantization → layouts of the checkpoints that it describes
     "awq": ("awq",),
     "gptq": ("gptq",),
     "compressed-tensors": ("packed", "scaled"),
@@ -24,7 +24,8 @@ _STORED_AS = {  # --quantization: layouts of checkpoints in this format
 def served_model(config: EngineConfig, folder: Path, generation_folder: Path | None = None) -> ModelConfig:
     """Read the config of the model in `folder` and apply the engine's options to it.
 
-    generation_folder: of generation_config.json, if not `folder`. ConfigError if an option does not suit the model."""
+    `generation_folder`: the folder of generation_config.json, if it is not `folder`. ConfigError if the config is
+    unreadable or not supported, or if an option does not suit the model."""
     model = load_model_config(folder, config.hf_overrides, generation_folder, config.model_impl)
     _check_borrowed(config, model)
     model = _quantized(config, model)
@@ -36,8 +37,8 @@ def served_model(config: EngineConfig, folder: Path, generation_folder: Path | N
 
 
 def check_exchange(folder: Path, config: EngineConfig, model: ModelConfig) -> None:
-    """Raise RequestError if the checkpoint in `folder` cannot be read, or has another shape than the served `model`:
-    then its weights cannot take the place of the model's."""
+    """Raise RequestError if the checkpoint in `folder` cannot be read, or has another shape than the served `model`, so
+    that its weights cannot replace the model's."""
     try:
         shape = _shape(served_model(config, folder))
     except ConfigError as error:  # the caller's mistake here, not the operator's
@@ -47,15 +48,15 @@ def check_exchange(folder: Path, config: EngineConfig, model: ModelConfig) -> No
 
 
 def _shape(model: ModelConfig) -> ModelConfig:
-    """Return the model's config reduced to the fields that must be equal to exchange weights in place. What comes from
-    generation_config.json stays as it was at the start."""
+    """Return the model's config with only the fields that must be equal to exchange weights in place. Values from
+    generation_config.json are not compared: an exchange does not change them."""
     return msgspec.structs.replace(
         model, eos_token_ids=[], bos_token_id=None, dtype="", output_rules=None, language_ids=None
     )
 
 
 def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ConfigError if an option needs more than transformers' layers can do, and the model runs on them."""
+    """Raise ConfigError if the model runs on transformers' layers and an option asks for something that they cannot do."""
     wanted = {
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,
@@ -70,7 +71,7 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     method, stored = config.quantization, model.quantization
     if stored is not None and stored.layout == "gguf":
-        if method in ("none", "gguf"):  # its codes stay codes only where they are multiplied as integers
+        if method in ("none", "gguf"):  # GGUF's codes are kept only if they are multiplied as integers
             keeps_codes = config.int8_activations and config.load_format != "dummy"
             return model if keeps_codes else msgspec.structs.replace(model, quantization=None)
         stored = None  # to be rounded again
@@ -94,14 +95,14 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 
 def quantized_on_load(model: ModelConfig, kind: str) -> ModelConfig:
-    """Return the config with matrices that are rounded to `kind` (int8, int4, fp8) while they are loaded."""
+    """Return the config of a model with matrices that are rounded to `kind` (int8, int4, fp8) while they are loaded."""
     on_load = msgspec.convert({"layout": "on_load", "weight_dtype": kind}, QuantizationConfig)
     return msgspec.structs.replace(model, quantization=on_load)
 
 
 def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """Let the clip at the head of a request take whole KV blocks, if the model has cross attention. ConfigError if the
-    model is to be served without audio."""
+    """Return the config in which the clip at a request's start takes whole KV blocks, if the model has cross attention.
+    ConfigError if such a model is to be served without audio."""
     if model.cross is None:
         return model
     if model.audio is None:

@@ -1,4 +1,4 @@
-"""The values of --speculation, among them vLLM's --speculative-config for methods that look tokens up."""
+"""The values of --speculation, including vLLM's --speculative-config for methods that look tokens up."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ...errors import ConfigError
 
 _FLAG = "--speculation (or --speculative-config, -sc)"
 _METHODS = ("lookup", "ngram", "ngram_gpu", "suffix")
-_MODELS = (None, *_METHODS, "[ngram]")  # vLLM's names of these methods in place of a draft model
-_IGNORED = {  # keys of vLLM, whose choices are made by measured cost here
+_MODELS = (None, *_METHODS, "[ngram]")  # names of these methods where vLLM has a draft model's
+_IGNORED = {  # vLLM's keys for choices that are made by measured cost here
     *("draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
     *("disable_by_batch_size", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "suffix_decoding_max_tree_depth"),
 }
-MAX_DRAFTS = 15  # of a row in a step
+MAX_DRAFTS = 15  # draft tokens of a row in a step
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of lookup's proposals. Within them the measured cost decides."""
+    """Limits of the drafts that lookup proposes. Within the limits the measured cost decides."""
 
     method: str = "lookup"
     num_speculative_tokens: int = MAX_DRAFTS
     prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 32  # tokens of a match that count
+    prompt_lookup_max: int = 32  # longest match that counts, in tokens
 
     def check(self) -> None:
         """Raise ConfigError for values out of range."""
@@ -42,7 +42,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | None:
-    """Return the options of speculation, None if it is off. ConfigError for a wrong one."""
+    """Return the options of speculation, None if it is off. ConfigError if `value` is invalid."""
     if value in ("off", "auto", "lookup"):
         return None if value == "off" else SpeculationOptions()
     fields: object = dict(value) if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
-"""Addresses of --kv-remote, --kv-peers and --kv-listen, and which of them need a secret.
+"""Addresses of --kv-remote, --kv-peers, --kv-listen and --kv-events, and which of them need a secret.
 
 Blocks that cross a network are trusted only with a MAC, and other engines only with a key: both come from
---kv-key-file. A loopback address and a socket file need none.
+--kv-key-file. A loopback address and a socket file need no key file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REMOTE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 
 def check_places(remote: str | None, peers: str | None, listen: str | None, has_key: bool) -> None:
-    """Raise ConfigError for an invalid address, and for one on a network if there is no key file."""
+    """Raise ConfigError if an address is invalid, or is on a network and there is no key file."""
     hosts = []
     if remote is not None:
         hosts.append(("--kv-remote", *_remote_host(remote)))
@@ -33,7 +33,7 @@ def check_places(remote: str | None, peers: str | None, listen: str | None, has_
 
 
 def check_events(address: str, *, has_key: bool, is_insecure: bool) -> None:
-    """Raise ConfigError for an invalid --kv-events, and for one on a network that admits anyone."""
+    """Raise ConfigError if --kv-events is invalid, or is on a network with neither a key nor --insecure."""
     host = _peer_host("--kv-events", address)
     if host is not None and not 0 < int(address.rpartition(":")[2]) < 65535:
         raise ConfigError(f"--kv-events {address} must have a port in [1, 65534]: the next one repeats missed events")
@@ -56,12 +56,13 @@ def check_replica_ports(num_replicas: int, listen: str | None, events: str | Non
 
 
 def listen_address_of(address: str, replica: int) -> str:
-    """Return the address of --kv-listen of a replica: each has the next port of a tcp one, 0 is any free one."""
+    """Return a replica's address for --kv-listen: replica N adds N to a tcp port (0 stays: any free port), and
+    -replica-N to a path."""
     return _moved(address, replica, replica if address.startswith("tcp://") and _port(address) else 0)
 
 
 def events_address_of(address: str, replica: int) -> str:
-    """Return the address of --kv-events of a replica: each has the next two ports of a tcp one."""
+    """Return a replica's address for --kv-events: replica N adds 2 · N to a tcp port, and -replica-N to a path."""
     return _moved(address, replica, 2 * replica)
 
 
@@ -76,7 +77,7 @@ def _port(address: str) -> int:
 
 
 def replay_address(address: str) -> str:
-    """Return the address that repeats the events of --kv-events."""
+    """Return the address at which subscribers request missed events of the --kv-events address."""
     if address.startswith("ipc://"):
         return f"{address}-replay"
     before, _, port = address.rpartition(":")
@@ -89,7 +90,8 @@ def peer_addresses(peers: str | None) -> list[str]:
 
 
 def _remote_host(url: str) -> tuple[str, str | None]:
-    """Return the URL of a remote without its password, and its host; None for a socket file."""
+    """Return the URL of --kv-remote without its password, and its host, None for a socket file. ConfigError if it is
+    invalid."""
     scheme, separator, rest = url.partition("://")
     shown = f"{scheme}{separator}{rest.rpartition('@')[2]}"
     try:
@@ -108,7 +110,7 @@ def _remote_host(url: str) -> tuple[str, str | None]:
 
 
 def _peer_host(option: str, address: str) -> str | None:
-    """Return the host of another engine's address; None for a socket file."""
+    """Return the host of an ipc or tcp address, None for a socket file. ConfigError if it is invalid."""
     if address.startswith("ipc:///"):
         return None
     match = re.fullmatch(r"tcp://(.+):(\d{1,5})", address)

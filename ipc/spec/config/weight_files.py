@@ -1,6 +1,6 @@
 """Headers of a checkpoint's weight files: the file, dtype and size of each tensor.
 
-They are safetensors, or GGUF with an index. Reads no weights and needs neither torch nor safetensors.
+The files are safetensors, or GGUF with an index. Reads no weights and needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def weight_paths(folder: Path) -> list[Path]:
 
 
 def file_by_tensor(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor, by the index or the only file's header; ConfigError if neither is usable."""
+    """Return the file of each tensor by name, from the index or the header of the only file; ConfigError if neither is
+    usable."""
     indexed = read_gguf_index(folder)
     if indexed is not None:
         return {name: folder / tensor.file for name, tensor in indexed.items()}
@@ -69,7 +70,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Read the header of one file; ConfigError if it is missing or damaged, or the file is smaller than it says."""
+    """Return the tensors in the header of a safetensors file by name. ConfigError if the file is missing, unreadable,
+    damaged, or smaller than its header says."""
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -94,13 +96,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise ConfigError if there is a pipe, a device, a socket or a folder: to open it could block."""
-    if os.path.exists(path) and not os.path.isfile(path):  # which take any name
+    """Raise ConfigError if `path` is a pipe, a device, a socket or a folder, which could block when opened."""
+    if os.path.exists(path) and not os.path.isfile(path):  # os.path's functions accept any name
         raise ConfigError(f"{path} is no regular file, but a pipe, a device or a folder: replace it by the file")
 
 
 def damaged(path: Path, reason: object) -> ConfigError:
-    """Build the error for a truncated or damaged file."""
+    """Return the error for a truncated or damaged file."""
     size = path.stat().st_size if path.exists() else 0
     return ConfigError(f"{path} ({size} bytes) is truncated or damaged ({reason}): fetch the file again")
 
