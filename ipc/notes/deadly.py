@@ -66,7 +66,7 @@ class ReadingNote:
         return xxh3_128_digest(b"".join(parts), self._seed)
 
     def new_hash(self) -> xxh3_128:
-        """Return a hash object. Once it has been updated with all parts of a request, its digest is the request's key."""
+        """Return a hash object. Once updated with all parts of a request, its digest is the request's key."""
         return xxh3_128(seed=self._seed)
 
     def is_deadly(self, key: bytes) -> bool:

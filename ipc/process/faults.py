@@ -39,7 +39,7 @@ class DeviceFault(RuntimeError):
 
 
 def _strike(point: str, number: int | None = None) -> None:
-    """Cause the fault that the file for this point requests, if there is a file. `number`: the end of the file's name."""
+    """Cause the fault that the file for this point requests, if it exists. `number`: end of the file's name."""
     path = Path(os.environ[VARIABLE]) / (point if number is None else f"{point}.{number}")
     try:
         kind, *words = path.read_text(encoding="utf-8").split()

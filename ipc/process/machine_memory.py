@@ -63,7 +63,7 @@ def _memory_cgroups(membership: str, root: Path) -> tuple[MemoryCgroup, ...]:
 
 
 def available_bytes(root: Path = CGROUP_ROOT) -> int:
-    """Return the bytes that this process may still allocate: the least that the machine and its cgroups have available."""
+    """Return the bytes that this process may still allocate: the minimum over the machine and its cgroups."""
     headrooms = [cgroup.headroom_bytes for cgroup in memory_cgroups(root=root)]
     return min([_meminfo_bytes("MemAvailable:"), *(each for each in headrooms if each is not None)])
 

@@ -30,7 +30,7 @@ def shortage_of(error: Exception, subject: str) -> Overloaded | None:
 
 
 def failure_of(error: Exception, subject: str) -> TokenloomError:
-    """Return `error` itself if it is a TokenloomError, Overloaded for a shortage (`shortage_of`), else InternalError."""
+    """Return `error` if it is a TokenloomError, Overloaded for a shortage (`shortage_of`), else InternalError."""
     if isinstance(error, TokenloomError):
         return error
     return shortage_of(error, subject) or InternalError(f"{subject}: {type(error).__name__}: {error}")

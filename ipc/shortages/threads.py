@@ -29,7 +29,7 @@ class Threads(ThreadPoolExecutor):
     thread, so that refused work may run later."""
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:
-        """Run `work` in a thread and return its future. Overloaded if no thread can be started; then `work` never runs."""
+        """Run `work` in a thread; return its future. Overloaded if no thread can be started: `work` then never runs."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -56,7 +56,7 @@ def _shape(model: ModelConfig) -> ModelConfig:
 
 
 def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ConfigError if the model runs on transformers' layers and an option asks for something that they cannot do."""
+    """Raise ConfigError if the model runs on transformers' layers and an option asks for more than they can do."""
     wanted = {
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,

@@ -1,4 +1,4 @@
-"""AUDIO_FAMILIES: the models that hear audio, by architecture, with their language models and their AudioConfig.
+"""AUDIO_FAMILIES: the models that take audio, by architecture, with their language models and their AudioConfig.
 
 Fields that a file leaves out have transformers' defaults.
 """
@@ -11,11 +11,11 @@ from .multimodal import MultimodalFamily, encoder_fields
 from .text_families import QWEN3_ASR as QWEN3_ASR_TEXT
 
 FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
-QWEN3_WINDOW = 100  # frames: transformers counts the rows of windows of this length alone
+QWEN3_WINDOW = 100  # frames; transformers counts rows only for windows of this length
 QWEN3_HALVINGS = 3
 QWEN3_MIN_SAMPLES = 8000
-CONVOLVED = 9  # frames and bins that a convolution takes at once
-WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, which have encoders like its; by their names of fields
+CONVOLVED = 9  # elements of a convolution's kernel: 3 frames × 3 mel bins
+WHISPER = {  # default fields of Whisper's encoder and of two like it, under each family's own names
     "whisper": {"d_model": 384, "encoder_layers": 4, "num_mel_bins": 80, "max_source_positions": 1500},
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
@@ -101,8 +101,8 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
 
 
 def _qwen3_products(tower: ConfigFile) -> int:
-    """Return the multiplications for a row: of the convolutions over frames and mel bins, and of the matrix behind
-    them."""
+    """Return the number of multiplications per row, of the convolutions over frames and mel bins and of the matrix
+    after them."""
     size, channels, inputs, bins, total = _hidden_size(tower), tower.positive("downsample_hidden_size"), 1, 0, 0
     for number in range(1, QWEN3_HALVINGS + 1):
         bins = halved(tower.positive("num_mel_bins"), number)

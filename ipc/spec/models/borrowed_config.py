@@ -1,7 +1,8 @@
-"""The ModelConfig of an architecture whose layers are transformers': sizes, by any of the names that families use.
+"""The ModelConfig of an architecture that runs on transformers' layers.
 
-Only the worker knows such an architecture, and it finds out for itself all that the layers need. What other processes
-need is read here: the vocabulary, the longest position, end tokens, and whether layers keep states.
+Only workers know such an architecture, from transformers itself. This module reads the fields that other processes
+need: the vocabulary, the longest position, end tokens, whether layers keep states, and sizes, under any of the names
+that families use.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from .config_file import ConfigFile
 from .model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
 from .quantization_config import parse_quantization
 
-# Names of each size, of which a file has one.
+# The names under which a file may have each size.
 NAMES = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "d_model", "n_embd", "dim", "embedding_dim"),
@@ -20,9 +21,10 @@ NAMES = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "model_max_length"),
 }
 NO_LIMIT = 1 << 20  # positions of a model whose file names no limit, such as one without attention
-TEXT_FIELDS = ("text_config", "llm_config", "language_config")  # of a model that also sees or hears
+TEXT_FIELDS = ("text_config", "llm_config", "language_config")  # of the language model in a model that takes media
 
-# Types of layers, and models whose files do not name them, that keep a state beside keys and values.
+# Types of layers that keep a state besides keys and values; types of models that have such layers but may not list
+# them.
 STATE_LAYERS = frozenset(("linear_attention", "mamba", "mamba2", "conv", "hybrid", "hybrid_sliding", "recurrent"))
 STATE_MODELS = frozenset(
     (
@@ -59,7 +61,8 @@ def text_of(file: ConfigFile) -> ConfigFile:
 
 
 def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int]) -> ModelConfig:
-    """Make the configuration of a model that transformers' layers run. ConfigError names a size that `file` lacks."""
+    """Return the configuration of a model that runs on transformers' layers. ConfigError if `file` lacks a size, or its
+    quantization is not served."""
     quantization = parse_quantization(file)
     if quantization is not None and quantization.layout == "mxfp4":
         file.refuse(
@@ -94,7 +97,7 @@ def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int
 
 
 def _size(file: ConfigFile, size: str, default: int = 0) -> int:
-    """Return a size by one of its names. default: of a file that names none; 0: it must name one."""
+    """Return a size of the file, under any of its names. `default`: the size if the file has none; 0: ConfigError."""
     found = next((name for name in NAMES[size] if name in file), None)
     if found is None and default:
         return default
@@ -104,6 +107,6 @@ def _size(file: ConfigFile, size: str, default: int = 0) -> int:
 
 
 def _layer_kinds(file: ConfigFile) -> list[str]:
-    """Return the type of each layer, if the file lists them."""
+    """Return the type of each layer; empty if the file does not list types."""
     kinds = file.get("layer_types") or file.get("layers_block_type") or file.get("block_types")
     return list(map(str, kinds)) if isinstance(kinds, list) else []

@@ -1,4 +1,4 @@
-"""EXPERT_FAMILIES: the families with experts, as in `families.py`."""
+"""EXPERT_FAMILIES: architectures with a mixture of experts, in the form of FAMILIES (`families.py`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .family_rules import (
 from .model_config import ActivationConfig, ExpertsConfig, LayerConfig, RopeConfig, TensorNames
 from .model_fields import FULL, SLIDING
 
-SWIGLU_ALPHA = 1.702  # the only one that is supported
+SWIGLU_ALPHA = 1.702  # the only supported value
 
 
 def after_dense_layers(default: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """Experts in all layers but the first first_k_dense_replace."""
+    """Return the rule for experts in all layers but the first first_k_dense_replace."""
 
     def rule(file: ConfigFile) -> list[LayerConfig]:
         num_dense = file.whole("first_k_dense_replace", default)
@@ -42,7 +42,8 @@ def experts_everywhere(file: ConfigFile) -> list[LayerConfig]:
 
 
 def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Windows from layer max_window_layers on unless layer_types says more; the first layers are dense."""
+    """Return the layers: with windows from layer max_window_layers on, unless layer_types lists the kinds; the first
+    first_k_dense_replace layers are dense."""
     window, first = fields.window_of(file), file.whole("max_window_layers")
     num_layers, num_dense = file.positive("num_hidden_layers"), file.whole("first_k_dense_replace", 0)
     kinds = [SLIDING if window is not None and layer >= first else FULL for layer in range(num_layers)]
@@ -55,7 +56,8 @@ def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def qwen2_moe_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Windows, if any, are in each second of the layers before max_window_layers unless layer_types says more."""
+    """Return the layers: with use_sliding_window, every second layer before max_window_layers has a window, unless
+    layer_types lists the kinds."""
     window = fields.window_of(file) if file.flag("use_sliding_window") else None
     last, step = file.whole("max_window_layers"), file.whole("decoder_sparse_step", 1) or 1
     dense = set(file.wholes("mlp_only_layers"))
@@ -77,7 +79,8 @@ def gpt_oss_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Experts in each moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index; −1: the last."""
+    """Return the layers: every moe_layer_interval-th one from moe_layer_start_index to moe_layer_end_index (−1: the
+    last layer) has experts."""
     num_layers, interval = file.positive("num_hidden_layers"), file.positive("moe_layer_interval", 1)
     first, last = file.whole("moe_layer_start_index", 1), file.whole("moe_layer_end_index", -1, least=-1)
     last = num_layers - 1 if last == -1 else last
@@ -87,7 +90,8 @@ def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
-    """DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2), with experts in groups and shared experts."""
+    """Return the config for DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2): sigmoid scores, groups of experts
+    and shared experts."""
     num_groups, top_groups = file.positive("n_group", 1), file.positive("topk_group", 1)
     num_experts = file.positive("n_routed_experts")
     if num_experts % num_groups or top_groups > num_groups:
@@ -163,7 +167,7 @@ def minimax_experts(file: ConfigFile) -> ExpertsConfig:
 
 
 def minimax_ropes(file: ConfigFile) -> list[RopeConfig]:
-    """Published files have rotary_dim, the rotated elements of a head."""
+    """Return the rotary embedding. Published files give its size as rotary_dim, the rotated elements of a head."""
     head_dim = head_dim_of(file)
     rotary_dim = file.positive("rotary_dim", head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
@@ -172,7 +176,7 @@ def minimax_ropes(file: ConfigFile) -> list[RopeConfig]:
 
 
 def without_speculation(file: ConfigFile) -> TensorNames:
-    """Ignore the layers behind the last one, which predict further tokens."""
+    """Return names that ignore the layers after the last one, which predict further tokens."""
     num_layers, num_further = file.positive("num_hidden_layers"), file.whole("num_nextn_predict_layers", 0)
     return TensorNames(ignored=[f"model.layers.{num_layers + further}." for further in range(num_further)])
 

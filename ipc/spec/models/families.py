@@ -1,4 +1,4 @@
-"""FAMILIES: the fields of ModelConfig in which each architecture differs from Llama, one entry a family."""
+"""FAMILIES: the fields of ModelConfig in which each architecture differs from Llama, one entry for each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rules: how families read fields of ModelConfig from config.json, and Family, a set of them.
+"""Rules, which give fields of ModelConfig from config.json, and Family, a set of rules.
 
-A rule is a value, or a function of the config.json. A family without a rule of its own for a field has Llama's.
+A rule is a value, or a function of the ConfigFile. A family without a rule of its own for a field has Llama's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .model_fields import FULL, SLIDING
 
 Rule: TypeAlias = Any  # a value of a field of ModelConfig, or Callable[[ConfigFile], value]
 
-LOCAL_EXPERTS = {"num_experts": "num_local_experts"}  # two names of one field
+LOCAL_EXPERTS = {"num_experts": "num_local_experts"}  # two names of one field, for Family.renamed
 ROUTED_EXPERTS = {"num_local_experts": "n_routed_experts"}
 ACTIVATIONS = {
     "silu": "silu",
@@ -60,7 +60,7 @@ def flag(name: str, default: bool = False) -> Callable[[ConfigFile], bool]:
 
 
 def inverse_root(name: str) -> Callable[[ConfigFile], float]:
-    """Return the attention scale 1 / √field."""
+    """Return the rule for an attention scale of 1 / √(the field `name`)."""
     return lambda file: 1 / math.sqrt(file.positive(name))
 
 
@@ -89,13 +89,14 @@ def activation(
 
 
 def gemma_activation(file: ConfigFile) -> ActivationConfig:
-    """Gemma's first files say gelu and mean its approximation by tanh."""
+    """Return the activation. Gemma's first files say gelu and mean its approximation by tanh."""
     kind: Any = file.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
     return ActivationConfig(kind=kind)
 
 
 def rope(*, is_paired: bool = False, part: float | None = None) -> Callable[[ConfigFile], list[RopeConfig]]:
-    """part: rotated part of a head if no field says it; None: whole heads turn in all models of the family."""
+    """Return the rule for one rotary embedding. `part`: rotated share of a head if no field states it; None: whole
+    heads are rotated in all models of the family."""
     return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, part=part)]
 
 
@@ -116,7 +117,8 @@ def windows_everywhere(file: ConfigFile) -> list[LayerConfig]:
 
 
 def qwen_windows(file: ConfigFile) -> list[LayerConfig]:
-    """Qwen has windows only with use_sliding_window, from layer max_window_layers on unless layer_types says more."""
+    """Return the layers. Qwen has windows only with use_sliding_window: from layer max_window_layers on, unless
+    layer_types lists the kinds."""
     num_layers = file.positive("num_hidden_layers")
     window = fields.window_of(file) if file.flag("use_sliding_window") else None
     if "layer_types" in file:
@@ -149,19 +151,22 @@ def qwen3_experts(file: ConfigFile) -> ExpertsConfig:
 
 
 def sliding_layers(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """Full attention in each `period`-th layer or by layer_types, windows in the others."""
+    """Return the rule for full attention in every `period`-th layer, unless layer_types lists the kinds, and windows in
+    the other layers."""
     return lambda file: fields.layers_of(fields.layer_kinds(file, period), fields.window_of(file))
 
 
 def local_and_global(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """As `sliding_layers`; full layers have the first rotary embedding, sliding ones the second."""
+    """Return the rule of `sliding_layers`, in which full layers have the first rotary embedding and sliding layers the
+    second."""
     return lambda file: fields.layers_of(
         fields.layer_kinds(file, period), fields.window_of(file), lambda layer, kind: int(kind == SLIDING)
     )
 
 
 def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:
-    """no_rope_layers has 1 for a layer with positions; by default each no_rope_layer_interval-th has none."""
+    """Return the layers. no_rope_layers has 1 for a layer with positions; by default every no_rope_layer_interval-th
+    layer has none."""
     num_layers, interval = file.positive("num_hidden_layers"), file.positive("no_rope_layer_interval", 4)
     listed = file.wholes("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     if len(listed) != num_layers:
@@ -180,19 +185,20 @@ def inverse(name: str, default: float = 1.0) -> Callable[[ConfigFile], float]:
 
 
 def local_ropes(theta: float = 10000.0) -> Callable[[ConfigFile], list[RopeConfig]]:
-    """Rotary embeddings of full and of sliding layers; `theta`: of sliding layers if no field says it."""
+    """Return the rule for the rotary embeddings of full and of sliding layers. `theta`: that of sliding layers if no
+    field states it."""
     return lambda file: fields.ropes_by_kind(file, head_dim_of(file), theta)
 
 
 def cohere2_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Sliding layers have positions, full ones have none; without a window all are full."""
+    """Return the layers. Sliding layers have positions, full layers have none; without a window all layers are full."""
     kinds, window = fields.layer_kinds(file, file.positive("sliding_window_pattern", 4)), fields.window_of(file)
     return fields.layers_of(kinds, window, lambda layer, kind: 0 if kind == SLIDING and window else None)
 
 
 def exaone4_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Sliding layers have positions, full ones have none; without windows all have. The pattern is a period or a text
-    such as LLLG."""
+    """Return the layers. Sliding layers have positions, full layers have none; without a window all layers are full and
+    have positions. sliding_window_pattern is a period, or a text such as LLLG."""
     window, pattern = fields.window_of(file), file.get("sliding_window_pattern")
     if window is None:
         return all_layers(file)
@@ -223,7 +229,8 @@ def neox_names(file: ConfigFile) -> TensorNames:
 
 
 def falcon_names(file: ConfigFile) -> TensorNames:
-    """Falcon has a norm of its own for the MLP in newer files; older ones share one, or are sequential."""
+    """Return the tensor names. In newer files the MLP has its own norm; in older files attention and MLP share one, or
+    run one after the other."""
     is_new = file.flag("new_decoder_architecture")
     num_norms = file.positive("num_ln_in_parallel_attn", 2 if is_new else 1)
     input_norm, mlp_norm = "input_layernorm", "" if file.flag("parallel_attn", True) else "post_attention_layernorm"
@@ -264,7 +271,7 @@ def stablelm_names(file: ConfigFile) -> TensorNames:
 
 
 def if_flag(name: str, rule: Callable[[ConfigFile], Any]) -> Callable[[ConfigFile], Any]:
-    """Return the rule's value if the field is true, else None."""
+    """Return a rule with the value of `rule` if the field `name` is true, else None."""
     return lambda file: rule(file) if file.flag(name) else None
 
 
@@ -280,7 +287,7 @@ def gpt2_scale(file: ConfigFile) -> float:
 
 
 def positive_or(name: str, factor: int) -> Callable[[ConfigFile], int]:
-    """Return the field, or `factor` times hidden_size if the file leaves it out."""
+    """Return the rule for the field `name`, or `factor` times hidden_size if the file leaves it out."""
     return lambda file: file.positive(name) if name in file else factor * file.positive("hidden_size")
 
 
@@ -304,15 +311,15 @@ LLAMA: Mapping[str, Rule] = {
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture's differences from Llama."""
+    """The rules in which an architecture differs from Llama, and its fields' defaults and names."""
 
     own: Mapping[str, Rule] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers', of fields that a file may leave out
-    renamed: Mapping[str, str] = field(default_factory=dict)  # the other name that a file may have for a field, by ours
-    text_field: str = ""  # of the object that holds the text model's fields; empty: they are not nested
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' values of fields left out
+    renamed: Mapping[str, str] = field(default_factory=dict)  # our name of a field → another name that a file may use
+    text_field: str = ""  # name of the object that holds the text model's fields; empty: they are not nested
 
     def prepare(self, file: ConfigFile) -> ConfigFile:
-        """Return the file with Llama's names and with defaults."""
+        """Return the text model's fields, under Llama's names too, with defaults for those left out."""
         if self.text_field in file:
             file = file.nested(self.text_field)
         return file.with_names(self.renamed).with_defaults(named(self.defaults, self.renamed))

@@ -1,4 +1,4 @@
-"""GEMMA4: Gemma 4's family, whose full layers have heads of another size and, in some models, keys as values."""
+"""GEMMA4: Gemma 4's family. Its full layers have heads of another size and, in some models, use keys as values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kinds_of(file: ConfigFile) -> list[str]:
 
 
 def first_sharing(file: ConfigFile) -> int:
-    """Return the first of the layers that attend to keys and values of layers before them."""
+    """Return the index of the first layer that uses an earlier layer's keys and values; all layers after it do, too."""
     num_layers, num_sharing = file.positive("num_hidden_layers"), file.whole("num_kv_shared_layers", 0)
     if num_sharing >= num_layers:
         file.refuse(f"num_kv_shared_layers {num_sharing} must be below num_hidden_layers {num_layers}")
@@ -35,8 +35,8 @@ def first_sharing(file: ConfigFile) -> int:
 
 
 def sizes(file: ConfigFile) -> list[Mapping[str, int]]:
-    """Return head_dim and num_key_value_heads of each layer where they are not the model's: per_layer_config, as
-    transformers writes it since 5.23, by the layer's number, or the older fields, for full layers."""
+    """Return each layer's head_dim and num_key_value_heads where they differ from the model's. They are read from
+    per_layer_config, by the layer's number (transformers since 5.23), or from older fields for all full layers."""
     kinds, listed = kinds_of(file), file.part("per_layer_config")
     if "per_layer_config" not in file:
         full = {"head_dim": file.positive("global_head_dim", 512)}
@@ -82,7 +82,8 @@ def layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def ropes(file: ConfigFile) -> list[RopeConfig]:
-    """Layers of a kind have one table of rotations, so that their heads have one size."""
+    """Return the rotary embeddings of full and sliding layers. ConfigError if layers of a kind, which share one, have
+    heads of different sizes."""
     sliding, full = (_head_dim_of_kind(file, kind) for kind in (SLIDING, FULL))
     return fields.ropes_by_kind(file, sliding, 10000.0, full)
 
@@ -103,7 +104,8 @@ def experts(file: ConfigFile) -> ExpertsConfig | None:
 
 
 def names(file: ConfigFile) -> TensorNames:
-    """Files may hold the unused keys and values of layers that attend to those of others."""
+    """Return the tensor names. Ignored are other models in the file, and the unused key and value tensors of layers
+    that use an earlier layer's keys and values."""
     unused = [
         f"{root}layers.{layer}.self_attn.{part}"
         for root in ("model.", *ROOTS)

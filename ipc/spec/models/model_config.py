@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a decoder as fields, the same for every family.
+"""ModelConfig: the shape of a decoder, in the same fields for every family.
 
 The supervisor reads it once from config.json (`model_file.py`) and sends it to every process. A further family needs a
 line in `families.py`; a further kind of layer needs a field here.
@@ -21,15 +21,15 @@ ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_c
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding; `parameters` are the other fields of the file that a formula has."""
+    """A rotary embedding. `parameters`: the other fields of the file that the formula of its kind uses."""
 
     kind: RopeKind = "default"
     theta: float = 10000.0
     rotary_dim: int = 0  # rotated elements of a head, the first ones; 0: all
-    is_paired: bool = False  # element 2i turns with 2i + 1; else i with i + half of the rotated ones
+    is_paired: bool = False  # element 2i is rotated with 2i + 1; else i with i + rotary_dim / 2
     parameters: dict[str, float | bool | list[float]] = {}
-    sections: list[int] = []  # pairs that turn with the token's time, row and column; empty: all with its position
-    is_interleaved: bool = False  # pairs of the sections alternate; else those of a section are adjacent
+    sections: list[int] = []  # pairs rotated by the token's time, row and column; empty: all by its position
+    is_interleaved: bool = False  # pairs of the sections alternate; else the pairs of a section are adjacent
 
 
 class NormConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ActivationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ActivationKind = "silu"
     is_gated: bool = True
-    limit: float = 0.0  # of "swiglu_clamped"
+    limit: float = 0.0  # bound of "swiglu_clamped"
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,29 +73,29 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrossConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Cross attention of each layer to the rows that an encoder makes of a request's audio clip. The clip comes first
-    among the tokens of a request: there its rows have slots of the KV cache, for their keys and values alone."""
+    """Cross attention of each layer to the rows that an encoder makes of a request's audio clip. The clip takes the
+    first token positions of a request; the KV cache slots there hold only the keys and values of its rows."""
 
     num_rows: int
-    num_tokens: int  # of a clip in a request: num_rows, and more up to whole KV blocks
+    num_tokens: int  # token positions of the clip: num_rows, rounded up to whole KV blocks
 
     def in_blocks(self, block_size: int) -> CrossConfig:
-        """Return the config for KV blocks of this size."""
+        """Return the config with num_tokens rounded up to KV blocks of this size."""
         return msgspec.structs.replace(self, num_tokens=-(-self.num_rows // block_size) * block_size)
 
 
 class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules of generation_config.json for every answer of the model."""
 
-    suppressed_ids: list[int] = []  # never come
-    first_suppressed_ids: list[int] = []  # do not come first
-    no_timestamps_id: int | None = None  # without it in the prompt, timestamps come: the tokens behind it; None: never
-    max_first_timestamp: int | None = None  # of the timestamps, from 0; None: any
-    end_id: int = 0  # of the token that ends answers with timestamps; those below are text
+    suppressed_ids: list[int] = []  # are never sampled
+    first_suppressed_ids: list[int] = []  # are not sampled first
+    no_timestamps_id: int | None = None  # unless a prompt has it, its answer has timestamps: the ids above; None: never
+    max_first_timestamp: int | None = None  # largest first timestamp, counted from 0; None: any
+    end_id: int = 0  # token that ends answers with timestamps; smaller ids are text
 
     @property
     def depend_on_place(self) -> bool:
-        """Whether other tokens may come at the begin of an answer than later."""
+        """Whether the tokens that may be sampled depend on the position in the answer."""
         return bool(self.first_suppressed_ids) or self.no_timestamps_id is not None
 
 
@@ -107,24 +107,24 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int  # of each expert
     is_normalized: bool  # divide the weights of the top k by their sum
     score: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
-    has_choice_bias: bool = False  # added to the scores for the choice alone
+    has_choice_bias: bool = False  # a bias is added to the scores, only to choose experts
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
     scale: float = 1.0
-    has_bias: bool = False  # of router and experts
+    has_bias: bool = False  # router and experts have biases
     activation: ActivationConfig = ActivationConfig()
     shared_size: int = 0  # intermediate size of the expert that every token passes; 0: none
     has_shared_gate: bool = False  # the shared expert's output is multiplied by sigmoid(gate(x))
-    is_beside_mlp: bool = False  # the layer has a dense MLP, too, and adds both; the router reads the stream
+    is_beside_mlp: bool = False  # the layer adds a dense MLP's output; the router reads the residual stream
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of a checkpoint's tensors, without ".weight" and ".bias". Those of a layer follow "<layers>.<number>.". An
-    empty name of a norm means that the layer has none."""
+    """Names of a checkpoint's tensors, without ".weight" and ".bias". A layer's names follow "<layers>.<number>.". If
+    the name of a norm is empty, the layer has no such norm."""
 
     embedding: str = "model.embed_tokens"
-    positions: str = "model.embed_positions"  # of learned positions
+    positions: str = "model.embed_positions"  # table of learned positions
     layers: str = "model.layers"
     norm: str = "model.norm"
     head: str = "lm_head"
@@ -136,11 +136,11 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     key: str = "self_attn.k_proj"
     value: str = "self_attn.v_proj"
     qkv: str = ""  # one tensor in place of query, key and value
-    qkv_layout: Literal["stacked", "by_kv_head"] = "stacked"  # by_kv_head: its queries, key and value; then the next
+    qkv_layout: Literal["stacked", "by_kv_head"] = "stacked"  # by_kv_head: for each KV head its queries, key, value
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
-    cross_norm: str = "encoder_attn_layer_norm"  # this and the next four: of cross attention
+    cross_norm: str = "encoder_attn_layer_norm"  # this and the next four are for cross attention
     cross_query: str = "encoder_attn.q_proj"
     cross_key: str = "encoder_attn.k_proj"
     cross_value: str = "encoder_attn.v_proj"
@@ -150,7 +150,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     up: str = "mlp.up_proj"
     gate_up: str = ""  # one tensor in place of gate and up, gates first
     down: str = "mlp.down_proj"
-    experts: str = "mlp"  # the block with router and experts; files that transformers saved may say "mlp", too
+    experts: str = "mlp"  # the block with router and experts; in files saved by transformers it may also be "mlp"
     expert_matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert: gate, up, down
     are_experts_interleaved: bool = False  # gates and ups alternate, in one tensor for all experts: [E, in, out]
     router: str = "gate"
@@ -158,7 +158,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     is_choice_bias_row: bool = False  # [1, E] in place of [E]
     shared_expert: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
-    router_scale: str = "router.scale"  # of experts beside an MLP; a parameter of its own, as the next two
+    router_scale: str = "router.scale"  # for is_beside_mlp; a parameter without ".weight", as the next two
     expert_scales: str = "router.per_expert_scale"
     layer_scale: str = "layer_scalar"
     beside_mlp_norms: tuple[str, str, str] = (  # of the experts' input, the MLP's output, the experts' output
@@ -190,27 +190,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormConfig
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added to it
     head_norms: HeadNormsConfig | None = None
-    value_norm: NormConfig | None = None  # of each value head, without weight and bias
-    has_layer_scale: bool = False  # each layer multiplies the stream by a parameter
+    value_norm: NormConfig | None = None  # norm of each value head, without weight and bias
+    has_layer_scale: bool = False  # each layer multiplies the residual stream by a parameter
     qkv_clip: float = 0.0  # queries, keys and values are clamped to ± this before norms; 0: they are not
     attention_scale: float
     attention_softcap: float = 0.0  # 0: none
     has_sinks: bool = False
-    query_scaling: tuple[float, int] | None = None  # (b, n): queries times 1 + b · log(1 + ⌊position / n⌋)
+    query_scaling: tuple[float, int] | None = None  # (b, n): queries are multiplied by 1 + b · log(1 + ⌊position / n⌋)
     activation: ActivationConfig = ActivationConfig()
     experts: ExpertsConfig | None = None
     cross: CrossConfig | None = None  # None: a decoder-only model
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of the outputs of attention and MLP
+    residual_scale: float = 1.0  # factor of the outputs of attention and MLP
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     num_learned_positions: int = 0  # rows of a table of position embeddings; 0: none
     has_qkv_bias: bool = False
-    has_key_bias: bool = True  # False: with has_qkv_bias, queries and values alone have one
+    has_key_bias: bool = True  # False: with has_qkv_bias, only queries and values have a bias
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_head_bias: bool = False
-    has_state: bool = False  # layers keep a state beside keys and values, so that requests share no prefixes
+    has_state: bool = False  # layers keep a state besides keys and values, so that requests share no prefixes
     names: TensorNames = TensorNames()
     dtype: str  # of the checkpoint: float32, bfloat16 or float16
     tie_word_embeddings: bool
@@ -218,24 +218,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
     output_rules: OutputRules | None = None
-    language_ids: dict[str, int] | None = None  # tokens that name the language of speech, by its code; None: not known
-    vision: VisionConfig | None = None  # None: the model sees no images
-    audio: AudioConfig | None = None  # None: the model hears no audio
+    language_ids: dict[str, int] | None = None  # tokens that name the spoken language, by its code; None: unknown
+    vision: VisionConfig | None = None  # None: the model takes no images
+    audio: AudioConfig | None = None  # None: the model takes no audio
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder of media; None: the model takes text alone."""
+        """The encoder of media; None: the model takes only text."""
         return self.vision or self.audio
 
     def at_layer(self, layer: int) -> ModelConfig:
-        """Return the config with the sizes of one layer for the model's."""
+        """Return this config with one layer's own sizes in place of the model's."""
         own, names = self.layers[layer], ("head_dim", "num_kv_heads", "intermediate_size")
         sizes = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
         return msgspec.structs.replace(self, **sizes) if sizes else self
 
     @property
     def num_clip_tokens(self) -> int:
-        """Tokens of an audio clip at the head of every request; 0: media stand at placeholders."""
+        """Token positions of the audio clip at the start of every request; 0: media are at placeholders."""
         return 0 if self.cross is None else self.cross.num_tokens
 
     @property
@@ -250,8 +250,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_layer_weights(self) -> int:
-        """Elements of the layers' matrices, and of keys and values of cross attention, that one token is multiplied
-        by."""
+        """Number of elements by which one token is multiplied in all layers: elements of the layers' matrices, and of
+        the keys and values of cross attention."""
         experts, total = self.experts, 0
         for layer in range(self.num_layers):
             own = self.at_layer(layer)

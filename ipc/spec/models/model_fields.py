@@ -15,7 +15,7 @@ from .model_config import ExpertsConfig, LayerConfig, RopeConfig, RopeKind
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_KINDS = get_args(RopeKind)
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-PARAMETERS: dict[str, Callable[[ConfigFile, str], Any]] = {  # those of rotary embeddings that a formula has
+PARAMETERS: dict[str, Callable[[ConfigFile, str], Any]] = {  # fields that formulas of rotary embeddings use
     **dict.fromkeys(("factor", ORIGINAL_LENGTH, "beta_fast", "beta_slow", "alpha"), ConfigFile.above_zero),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ConfigFile.number),
     **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), ConfigFile.number),
@@ -40,19 +40,19 @@ def head_dim(file: ConfigFile, hidden_size: int, num_heads: int) -> int:
 
 
 def head_dim_name(file: ConfigFile) -> str:
-    """Return the field with the size of heads, or the formula with the fields that it follows from."""
+    """Return, for messages, the field with the size of heads, or the formula of fields from which it follows."""
     names = " / ".join(map(file.spelled, ("hidden_size", "num_attention_heads")))
     return file.spelled("head_dim") if "head_dim" in file else f"head_dim ({names})"
 
 
 def rope_field(file: ConfigFile) -> str:
-    """Return the field that holds the parameters of rotary embeddings."""
+    """Return the name of the field that holds the parameters of rotary embeddings."""
     return "rope_scaling" if file.part("rope_scaling").fields() else "rope_parameters"
 
 
 def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, part: float | None = None) -> RopeConfig:
-    """Parse the rotary embedding that all layers share. `part`: rotated part of a head if no field says it; None: whole
-    heads turn, and the type default has no such field."""
+    """Parse the rotary embedding that all layers share. `part`: rotated share of a head if no field states it; None:
+    whole heads are rotated, and with the type default partial_rotary_factor is ignored."""
     parameters = file.part(rope_field(file))
     for name, value in parameters.fields().items():
         if isinstance(value, dict):
@@ -65,15 +65,15 @@ def ropes_by_kind(
     file: ConfigFile, head_dim: int, local_theta: float, full_head_dim: int | None = None
 ) -> list[RopeConfig]:
     """Parse a rotary embedding for each of the kinds FULL and SLIDING: entries of rope_parameters, or the older
-    rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones. `full_head_dim`: of full
-    layers, if it is another."""
+    rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones. `full_head_dim`: the head
+    size of full layers, if it differs from `head_dim`."""
     entries = file.part("rope_parameters")
     found = []
     for kind in (FULL, SLIDING):
         is_full = kind == FULL
         theta = file.number("rope_theta", 10000.0) if is_full else file.above_zero("rope_local_base_freq", local_theta)
         if isinstance(entries.get(kind), dict):
-            parameters = entries.part(kind).with_fields({"truncate": None})  # transformers reads it of no kind
+            parameters = entries.part(kind).with_fields({"truncate": None})  # which transformers ignores here
         else:
             parameters = file.part(rope_field(file)) if is_full else ConfigFile(file.path, {})
         theta = parameters.number("rope_theta") or theta
@@ -121,8 +121,8 @@ def _rope(
 
 
 def layer_kinds(file: ConfigFile, period: int = 0) -> list[str]:
-    """Return FULL or SLIDING for each layer: the field layer_types, or full attention in each `period`-th layer; period
-    0: in all."""
+    """Return FULL or SLIDING for each layer, from layer_types or, without that field, FULL in every `period`-th layer
+    (0: in all)."""
     num_layers = file.positive("num_hidden_layers")
     kinds = file.get("layer_types")
     if kinds is None:
@@ -140,7 +140,8 @@ def layer_kinds(file: ConfigFile, period: int = 0) -> list[str]:
 def layers_of(
     kinds: Sequence[str], window: int | None, rope_of_kind: Callable[[int, str], int | None] = lambda layer, kind: 0
 ) -> list[LayerConfig]:
-    """Return the layers: sliding ones have the window; `rope_of_kind` gives the index of a layer's rotary embedding."""
+    """Return the layers; sliding ones have the window. `rope_of_kind`: returns the index of a layer's rotary embedding,
+    None for no positions, from the layer's number and kind."""
     return [
         LayerConfig(window=window if kind == SLIDING else None, rope=rope_of_kind(layer, kind))
         for layer, kind in enumerate(kinds)
@@ -152,7 +153,8 @@ def window_of(file: ConfigFile) -> int | None:
 
 
 def experts_of(file: ConfigFile, size_name: str, **more: Any) -> ExpertsConfig:
-    """Parse the common fields of experts. size_name: the field with an expert's intermediate size."""
+    """Parse the common fields of experts. `size_name`: the field with an expert's intermediate size; `more`: fields of
+    ExpertsConfig."""
     name = "num_local_experts" if "num_local_experts" in file else "num_experts"
     if "n_routed_experts" in file:
         name = "n_routed_experts"

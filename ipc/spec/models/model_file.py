@@ -25,8 +25,8 @@ from .vision_families import VISION_FAMILIES
 
 TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
 MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
-NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures
-CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
+NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures with native layers
+CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of causal architectures
 
 
 def load_model_config(
@@ -37,10 +37,10 @@ def load_model_config(
     *,
     with_encoder: bool = True,
 ) -> ModelConfig:
-    """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
+    """Return the ModelConfig from config.json, with `overrides` applied, and generation_config.json, if it exists.
 
-    `generation_folder`: another folder for generation_config.json. implementation: --model-impl. Without
-    `with_encoder` a model that takes media is its language model alone.
+    `generation_folder`: folder of generation_config.json, if it is not `folder`. `implementation`: --model-impl.
+    Without `with_encoder`, a model that takes media is returned as its language model alone.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -112,7 +112,8 @@ def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -
 
 
 def _output_rules(generation: ConfigFile, vocab_size: int) -> OutputRules | None:
-    """Return the rules for all answers; None if there are none. Ids beyond the vocabulary never come anyway."""
+    """Return the rules for all answers; None if there are none. Ids beyond the vocabulary are left out: they are never
+    sampled."""
 
     def ids(name: str) -> list[int]:
         return sorted({each for each in generation.wholes(name, least=-1) if 0 <= each < vocab_size})
@@ -132,7 +133,8 @@ def _output_rules(generation: ConfigFile, vocab_size: int) -> OutputRules | None
 
 
 def _language_ids(generation: ConfigFile) -> dict[str, int] | None:
-    """Return the ids of the tokens <|CODE|> by their codes; {} for a model of one language."""
+    """Return the ids of the language tokens <|CODE|> by code; {} for a model of one language, None if the file does not
+    list them."""
     if not generation.flag("is_multilingual", True):
         return {}
     if "lang_to_id" not in generation:

@@ -1,4 +1,4 @@
-"""MultimodalFamily: a model of a language model and an encoder of media, and how config.json describes both."""
+"""MultimodalFamily: rules for a language model with an encoder of media, both described by one config.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model_config import TensorNames
 from .text_families import TEXT_FAMILIES
 from .vision_config import VisionConfig
 
-ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # of language models in files
+ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # prefixes of language models
 ENCODERS = [
     *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."),
     "encoder.",  # Whisper's
@@ -27,24 +27,26 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MultimodalFamily:
-    """How the files of an architecture describe its encoder and its language model."""
+    """The rules by which an architecture's config.json describes its encoder and its language model."""
 
     encoder: Callable[[ConfigFile], VisionConfig | AudioConfig]
-    text_type: str  # of text_config, if it names none
+    text_type: str  # model_type of the language model, if text_config names none
     has_own_text: bool = False  # text_config is always of this type, whatever it names
-    is_tied: bool = False  # if the file does not say it
+    is_tied: bool = False  # tie_word_embeddings, if the file does not state it
     ties_by_text: bool = False  # tie_word_embeddings of text_config counts, too
-    missing_text: Fields = field(default_factory=dict)  # text_config of a file without one
-    defaults: Fields = field(default_factory=dict)  # of fields beside the configs of encoder and language model
+    missing_text: Fields = field(default_factory=dict)  # the language model's fields, if there is no text_config
+    defaults: Fields = field(default_factory=dict)  # of fields outside the objects of encoder and language model
 
 
 def encoder_fields(file: ConfigFile, name: str, defaults: Fields, missing: Fields | None = None) -> ConfigFile:
-    """Return the fields of an encoder, the object `name` of the file, or `missing` if there is none."""
+    """Return the fields of an encoder: the object `name` of the file, or `missing` if there is none, with
+    `defaults`."""
     return file.part(name, missing).with_defaults(defaults)
 
 
 def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, ConfigFile]:
-    """Return family and fields of the language model. The family's rules give the encoder's config, too."""
+    """Return the family and the fields of the language model. The family's rules also give the encoder's config.
+    NotNative if the language model has no native layers."""
     file = file.with_defaults(model.defaults)
     text = _text_fields(file, model)
     has_kind = "text_config" in file and not model.has_own_text
@@ -63,8 +65,8 @@ def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, C
 
 
 def _text_fields(file: ConfigFile, model: MultimodalFamily) -> ConfigFile:
-    """Return the fields of text_config, and those of the whole model that hold for its language model. Old files of
-    Qwen have no text_config: all fields are on one level."""
+    """Return the fields of text_config, and the outer fields that hold for the language model, too. Old files of Qwen
+    have no text_config: all fields are on one level."""
     if "text_config" not in file:
         return file.with_defaults(model.missing_text)
     inner, whole = file.part("text_config"), {}

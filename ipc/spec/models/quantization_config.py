@@ -16,7 +16,7 @@ from .config_file import ConfigFile, shown
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The format of all quantized matrices; the tensors in the checkpoint tell which matrices are quantized."""
+    """The format of all quantized matrices; the tensors in the checkpoint show which matrices are quantized."""
 
     layout: Literal[
         "on_load", "scaled", "awq", "gptq", "packed", "mxfp4", "gguf"
@@ -45,7 +45,7 @@ def parse_quantization(file: ConfigFile) -> QuantizationConfig | None:
 
 
 class _Unsupported(Exception):
-    """A setting of a supported method that is not supported."""
+    """Error: an unsupported setting of a supported method."""
 
 
 def _expect(raw: ConfigFile, name: str, *known: object, default: object = None) -> Any:
@@ -73,7 +73,7 @@ def _awq(raw: ConfigFile) -> QuantizationConfig:
 
 def _gptq(raw: ConfigFile) -> QuantizationConfig:
     _expect(raw, "bits", 4)
-    name = "checkpoint_format" if raw.get("checkpoint_format") else "format"  # transformers' since 5
+    name = "checkpoint_format" if raw.get("checkpoint_format") else "format"  # the first since transformers 5
     checkpoint_format = _expect(raw, name, "gptq", "gptq_v2", default="gptq")
     if raw.get("dynamic"):
         raise _Unsupported("different settings per layer (dynamic)")

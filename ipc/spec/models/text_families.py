@@ -1,4 +1,4 @@
-"""TEXT_FAMILIES: the language models of models that see images or hear audio, by the model_type of text_config.
+"""TEXT_FAMILIES: the language models of models that take images or audio, by the model_type of text_config.
 
 They are native families; fields that a text_config leaves out have transformers' defaults.
 """
@@ -86,7 +86,8 @@ WHISPER = _shape(51865, 384, 1536, 4, 6, 448, max_source_positions=1500, bos_tok
 
 
 def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callable[[ConfigFile], list[RopeConfig]]:
-    """Return the rule for a rotary embedding by time, row and column; the arguments are those of files without it."""
+    """Return the rule for a rotary embedding by time, row and column. `theta` and `sections` hold for files that do not
+    state them."""
 
     def rule(file: ConfigFile) -> list[RopeConfig]:
         field, size = fields.rope_field(file), head_dim_of(file)

@@ -1,4 +1,4 @@
-"""VISION_FAMILIES: the models that see images, by architecture, with their language models and their VisionConfig.
+"""VISION_FAMILIES: the models that take images, by architecture, with their language models and their VisionConfig.
 
 Fields that a file leaves out have transformers' defaults.
 """
@@ -13,7 +13,7 @@ from .multimodal import Fields, MultimodalFamily, encoder_fields
 from .text_families import MISTRAL_SMALL
 from .vision_config import VisionConfig, VisionFamily
 
-# Defaults of vision_config by its model_type; and of llava and mistral3 without one.
+# Defaults of vision_config by its model_type; and the vision_config of files of llava and mistral3 without one.
 CLIP = {"hidden_size": 768, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224}
 TOWER_DEFAULTS: dict[str, Fields] = {
     "clip_vision_model": CLIP,
@@ -38,7 +38,7 @@ def _tower(file: ConfigFile, defaults: Fields, missing: Fields | None = None) ->
 
 
 def _side(tower: ConfigFile, name: str) -> int:
-    """Return a size of a square, which may be stored as a pair of equal numbers."""
+    """Return the side of a square, which may be stored as a pair of equal numbers."""
     if not isinstance(tower.get(name), list):
         return tower.positive(name)
     sides = tower.wholes(name, least=1)

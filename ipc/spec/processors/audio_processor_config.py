@@ -1,9 +1,9 @@
-"""AudioProcessorConfig: how the audio of a model becomes media files and placeholders.
+"""AudioProcessorConfig: how clips for a model become media files and placeholders.
 
-The settings of transformers' feature extractors come from the checkpoint: processor_config.json, where newer ones nest
-them, or preprocessor_config.json. Frames are made by the workers, in one way (`ipc/spec/models/audio_config.py`), so
-that the settings are compared with it and not kept. What a file leaves out, or sets to null, is the default of its
-class.
+The settings of transformers' feature extractors come from the checkpoint: from processor_config.json, where newer ones
+nest them, or from preprocessor_config.json. Workers compute frames in only one way (`ipc/spec/models/audio_config.py`),
+so the settings are compared with it and not kept. A setting that a file leaves out, or sets to null, has its class's
+default.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ DEFAULTS: dict[str, dict[str, float]] = {
 
 
 class AudioProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How clips of a model are cut. Grids of media files: (windows, 1, samples)."""
+    """Settings by which clips for a model are cut into windows. Grids of media files: (windows, 1, samples)."""
 
     kind: ClassVar[Literal["audio"]] = "audio"
 
     encoder: AudioConfig
-    max_audio_s: float  # of a clip in a prompt
+    max_audio_s: float  # longest clip in a prompt, in seconds
 
     @property
     def family(self) -> AudioFamily:
@@ -60,31 +60,31 @@ class AudioProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.encoder.num_windows(num_samples), 1, num_samples)
 
     def num_embeds(self, grid: Grid) -> int:
-        """Return the embeddings of a clip, which are as many as its placeholders."""
+        """Return the number of embeddings of a clip, which is also the number of its placeholders."""
         return self.encoder.num_embeds(grid[2])
 
     @property
     def max_embeds(self) -> int:
-        """Return an upper bound of the embeddings of one clip."""
+        """Upper bound of the number of embeddings of one clip."""
         longest = int(self.max_audio_s * SAMPLE_RATE) + 1  # samples are rounded up
         return self.num_embeds(self.grid(min(longest, self.max_samples or longest)))
 
     @property
     def min_samples(self) -> int:
-        """Return the samples of the shortest clip that has an embedding."""
+        """Number of samples of the shortest clip that has an embedding."""
         return next(count for count in range(1, self.encoder.window_samples) if self.encoder.num_embeds(count))
 
     @property
     def max_samples(self) -> int:
-        """Return the samples of the longest clip that the model takes; 0: any."""
+        """Number of samples of the longest clip that the model takes; 0: any."""
         return self.encoder.max_windows * self.encoder.window_samples
 
 
 def load_audio_processor(
     folder: Path, encoder: AudioConfig, max_audio_s: float, overrides: Mapping[str, Any] | None = None
 ) -> AudioProcessorConfig:
-    """Read the feature extractor of a checkpoint; ConfigError if it does not suit its encoder, or the frames of the
-    workers."""
+    """Read the feature extractor of a checkpoint. ConfigError if it does not match the encoder or the frames that
+    workers compute, or if there are `overrides`."""
     given = read_processor(folder, "feature_extractor")
     known = CLASSES[encoder.family]
     name = given.get("feature_extractor_type") or known[0]
@@ -106,7 +106,7 @@ def load_audio_processor(
 
 
 def _wanted(encoder: AudioConfig, name: str) -> dict[str, float]:
-    """Return the settings that the encoder and the workers' frames need."""
+    """Return the only settings that match the encoder and the frames that workers compute."""
     wanted = {key: value for key, value in DEFAULTS[name].items() if key != "chunk_length"}
     wanted["feature_size"] = encoder.num_mel_bins
     if encoder.family == "qwen2_audio":  # it cuts and pads to one window

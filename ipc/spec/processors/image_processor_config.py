@@ -1,4 +1,4 @@
-"""ImageProcessorConfig: how images of a model are resized, cropped and cut into tiles before its encoder sees them.
+"""ImageProcessorConfig: how images for a model are resized, cropped and cut into tiles before they are encoded.
 
 The settings are those of transformers' image processors without torchvision; with torchvision installed, transformers
 resizes with other code, whose pixels differ slightly. Rescaling and normalization are the workers' part.
@@ -7,9 +7,9 @@ resizes with other code, whose pixels differ slightly. Rescaling and normalizati
 Idefics3: the whole image without tiles; InternVL: one tile) and changes nothing otherwise; `high` and `auto` are the
 model's settings.
 
-Settings come from the checkpoint: processor_config.json, where newer ones nest them, or preprocessor_config.json. What
-a file leaves out, or sets to null, is the default of its class. `--mm-processor-kwargs` overrides settings by
-transformers' names.
+Settings come from the checkpoint: from processor_config.json, where newer ones nest them, or from
+preprocessor_config.json. A setting that a file leaves out, or sets to null, has its class's default.
+`--mm-processor-kwargs` overrides settings by transformers' names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ImageSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a model's image processor. Media files of equal digests of settings and of bytes are equal.
+    """Settings of a model's image processor. Equal image bytes and equal digests of settings give equal media files.
 
     Grids of media files: Qwen (1, rows, columns) of patches; LLaVA, Gemma 3 and Pixtral the same; Idefics3 and InternVL
     (tiles in the file, rows, columns), where rows and columns count tiles without the whole image, which follows them:
@@ -61,11 +61,11 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: ImageSize
     resample: int  # Pillow's filter
     crop: tuple[int, int] | None  # height and width to cut from the middle
-    square_color: tuple[int, int, int] | None  # of the borders that make an image a square before it is resized
+    square_color: tuple[int, int, int] | None  # of borders that make an image square before a resize; None: none
     patch_size: int
     merge_size: int
-    num_class_embeds: int  # of LLaVA, beside those of patches; -1: the first patch is dropped
-    tile_size: int  # of Idefics3's tiles, pixels
+    num_class_embeds: int  # LLaVA: embeddings besides those of patches; -1: the first patch is dropped
+    tile_size: int  # Idefics3: side of a tile in pixels
     is_tiled: bool  # Idefics3 and InternVL
     min_tiles: int  # InternVL
     max_tiles: int
@@ -77,7 +77,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tile(self) -> Size | None:
-        """Return the size of each tile; None if it depends on the image."""
+        """Size of each tile; None if it depends on the image."""
         if self.family == "idefics3":
             return Size(self.tile_size, self.tile_size)
         if self.family in QWEN or self.family == "pixtral":
@@ -89,7 +89,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def num_embeds(self, grid: Grid) -> int:
-        """Return the embeddings of a medium, which are as many as its placeholders."""
+        """Return the number of embeddings of an image, which is also the number of its placeholders."""
         if self.family in ("idefics3", "internvl"):
             tile = self.tile
             assert tile is not None
@@ -98,7 +98,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_embeds(self) -> int:
-        """Return an upper bound of the embeddings of one image."""
+        """Upper bound of the number of embeddings of one image."""
         if self.family in QWEN:
             return max_smart_factors(self.factor, self.size.shortest_edge, self.size.longest_edge)
         if self.family == "pixtral":
@@ -112,7 +112,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_size(self) -> Size:
-        """Return the largest size of Pixtral's images before they are rounded up to patches."""
+        """Largest size of Pixtral's images before they are rounded up to patches."""
         size = self.size
         return Size(size.longest_edge, size.longest_edge) if size.longest_edge else Size(size.height, size.width)
 
@@ -131,7 +131,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, is_tiled=False)
 
     def digest(self) -> bytes:
-        """Return a name of these settings: SHA-256."""
+        """Return the SHA-256 of these settings."""
         return hashlib.sha256(b"tokenloom-image-1" + msgspec.json.encode(self, order="deterministic")).digest()
 
     def _embeds_of(self, rows: int, columns: int) -> int:
@@ -153,7 +153,8 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 def load_image_processor(
     folder: Path, vision: VisionConfig, overrides: Mapping[str, Any] | None = None
 ) -> ImageProcessorConfig:
-    """Read the image processor of a checkpoint; ConfigError if it is not served, or does not suit its encoder."""
+    """Read the image processor of a checkpoint. ConfigError if it is not served, does not match the encoder, or
+    `overrides` has unknown or invalid settings."""
     given = read_processor(folder, "image_processor")
     name = _class_name(given, vision.family, folder)
     kind = CLASSES[name]
@@ -191,7 +192,7 @@ def _class_name(given: Mapping[str, Any], family: VisionFamily, folder: Path) ->
 
 
 def _settings(base: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Settings:
-    """Return `base` with the values of `given` that are not null."""
+    """Return `base` with the values of `given` that are not null. ConfigError, about `where`, if one is invalid."""
     try:
         return msgspec.convert(dict(base) | {key: each for key, each in given.items() if each is not None}, Settings)
     except msgspec.ValidationError as error:
@@ -201,7 +202,8 @@ def _settings(base: Mapping[str, Any], given: Mapping[str, Any], where: str) -> 
 def _size(
     settings: Settings, kind: ProcessorClass, given: Mapping[str, Any], before: ImageSize | None = None
 ) -> ImageSize:
-    """Return the size to resize to: that of `settings`, if `given` has one or is the first, else the one before."""
+    """Return the size to resize to: settings.size if `given` names a size or `before` is None, else `before`. Families
+    with min_pixels and max_pixels take these as edges, by the same rule. `given`: the overrides, if `before` is set."""
     size = _image_size(settings.size, kind.is_square) if before is None or "size" in given else before
     if "min_pixels" not in kind.overridable:
         return size
@@ -269,7 +271,8 @@ def _config(
 
 
 def _num_class_embeds(folder: Path, vision: VisionConfig) -> int:
-    """Return the embeddings of LLaVA that stand for no patch: CLIP's towers have one, and `default` drops the first."""
+    """Return by how many LLaVA's embeddings exceed its patches: CLIP's towers add one, and the strategy `default` drops
+    the first."""
     if vision.family != "llava":
         return 0
     config = read_object(folder / "config.json")
@@ -280,7 +283,7 @@ def _num_class_embeds(folder: Path, vision: VisionConfig) -> int:
 
 
 def _check(config: ImageProcessorConfig, vision: VisionConfig, name: str) -> None:
-    """Raise ConfigError if the processor's images have no fixed bound or are not the encoder's."""
+    """Raise ConfigError if the size of processed images is invalid, unbounded, or not the encoder's."""
     size = config.size
     if max(msgspec.structs.astuple(size)) > MAX_SIZE:
         raise ConfigError(f"{name}: size, or min_pixels and max_pixels, exceed {MAX_SIZE}: {size}")

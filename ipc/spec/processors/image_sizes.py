@@ -1,7 +1,7 @@
 """Sizes of images after the resizing of transformers' image processors, to the pixel.
 
 All sizes are (height, width) in pixels. An image that a processor cannot resize, because a side would be empty or its
-shape is too extreme, is a RequestError. Knows no pixels.
+shape is too extreme, is a RequestError. Works on sizes alone, without pixels.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class Size(NamedTuple):
 
 
 def shortest_edge_size(size: Size, shortest: int) -> Size:
-    """Scale so that the shorter side has `shortest` pixels."""
+    """Return the size scaled so that the shorter side has `shortest` pixels."""
     short, long = sorted(size)
     new_long = int(shortest * long / short)
     return Size(new_long, shortest) if size.width <= size.height else Size(shortest, new_long)
 
 
 def bounded_edges_size(size: Size, shortest: int, longest: int) -> Size:
-    """Scale so that the shorter side has `shortest` pixels, or less if the longer one would exceed `longest`."""
+    """Return the size scaled so that the shorter side has `shortest` pixels, or fewer if the longer side would
+    otherwise exceed `longest`."""
     short, long = float(min(size)), float(max(size))
     exact = None
     if long / short * shortest > longest:
@@ -49,13 +50,13 @@ def bounded_edges_size(size: Size, shortest: int, longest: int) -> Size:
 
 
 def bounding_box_size(size: Size, max_height: int, max_width: int) -> Size:
-    """Scale, also up, so that one side meets its bound."""
+    """Return the size scaled, up or down, to the largest that fits into both bounds."""
     scale = min(max_height / size.height, max_width / size.width)
     return Size(int(size.height * scale), int(size.width * scale))
 
 
 def patched_size(size: Size, max_size: Size, patch: int) -> Size:
-    """Pixtral's: scale down to `max_size` if larger, then round each side up to whole patches."""
+    """Return Pixtral's size: scaled down to fit into `max_size`, then each side rounded up to whole patches."""
     height, width = size
     ratio = max(height / max_size.height, width / max_size.width)
     if ratio > 1:
@@ -64,7 +65,8 @@ def patched_size(size: Size, max_size: Size, patch: int) -> Size:
 
 
 def smart_size(size: Size, factor: int, min_pixels: int, max_pixels: int) -> Size:
-    """Qwen's: multiples of `factor` whose product lies between the bounds; the aspect ratio nearly stays."""
+    """Return Qwen's size: multiples of `factor` with a product between the bounds and nearly the same aspect ratio.
+    RequestError if that exceeds MAX_ASPECT_RATIO."""
     height, width = size
     ratio = max(size) / min(size)
     if ratio > MAX_ASPECT_RATIO:
@@ -97,7 +99,8 @@ def max_smart_factors(factor: int, min_pixels: int, max_pixels: int) -> int:
 
 
 def longest_edge_size(size: Size, longest: int) -> Size:
-    """Idefics3's: scale, also up, so that the longer side has `longest` pixels; the other one becomes even."""
+    """Return Idefics3's size: scaled, up or down, so that the longer side has `longest` pixels, at most MAX_SPLIT_SIDE,
+    and the other side is even unless that limit applies."""
     height, width = size
     ratio = width / height
     if width >= height:
@@ -120,7 +123,8 @@ def longest_edge_size(size: Size, longest: int) -> Size:
 
 
 def tiled_size(size: Size, tile: int) -> Size:
-    """Idefics3's: round each side up to whole tiles, the shorter one after scaling with the longer one."""
+    """Return Idefics3's tiled size: the longer side rounded up to whole tiles, the shorter one scaled by the same
+    factor and then rounded up, too."""
     height, width = size
     ratio = width / height
     if width >= height:
@@ -133,9 +137,9 @@ def tiled_size(size: Size, tile: int) -> Size:
 
 
 def tile_grid(size: Size, tile: Size, min_tiles: int, max_tiles: int) -> tuple[int, int]:
-    """InternVL's: rows and columns of tiles whose aspect ratio is nearest to the image's.
+    """Return InternVL's rows and columns of tiles: those with the aspect ratio nearest to the image's.
 
-    Of equal ones the last whose area is less than twice the image's.
+    Of equally near ones, the last with an area less than twice the image's is taken, or the first.
     """
     ratio = size.width / size.height
     area = size.width * size.height

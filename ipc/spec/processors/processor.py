@@ -1,4 +1,4 @@
-"""Processor: how the media of a model are prepared, from the files of its checkpoint."""
+"""Processor: the settings by which media for a model are prepared, read from its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Processor: TypeAlias = ImageProcessorConfig | AudioProcessorConfig
 
 
 def load_processor(folder: Path, encoder: Encoder, config: EngineConfig) -> Processor:
-    """Read the processor of a checkpoint; ConfigError if it is not served, or does not suit its encoder."""
+    """Read the processor of a checkpoint; ConfigError if it is not served, or does not match its encoder."""
     if isinstance(encoder, VisionConfig):
         return load_image_processor(folder, encoder, config.mm_processor_kwargs)
     return load_audio_processor(folder, encoder, config.max_audio_s, config.mm_processor_kwargs)

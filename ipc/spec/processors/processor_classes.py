@@ -44,7 +44,7 @@ class ProcessorClass(NamedTuple):
 
     defaults: dict[str, Any]
     overridable: tuple[str, ...]
-    is_square: bool  # a size of one number is a square, else the shorter edge
+    is_square: bool  # a size of one number is the side of a square; False: the shorter edge
 
 
 _CLIP = {
@@ -92,7 +92,7 @@ CLASSES_BY_FAMILY: dict[VisionFamily, tuple[str, ...]] = {  # the first one is t
     "qwen3_vl": ("Qwen2VLImageProcessor",),
     "gemma3": ("Gemma3ImageProcessor",),
 }
-OLD_NAMES = {  # of classes that transformers no longer has
+OLD_NAMES = {  # class that transformers no longer has → the class in its place
     "Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor",
     "Qwen3VLImageProcessor": "Qwen2VLImageProcessor",
     "Mistral3ImageProcessor": "PixtralImageProcessor",
