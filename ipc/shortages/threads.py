@@ -42,7 +42,7 @@ class Threads(ThreadPoolExecutor):
         try:
             super().submit(run)
         except RuntimeError as error:
-            if future.cancel():  # it is still queued, and now no thread will run it
+            if future.cancel():  # it waits in the queue, and now no thread runs it
                 raise _refusal(self._thread_name_prefix or "", error) from None
         return future
 
