@@ -31,7 +31,8 @@ class Hosts:
     processes on this host."""
 
     def __init__(self, spec: EngineSpec, local: Launcher) -> None:
-        """ConfigError if the key file or the checkpoint is unusable."""
+        """Load the key file and digest the checkpoint. ConfigError if one of them is unusable. `local`: the launcher
+        for this host."""
         self._spec, self._local = spec, local
         self._has_ray = spec.config.distributed_executor_backend == "ray"
         self.joined = JoinedHosts(spec, self._on_lost)

@@ -51,7 +51,8 @@ class JoinedHosts:
     join."""
 
     def __init__(self, spec: EngineSpec, on_lost: Callable[[Host], None]) -> None:
-        """ConfigError if the key file or the checkpoint is unusable."""
+        """Load the key file and digest the checkpoint. ConfigError if one of them is unusable. `on_lost` is called for
+        each lost host."""
         assert spec.group_keys is not None, "resolve makes them"
         self._spec, self._on_lost, self._group_keys = spec, on_lost, spec.group_keys
         self._keys = Keys.load(spec.hosts_key_file)

@@ -27,8 +27,8 @@ class OptionParser(argparse.ArgumentParser):
     """Argument parser that exits with USAGE_CODE after an error."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse words as parse_args does. Flags may have `_` instead of `-`; a JSON option may be given key by key
-        (--a.b 1).
+        """Return the options in `words`, as parse_args does. Flags may have `_` instead of `-`; a JSON option may be
+        given key by key (--a.b 1).
 
         If an option with one value is given more than once, the last value counts, so that others may append to a
         command; a line on stderr reports it."""
@@ -107,7 +107,7 @@ def _with_dashes(word: str) -> str:
 
 
 def value_parser(kind: Kind) -> Callable[[str], object]:
-    """Return the function that argparse calls to parse an option's value (`type`)."""
+    """Return the function that argparse calls to parse an option's value (`type`). It raises ArgumentTypeError."""
 
     def parse(text: str) -> object:
         try:

@@ -94,7 +94,8 @@ class LauncherProcess:
                 raise ConfigError(f"the Ray cluster has ended, or another one is there now: {_brief(error)}") from None
 
     def _wait_for_cluster(self) -> Cluster:
-        """Connect as soon as that is possible: the cluster, or this node, may have ended with the previous launcher."""
+        """Connect and return the cluster as soon as that is possible: it, or this node, may have ended with the
+        previous launcher."""
         last_obstacle = ""
         while True:
             try:

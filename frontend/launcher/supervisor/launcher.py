@@ -141,7 +141,7 @@ class Launcher(Protocol):
         """Return what the start of a unit has to wait for; "" if it can be started now."""
 
     def num_hosts_lost(self, replica: int) -> int:
-        """Return how many times a machine was lost that was to run processes of the replica."""
+        """Return how many times a machine with processes of the replica was lost."""
 
     def spawn(self, spec: ProcessSpec) -> ChildProcess:
         """Start a process and return it. OSError if the machine cannot start it."""

@@ -18,22 +18,22 @@ from .launcher import LAUNCHER, Unit
 from .replica import NO_PROGRESS, Replica
 from .replicas.restart_policy import RestartPolicy
 
-STEADY_S = 30.0  # for processes about which steps say nothing, and for those that may have no work for long
+STEADY_S = 30.0  # for processes that steps do not test, and for those that may be without work for long
 
 
 class Roster:
-    """Owns the replicas and what is due. `numbers`: of each unit, as in ProcessSpec."""
+    """Owner of the replicas and of the next starts. `numbers`: the number of each unit, as in ProcessSpec."""
 
     def __init__(self, spec: EngineSpec, children: Children) -> None:
         self._children = children
-        num_replicas = 0 if spec.remote_cores else spec.config.data_parallel_size  # a gateway starts no core
-        share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
+        num_replicas = 0 if spec.remote_cores else spec.config.data_parallel_size  # a gateway starts no cores
+        share = cache(lambda: available_bytes() // num_replicas)  # computed once, before any replica takes memory
         self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
         self.frontends = [Unit("frontend", place) for place in range(spec.config.api_server_count)]
         self._launchers = [LAUNCHER] if spec.config.distributed_executor_backend == "ray" else []
         self.numbers = dict.fromkeys(self.units, 0)
-        self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
-        self.resting: set[Unit] = set()  # frontends without which the others go on for a while
+        self.start_at: dict[Unit, float] = {}  # by unit to be started; monotonic seconds
+        self.resting: set[Unit] = set()  # frontends whose restart waits while others serve
         self.policies = {unit: self._new_policy(unit) for unit in self.units}
 
     def _new_policy(self, unit: Unit) -> RestartPolicy:
@@ -57,23 +57,23 @@ class Roster:
         return [replica for replica in self.replicas if replica.units]
 
     def replica_of(self, child: Child) -> Replica:
-        """Return the replica of a process that is no frontend."""
+        """Return the replica to which a process belongs; the process must not be a frontend."""
         assert child.spec.unit.role != "frontend"
         return self.replicas[child.spec.unit.place]
 
     def on_failure(self, child: Child) -> float | None:
-        """Count the loss of a process; return the delay before the next start of its unit, None: give up."""
+        """Count the loss of a process, and return the seconds until the next start of its unit; None: give up."""
         ran_s = None if child.process.is_blameless else time.monotonic() - child.started_at
         return self.policies[child.spec.unit].on_failure(ran_s)
 
     def replace(self, unit: Unit, delay_s: float) -> None:
-        """Kill the processes of a unit; their successors start after `delay_s`."""
+        """Kill the processes of a unit and schedule the start of their successors after `delay_s`."""
         self._children.remove(unit)
         self.numbers[unit] += 1
         self.start_at[unit] = time.monotonic() + delay_s
 
     def give_up(self, replica: Replica) -> None:
-        """Kill the processes of a replica for good."""
+        """Kill the processes of a replica, which are not started again."""
         for unit in replica.units:
             self._children.remove(unit)
             self.start_at.pop(unit, None)
@@ -81,27 +81,29 @@ class Roster:
         replica.on_core_lost()
 
     def startable(self, *, is_serving: bool) -> dict[Unit, float]:
-        """Return the start times of the units that can be started. A later core than the first needs workers to
-        probe."""
+        """Return the units that can be started, each with its time of start. In a serving engine a core can be started
+        only while its workers are up."""
         waits = {each.core for each in self.replicas if is_serving and not self._children.is_up(each.workers)}
         due = self.start_at.items()
         return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
 
     def report_tiers(self, replica: Replica) -> None:
-        """Send TierUp to a core if it and its tier processes are up."""
+        """Send TierUp to a replica's core if the core and its tier processes are up."""
         if self._children.is_up(replica.core) and self._children.is_up(replica.tier):
             others = tuple(each.address for each in self._children.of(replica.tier) if each.address)
             self._children.send_to(replica.core, TierUp(number=self.numbers[replica.tier], others=others))
 
     def report_lost_arenas(self) -> None:
-        """Send ArenaLost to cores with ranks on a host that was lost, before anything of its successor reaches them."""
+        """Send ArenaLost to each core with ranks on a host that was lost, before any message of the host's successor
+        reaches it."""
         for replica in self.replicas:
             if replica.tier in replica.units and self._children.num_hosts_lost(replica.number) > replica.num_hosts_lost:
                 replica.num_hosts_lost = self._children.num_hosts_lost(replica.number)
                 self._children.announce(ArenaLost(arena=replica.num_hosts_lost), replica.core)
 
     def on_measured(self, replica: Replica, measured: Measured) -> Initialize | None:
-        """Send the sizes of a replica whose workers have all measured; return them if they are new."""
+        """Send the sizes of a replica to its processes once all its workers have measured. Return the sizes if they are
+        new, else None."""
         if (group := self._children.measured(replica.workers)) is None:
             return None
         if replica.sizes is not None:
@@ -118,8 +120,8 @@ class Roster:
         return sizes
 
     def on_progress(self, child: Child, report: Progress | Served) -> None:
-        """Record a report of a core, or of a frontend. A frontend that has served counts as steady, and a replica if
-        steps have ended."""
+        """Record a report of a core or a frontend. It resets the count of failures of a frontend that has served, or of
+        all units of a replica in which steps have ended."""
         if isinstance(report, Served):
             self.policies[child.spec.unit].on_progress()
         elif (replica := self.replica_of(child)).note(report):
@@ -127,7 +129,7 @@ class Roster:
                 self.policies[unit].on_progress()
 
     def progress(self) -> Progress:
-        """Return the last reports of the cores, added up, with the state of their processes."""
+        """Return the sum of the cores' last reports, with the state of their processes."""
         alive, children = self.alive, self._children
         obstacles = [children.obstacle(each.workers) for each in alive]
         workers = [child for each in alive for child in children.of(each.workers)]
@@ -144,7 +146,7 @@ class Roster:
         )
 
     def state(self, places: list[str], uptime_s: float, phase: str, progress: Progress) -> EngineState:
-        """Return the state for the operator."""
+        """Return the engine's state to log for the operator."""
         return EngineState(
             places=places,
             uptime_s=uptime_s,
@@ -157,10 +159,10 @@ class Roster:
 
     @property
     def progress_age_s(self) -> float:
-        """Return the age of the oldest last report."""
+        """The age in seconds of the oldest of the cores' last reports."""
         return time.monotonic() - min((each.progress_at for each in self.alive), default=time.monotonic())
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
-        """Return the restarts by the name of the unit."""
+        """The number of restarts of each unit, by its name."""
         return {unit.name: policy.num_restarts for unit, policy in self.policies.items()}

@@ -19,7 +19,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StartInterrupted(EngineDead):
-    """A signal ended the start; `exit_code` is 128 + its number, as of a command that the signal killed."""
+    """A signal has ended the start. `exit_code`: 128 + the signal's number, as for a command that the signal has
+    killed."""
 
     def __init__(self, number: int) -> None:
         super().__init__("stopped by a signal while starting")
@@ -27,8 +28,8 @@ class StartInterrupted(EngineDead):
 
 
 class SignalWatch:
-    """Handles the stop signals and SIGUSR1, and ignores SIGUSR2; owns the pipe to which the interpreter writes their
-    numbers. Create it in the main thread."""
+    """Handler of the stop signals and SIGUSR1, which ignores SIGUSR2. Owns the pipe to which the interpreter writes the
+    signals' numbers. Create it in the main thread."""
 
     def __init__(self) -> None:
         self.stops: list[int] = []  # stop signals so far
