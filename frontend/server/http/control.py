@@ -164,7 +164,8 @@ class ControlEndpoints:
         return json_response({"num_tokens": done.num_tokens})
 
     async def load_adapter(self, request: Request) -> Response:
-        """Load an adapter from a folder below --adapter-folder. Statuses and texts are vLLM's."""
+        """Load an adapter from a folder below --adapter-folder. Statuses and texts are vLLM's. HttpError 400 if a field
+        is missing, 404 if the folder does not exist."""
         body = await self._read_order(request, LoadAdapterRequest)
         if not body.lora_name or not body.lora_path:
             raise HttpError(400, "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
@@ -176,7 +177,8 @@ class ControlEndpoints:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(self, request: Request) -> Response:
-        """Unload an adapter. Statuses and texts are vLLM's."""
+        """Unload an adapter. Statuses and texts are vLLM's. HttpError 400 if the name is missing, 404 if it is
+        unknown."""
         body = await self._read_order(request, UnloadAdapterRequest)
         if not body.lora_name:
             raise HttpError(400, "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name")

@@ -73,7 +73,8 @@ class ResponseEndpoints:
         return record.is_open and record.owner != self._peers.index and PASSED_ON not in request.headers
 
     async def list_items(self, request: Request) -> Response:
-        """Return one page of a response's input items, newest first unless `order` is asc."""
+        """Return one page of a response's input items, newest first unless `order` is asc. RequestError for an invalid
+        parameter."""
         record = await self._responses.find(request.path_params["response_id"])
         items: list[JsonObject] = msgspec.json.decode(record.items)
         unique = item_prefix(record.id)

@@ -246,7 +246,8 @@ class InputProcessor:
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
     def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
-        """Check n and dimensions, and keep the `params` for embeddings: truncation, priority, timeouts, cache_salt."""
+        """Return the parameters of an embedding: of `params` only truncation, priority, timeouts and cache_salt are
+        kept. RequestError if n is not 1 or `pooling` asks for too many dimensions."""
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
         if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
@@ -418,8 +419,8 @@ class InputProcessor:
                 )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
-        """Return the answers of a resumed request, after checking them, or the n answers of a new request with their
-        seeds."""
+        """Return the answers of a resumed request, or the n answers of a new request with their seeds. RequestError if
+        an answer of a resumed request is invalid."""
         if not submit.children:
             seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
             return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]

@@ -32,7 +32,8 @@ class PromptReader:
     def read(
         self, question: ReadPrompt, then: Then[Prompt], *, owner: str = "", wait_s: float = WAIT_S
     ) -> PoolJob | None:
-        """Tokenize a prompt. If it has a `cut_side`, tokens that a truncation at that side drops may be missing."""
+        """Tokenize a prompt for `then`. If it has a `cut_side`, tokens that a truncation at that side drops may be
+        missing. Return the job if it is not done yet."""
         prompt, chat, form = question.prompt, question.chat, question.chat_form
         num_characters = characters_of(question)
         is_foreign = chat is not None and form is not None and form.template is not None
@@ -64,7 +65,8 @@ class PromptReader:
         )
 
     def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
-        """Decode tokens; more than SHORT_CHARACTERS of them in a thread."""
+        """Decode tokens for `then`; more than SHORT_CHARACTERS of them in a thread. Return the job if it is not done
+        yet."""
         return self._thread_pool.run(
             lambda: self.inputs.detokenize(token_ids),
             then,
@@ -97,7 +99,7 @@ def _num_bytes(variables: JsonObject) -> int:
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
-    """Return the prompt in an intake process's answer, or raise the error that it reports."""
+    """Return the prompt in an intake process's answer. RequestError if the process reports an error."""
     if isinstance(answer, PromptRead):
         return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
     assert isinstance(answer, NotRead), "a ReadPrompt is answered by PromptRead or NotRead"

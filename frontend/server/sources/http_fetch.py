@@ -107,7 +107,7 @@ class HttpFetcher:
         return addresses
 
     async def _connect(self, url: MediaUrl, addresses: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the first address that accepts the connection."""
+        """Connect to the first address that accepts the connection, and return its reader and writer."""
         tls, name = None, None
         if url.is_https:
             if self._tls is None:

@@ -56,7 +56,7 @@ class LocalFiles:
 
     def _open(self, path: Path, url: str) -> int:
         """Open a regular file and return its descriptor. Check its path again after opening, since links may have
-        changed."""
+        changed. RequestError if the file is not regular, not below the root, too large or cannot be opened."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         except ValueError as error:

@@ -231,7 +231,7 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _compiled(source: str) -> jinja2.Template:
-    """Compile a template. ValueError if it is not a valid one; the error names the line if it is known."""
+    """Return a compiled template. ValueError if it is not a valid one; the error names the line if it is known."""
     try:
         return _ENVIRONMENT.from_string(source)
     except jinja2.TemplateSyntaxError as error:

@@ -1,4 +1,4 @@
-"""TokenTexts: caches the text and the bytes of each token, for logprobs."""
+"""TokenTexts: a cache of the text and the bytes of each token, for logprobs."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
 
 
 def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
-    """Load the tokenizer with AutoTokenizer, which is imported only here. Most results have a `tokenizers` backend.
+    """Return the tokenizer as AutoTokenizer loads it, which is imported only here. Most have a `tokenizers` backend.
     ConfigError if it cannot be loaded."""
     try:
         from transformers import AutoTokenizer

@@ -69,7 +69,7 @@ class BodyReader:
         self._num_held = 0
 
     async def read(self, request: Request, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-        """Receive and decode the body; name removed unknown fields in `request.scope[WARNING]`.
+        """Receive the body and return it decoded; name removed unknown fields in `request.scope[WARNING]`.
 
         HttpError if the headers do not announce plain JSON (or a form, for a form's type), or if the body is empty, too
         large or does not match the schema; RequestError for an invalid value; Overloaded at the limit for the bytes of
@@ -116,7 +116,7 @@ class BodyReader:
     async def parse(
         self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = "", boundary: str = ""
     ) -> ParsedBody[BodyT]:
-        """Decode a body; errors as in `read`, and HttpError 413 if a large body's type is not in LARGE_TYPES.
+        """Return a body decoded; errors as in `read`, and HttpError 413 if a large body's type is not in LARGE_TYPES.
 
         Intake processes share their time fairly among `owner`s, which are client connections. `boundary`: the boundary
         of a form; empty: the body is JSON."""
@@ -148,7 +148,8 @@ class BodyReader:
             raise _http_error(error) from None
 
     def _unpacked(self, answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-        """Return the body that an intake process has decoded, or raise the error that it reports."""
+        """Return the body that an intake process has decoded. Raise RequestError or BodyError if the process reports an
+        error."""
         if isinstance(answer, BodyRead):
             self._hold_media(medium.digest for each in answer.inputs for medium in each.media if medium.digest)
             return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)

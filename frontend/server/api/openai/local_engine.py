@@ -234,8 +234,8 @@ class LocalEngine:
 
     @contextlib.asynccontextmanager
     async def pieces(self, clip: Medium, piece_s: float, wait_s: float) -> AsyncIterator[Sequence[ReadPiece]]:
-        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s` seconds. Inside this context requests
-        may refer to a piece, as a medium, by the digest of its media file."""
+        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s` seconds; the context's value is the
+        pieces. Inside the context requests may refer to a piece, as a medium, by the digest of its media file."""
         jobs: list[MediaJob] = []
 
         def start(then: Then[Sequence[ReadPiece]]) -> None:
@@ -281,8 +281,9 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
-        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`. Leaving the context aborts the
-        requests that are still open. If `max_open` is given, at most that many requests run at a time, in order.
+        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`; the context's value is their Run.
+        Leaving the context aborts the requests that are still open. If `max_open` is given, at most that many run at a
+        time, in order.
 
         All submits must have the same `n`. RequestError if a request id is in use."""
         for submit in submits:
