@@ -47,14 +47,14 @@ class KVCacheManager:
         record: BlockRecord | None,
         clock: Callable[[], float],
     ) -> Offload:
-        """Create the offload, which moves blocks to places outside the pool and back. record: the file with the keys of
-        the slots. clock: returns monotonic seconds."""
+        """Return a new Offload, which moves blocks to places outside the pool and back. record: the file with the keys
+        of the slots. clock: returns monotonic seconds."""
         self.offload = Offload(options, self.pool, self._key, send, record, clock)
         self.pool.add_observer(self.offload)
         return self.offload
 
     def attach_events(self) -> KVEvents:
-        """Create the collector of events about the blocks in the pool, and in the slots of tiers that are already
+        """Return a new collector of events about the blocks in the pool, and in the slots of tiers that are already
         attached."""
         self._events = KVEvents(self.block_size, self.pool.keys)
         self.pool.add_observer(self._events)
@@ -103,7 +103,7 @@ class KVCacheManager:
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
     def fetches(self, request: Request) -> bool:
-        """Start to fetch the request's next blocks from outside the pool, if a tier has them, and return whether the
+        """Look for the request's missing blocks outside the pool, unless that was done already, and return whether the
         request now waits for them (WaitReason.TIER)."""
         if self.offload is None or request.cache_root is not None:
             return False

@@ -106,8 +106,8 @@ class _KeptDigests:
         self._path = path
 
     def digest(self, path: Path) -> str:
-        """Return the sha256 of a file in hex. If the file changes while it is read, it is read again, at most MAX_TRIES
-        times."""
+        """Return the sha256 of a file in hex. If the file changes while it is read, it is read again, up to MAX_TRIES
+        times; then ConfigError."""
         for _ in range(MAX_TRIES):
             with path.open("rb", buffering=0) as file:
                 identity = _identity(os.fstat(file.fileno()))

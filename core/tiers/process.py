@@ -136,7 +136,8 @@ class TierProcess:
             lane.finish_stores(deadline)
 
     def _wait_for_initialize(self) -> bool:
-        """Wait for Initialize and map the arena with the shape in it; return False if Stop arrives instead."""
+        """Wait for Initialize and map the arena with the shape in it; return False if Stop arrives instead.
+        ProtocolError if Initialize has no arena."""
         while not isinstance(message := self.supervisor.wait(), Stop):
             if isinstance(message, Initialize):
                 if message.arena is None:

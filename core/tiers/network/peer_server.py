@@ -73,7 +73,7 @@ class _Transfer(NamedTuple):
 
 
 def load_size(form: SealedFormat, load_bytes: int) -> int:
-    """Return the number of blocks that one request may load."""
+    """Return the number of blocks that one load request may name, at least 1."""
     return max(load_bytes // form.slot_bytes, 1)
 
 

@@ -43,7 +43,7 @@ class RedisNodes:
     """The nodes behind a URL: one server, until `learn` finds a cluster."""
 
     def __init__(self, url: str) -> None:
-        """ConfigError if the URL is invalid."""
+        """Parse the URL, without connecting. ConfigError if it is invalid."""
         scheme, _, rest = url.partition("://")
         self._url = f"{_REDIS_SCHEMES.get(scheme, scheme)}://{rest}"
         parts = urlsplit(url)
@@ -92,8 +92,8 @@ class RedisNodes:
                 self._cluster.close()
 
     def _run(self, function: Callable[[], T], discard: Callable[[Future[T]], None] | None, deadline: float) -> T:
-        """Return the result of a function run in the connecting thread. TimeoutError after the deadline; then `discard`
-        gets the function's future when it completes."""
+        """Return the result of a function run in the connecting thread. ConnectionError if no thread can be started,
+        TimeoutError after the deadline; then `discard` gets the function's future when it completes."""
         try:
             future = self._connector.submit(function)
         except Overloaded as error:

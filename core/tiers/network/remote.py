@@ -47,7 +47,7 @@ class RemoteSource:
     store_batch = 16
 
     def __init__(self, url: str, on_change: Callable[[], None], new_breaker: Callable[[], Breaker] = Breaker) -> None:
-        """ConfigError if the URL is invalid."""
+        """Parse the URL, without connecting. ConfigError if it is invalid."""
         self._nodes = RedisNodes(url)
         self._on_change = on_change
         self._reads, self._writes = new_breaker(), new_breaker()  # separate, so that slow stores do not stop loads

@@ -76,7 +76,8 @@ class Connection:
                 waiting[0] = waiting[0][num_sent:]
 
     def receive(self, deadline: float, depth: int = 0) -> Reply:
-        """Receive and return one reply. depth: the number of arrays around it."""
+        """Receive and return one reply. depth: the number of arrays around it. ConnectionError if it is not a valid
+        reply."""
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -97,7 +98,7 @@ class Connection:
         raise ConnectionError(f"not a reply of Redis: {line[:40]!r}")
 
     def receive_value(self, parts: Sequence[memoryview], deadline: float) -> bool | ServerError | None:
-        """Receive a reply to GET into `parts`, one after the other.
+        """Receive a reply to GET into `parts`, one after the other. ConnectionError if it is not a valid reply.
 
         Return True if they are filled; False if the value has another length (they are then unchanged); None if there
         is no value; ServerError for an error reply."""
