@@ -1,4 +1,4 @@
-"""Arguments: those of a module's call, with the places of the hidden states and of the angles among them."""
+"""Arguments: the arguments of a module's call, with the places of the hidden states and of the angles among them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-Angles: TypeAlias = tuple[Tensor, Tensor]  # cosines and sines [1, T, n] of T tokens, each twice: n / 2 by n / 2
-Place: TypeAlias = int | str  # of an argument: its index, or its name if it is given by name
+Angles: TypeAlias = tuple[Tensor, Tensor]  # cosines and sines [1, T, n] of T tokens; both halves of n are equal
+Place: TypeAlias = int | str  # an argument's index, or its name if it is passed by name
 
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """Arguments of a call. Other calls of the module have theirs at the same places."""
+    """Arguments of a call. Other calls of the module have hidden states and angles at the same places."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -25,20 +25,20 @@ class Arguments:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], options: dict[str, Any]) -> Arguments | None:
-        """Find the places; None if no argument can be hidden states [1, T, n]."""
+        """Find the places and return the arguments; None if no argument can be hidden states [1, T, n]."""
         places: list[tuple[Place, Any]] = [*enumerate(args), *options.items()]
         hidden_at = next((place for place, each in places if _is_packed(each)), None)
         angles_at = next((place for place, each in places if _are_angles(each)), None)
         return None if hidden_at is None else cls(args, options, hidden_at, angles_at)
 
     def found(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, Angles | None]:
-        """Return hidden states and angles of another call."""
+        """Return the hidden states and the angles of another call; the angles are None if `angles_at` is."""
         angles = None if self.angles_at is None else _at(args, options, self.angles_at)
         return _at(args, options, self.hidden_at), angles
 
     def drawn(self, scale: float, position: int) -> Arguments:
-        """Return such arguments in float32 on the host: random hidden states of this scale, random angles, and
-        positions far behind `position`."""
+        """Return similar arguments in float32 on the host: random hidden states of this scale, random cosines and
+        sines, and integers, such as positions, of `position` or more."""
         places = {place: self._drawn(place, each, scale, position) for place, each in enumerate(self.args)}
         options = {name: self._drawn(name, each, scale, position) for name, each in self.options.items()}
         return Arguments(tuple(places.values()), options, self.hidden_at, self.angles_at)
@@ -56,7 +56,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, Arguments]]:
-    """Record the last call of each module with parts of its own, while models run."""
+    """Yield a dict that, while models run in this context, gets the last arguments of each module that has children."""
     recorded: dict[nn.Module, Arguments] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """The attention function of borrowed layers: transformers' attention interface over our paged KV cache.
 
 A layer calls `attend` with the queries, keys and values of all tokens of the step. The first forward pass of a model
-is a trial: it records for each layer the shapes and arguments of that call, an AttentionCall, and refuses arguments
-that this function would ignore. Later passes store keys and values in the step's slots and read the paged cache.
+is a trial: it records the shapes and arguments of each layer's call as an AttentionCall, and refuses arguments that
+this function would ignore. Later passes store keys and values in the step's slots and read the paged cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .arguments import Angles, Arguments, recorded_arguments
 IMPLEMENTATION = "tokenloom"  # our name among transformers' attention functions
 Attend: TypeAlias = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
-# Arguments that do not change a causal attention over the row's own context.
+# Arguments that do not change causal attention over a row's own context.
 HARMLESS = (
     "position_ids",
     "position_embeddings",
@@ -49,15 +49,15 @@ KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "is_causal",
 
 
 class Unserved(Exception):
-    """Why an architecture cannot be served with transformers' layers."""
+    """Error that says why an architecture cannot be served with transformers' layers."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The attention of one layer, as it was called in the trial."""
+    """Shapes and rules of one layer's attention, as the layer called it in the trial."""
 
-    name: str  # of the module
-    layer: int  # in the KV cache
+    name: str  # the module's name
+    layer: int  # the layer's index in the KV cache
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -66,23 +66,24 @@ class AttentionCall:
 
 
 class PagedAttention:
-    """The attention of one model. Owns the record of its layers; `calls` is empty until the trial is over."""
+    """The attention of one model. Owns the calls of its layers, which the trial records."""
 
     def __init__(self, ops: Ops) -> None:
         self.calls: dict[nn.Module, AttentionCall] = {}
-        self.arguments: dict[nn.Module, Arguments] = {}  # of modules in the trial
+        self.arguments: dict[nn.Module, Arguments] = {}  # of each module's call in the trial
         self._ops = ops
         self._names: dict[nn.Module, str] = {}
         self._context: StepContext | None = None
-        self._num_kv_heads = self._width = 1  # of the KV cache
+        self._num_kv_heads = self._width = 1  # KV heads and elements per head of the KV cache
         self._storing: AttentionMetadata | None = None
         self._rotary = Rotary(None)
         self._by_token: AttentionMetadata | None = None
-        self._rotations: dict[int, tuple[Tensor, Rotary]] = {}  # of this step, by id of the cosines
+        self._rotations: dict[int, tuple[Tensor, Rotary]] = {}  # of this step, by id() of the cosines
 
     @contextlib.contextmanager
     def trial(self, model: nn.Module, device: torch.device) -> Iterator[None]:
-        """Record the calls of a forward pass instead of attending. Unserved names an argument that is not served."""
+        """Record the attention calls of the forward pass in this context, instead of attending. The pass raises
+        Unserved for a call that cannot be served; the exit does so if one KV cache cannot hold all layers."""
         self._names = {module: name for name, module in model.named_modules()}
         with attending(self.attend), recorded_arguments(model) as given:
             yield
@@ -96,9 +97,9 @@ class PagedAttention:
 
     @contextlib.contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Attend over the KV cache of this step."""
+        """Attend over the KV cache in this context; it must contain one forward pass of the step."""
         self._context = context
-        # Layers have rotated their heads: each is turned by the angle 0, that of position 0.
+        # Layers have already rotated their heads. At position 0 the kernel rotates by an angle of 0.
         self._storing = replace(context.metadata, positions=torch.zeros_like(context.metadata.positions))
         num_tokens = len(context.metadata.positions)
         tokens = torch.arange(num_tokens, device=context.metadata.positions.device)
@@ -117,16 +118,17 @@ class PagedAttention:
         return self._context
 
     def is_widest(self, call: AttentionCall) -> bool:
-        """Whether the heads of a layer fill those of the cache, so that they need no padding."""
+        """Whether a layer's heads have the number and size of the cache's heads, so that they need no padding."""
         return call.key_dim == call.value_dim == self._width and call.num_kv_heads == self._num_kv_heads
 
     def rotation(self, angles: Angles | None) -> tuple[Rotary, AttentionMetadata]:
-        """Return the rotation by the angles of this step's tokens, or by none, and metadata with positions in it."""
+        """Return the rotation by the angles of this step's tokens (None: no rotation), and the step's metadata with
+        positions that are rows of this rotation's table."""
         assert self._storing is not None and self._by_token is not None
         if angles is None:
             return self._rotary, self._storing
         cosines, sines = angles
-        known = self._rotations.get(id(cosines))  # layers share them; an entry keeps its tensor, and so its id
+        known = self._rotations.get(id(cosines))  # layers share them; an entry keeps the tensor alive, and so its id
         if known is None:
             half = cosines.shape[-1] // 2
             cos_sin = torch.cat([cosines[0, :, :half], sines[0, :, :half]], dim=-1).float()
@@ -134,11 +136,12 @@ class PagedAttention:
         return known[1], self._by_token
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """Return the shape of a cache that holds the widest layer; a model without attention has one narrow layer."""
+        """Return the shape of a cache that fits the widest layer; a model without attention gets one narrow layer."""
         return KVCacheSpec(max(len(self.calls), 1), self._num_kv_heads, self._width, block_size, dtype)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        """Compute causal attention of query [1, H, T, D] over each row's context: [1, T, H, D of the values]."""
+        """Compute causal attention of query [1, H, T, D] over each row's context: [1, T, H, D of the values]. In the
+        trial, record the call and return zeros."""
         if self._context is None or self._storing is None:
             self._record(module, query, key, value, options)
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
@@ -150,7 +153,7 @@ class PagedAttention:
         return attended[None, :, :, : call.value_dim].to(dtype)
 
     def _fit(self, heads: Tensor, call: AttentionCall, kv_cache: Tensor) -> Tensor:
-        """Return heads [1, H, T, D] as [T, H, D of the cache]; KV heads are repeated to the number that it has."""
+        """Return heads [1, H, T, D] as [T, H, D of the cache]; KV heads are repeated up to the cache's number."""
         heads = heads[0].transpose(0, 1)
         if heads.shape[1] == call.num_kv_heads != self._num_kv_heads and call.num_heads != call.num_kv_heads:
             heads = heads.repeat_interleave(self._num_kv_heads // call.num_kv_heads, dim=1)
@@ -190,12 +193,12 @@ class PagedAttention:
         )
 
 
-_CURRENT: ContextVar[Attend] = ContextVar("tokenloom_attention")  # of the model that runs
+_CURRENT: ContextVar[Attend] = ContextVar("tokenloom_attention")  # the function of the model that is running
 
 
 @contextlib.contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Pass the calls of layers to `attend`."""
+    """Pass the attention calls of layers in this context to `attend`."""
     token = _CURRENT.set(attend)
     try:
         yield
@@ -206,15 +209,15 @@ def attending(attend: Attend) -> Iterator[None]:
 def attention_function(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Pass a layer's call to the model that runs. transformers makes no mask for this function; Unserved if the layer
-    makes one of its own."""
+    """Pass a layer's call to the function of the running model (see `attending`). Raises Unserved if there is a mask:
+    transformers makes none for this function, so the layer itself has made it."""
     if attention_mask is not None:
         raise Unserved(f"a layer {type(module).__name__} makes an attention mask of its own")
     return _CURRENT.get()(module, query, key, value, options), None
 
 
 def _common_heads(calls: list[AttentionCall]) -> int:
-    """Return the number of KV heads of a cache for all layers; Unserved if the layers' numbers do not fit."""
+    """Return the number of KV heads of a cache that can hold all layers. Raises Unserved if there is none."""
     if not calls:
         return 1
     most = max(call.num_kv_heads for call in calls)

@@ -1,4 +1,4 @@
-"""The steps of a self-check: rows of random tokens, cut into chunks, packed, and scattered over KV blocks."""
+"""The steps of a self-check: rows of tokens cut into chunks, which are packed together and scattered over KV blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from .reduced_config import WINDOW
 
 BLOCK_SIZE = 4
 LENGTHS = (4 * WINDOW + 3, 2 * WINDOW + 1, 5)  # tokens of each row
-# Tokens of each row in each step: a chunk beside a whole prompt, one that continues beside one that starts, and steps
-# of one token.
+# The number of tokens of each row in each step. They mix new chunks, continued chunks and single tokens.
 STEPS = ((7, 0, 0), (9, 2 * WINDOW - 1, 0), (1, 1, 3), (8, 1, 1), (1, 0, 1), (1, 0, 0))
 NUM_BLOCKS = 1 + sum(-(-length // BLOCK_SIZE) for length in LENGTHS)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens of one row in a step: positions [start, stop), of which the first is token `first` of the step."""
+    """Tokens of one row in a step: those at positions [start, stop). The first of them is token `first` of the step."""
 
     row: int
     start: int
@@ -34,7 +33,8 @@ class Span:
 
 
 def packed_steps(tokens: Sequence[I32]) -> Iterator[tuple[StepInputs, list[Span]]]:
-    """Yield the inputs of each step for rows of LENGTHS tokens, and their spans. All tokens of a step get logits."""
+    """Yield, for each step, its inputs and its spans. tokens: the token ids of each row, LENGTHS of them. All tokens of
+    a step get logits."""
     blocks = _blocks()
     computed = [0] * len(tokens)
     for counts in STEPS:
@@ -50,7 +50,7 @@ def packed_steps(tokens: Sequence[I32]) -> Iterator[tuple[StepInputs, list[Span]
 
 
 def _blocks() -> list[I32]:
-    """Return the blocks of each row, in falling order: not one is where the position would put it."""
+    """Return the block ids of each row, in falling order, so that slots do not follow the positions."""
     ids = np.arange(NUM_BLOCKS - 1, 0, -1, dtype=np.int32)
     return np.split(ids, np.cumsum([-(-length // BLOCK_SIZE) for length in LENGTHS])[:-1])
 

@@ -1,4 +1,5 @@
-"""Floats of a quantized checkpoint, by the names that an unquantized one has, for models whose code knows no others."""
+"""Dequantization of a checkpoint to floats under the names of an unquantized one, the only ones that transformers'
+models know."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from ..weights.checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 from ..weights.quantized_weights import CODES_PER_WORD, load_matrix
 
 CPU = torch.device("cpu")
-# The tensor with the codes of a matrix, and how often its two axes are shorter than those of the matrix.
+# By layout: the tensor with the codes of a matrix, and the factors by which its two axes are shorter than the matrix's.
 CODES = {
     "scaled": ("weight", 1, 1),
     "packed": ("weight_packed", 1, CODES_PER_WORD),
     "gptq": ("qweight", CODES_PER_WORD, 1),
     "awq": ("qweight", 1, CODES_PER_WORD),
 }
-TRANSPOSED = ("gptq", "awq")  # codes [in, out]
-# What else is stored for a matrix, or for the activations and caches, which we do not quantize.
+TRANSPOSED = ("gptq", "awq")  # layouts with codes [in, out]
+# Other tensors that are stored for a matrix, or for activations and caches, which we do not quantize.
 BESIDE = frozenset(
     "weight_scale weight_scale_inv weight_shape weight_g_idx weight_zero_point input_scale qzeros scales g_idx k_scale "  # noqa: SIM905
     "v_scale input_scale_ub activation_scale".split()
@@ -31,9 +32,11 @@ BESIDE = frozenset(
 
 
 def dequantized(folder: Path, quantization: QuantizationConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read all tensors of the checkpoint in `folder` as floats of `dtype` on the host, matrices by the name X.weight.
+    """Return all tensors of the checkpoint in `folder` by name, as floats of `dtype` on the host. A matrix is named
+    X.weight.
 
-    ConfigError: the layout is one of experts alone, or a tensor does not fit it.
+    ConfigError if the layout is not in CODES (formats of experts only), a tensor holds quantized matrices of several
+    experts, or a tensor does not fit the layout.
     """
     if quantization.layout not in CODES:
         raise ConfigError(

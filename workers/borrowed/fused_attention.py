@@ -2,7 +2,8 @@
 
     x → query | key | value heads → norms, rotation, KV cache → attention → output
 
-For modules that prove to compute exactly this, see sketch.py; all others keep their own code around `attend`.
+Used for modules that compute exactly this, which a comparison of numbers shows (see sketch.py). All other modules keep
+their own code and only call our attention function.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from .linear import PackedLayer, PackedModule, is_joinable, joined, take_over
 from .norm import rms_norm_of
 from .sketch import SCALES, LinearSketch, is_close, sketch
 
-FAR = 1_000_003  # a position at which factors that grow with positions show
+FAR = 1_000_003  # a position so large that factors which grow with the position become visible
 
 
 @dataclass(frozen=True)
 class AttentionRecipe:
-    """Names of a module's parts, and the treatment of its heads."""
+    """Description of an attention module: the names of its parts, and how it normalizes and rotates heads."""
 
-    projections: tuple[str, ...]  # query | key | value heads
+    projections: tuple[str, ...]  # linear layers whose outputs, side by side, are query | key | value heads
     output: str
-    norms: tuple[str, ...]  # of query and key heads, or none
+    norms: tuple[str, ...]  # norms of query and key heads; () if there are none
     is_after_rope: bool
     is_rotated: bool
-    num_returned: int  # 0: the output alone; else the size of a tuple that begins with it
+    num_returned: int  # 0: the module returns its output; else the size of a tuple that begins with it
 
     def head_norms(self, module: nn.Module, call: AttentionCall) -> HeadNorms | None:
-        """Return the norms of query and key heads; ValueError if they do not fit the heads."""
+        """Return the norms of query and key heads; None if there are none. ValueError if they do not fit the heads."""
         if not self.norms:
             return None
         found = [rms_norm_of(getattr(module, name)) for name in self.norms]
@@ -58,7 +59,7 @@ class AttentionRecipe:
 
 
 class FusedAttention(PackedModule):
-    """Block x [1, T, hidden] → [1, T, hidden], over the KV cache of the step."""
+    """Attention module, x [1, T, hidden] → [1, T, hidden], over the KV cache of the step."""
 
     def __init__(
         self, ops: Ops, paged: PagedAttention, module: nn.Module, call: AttentionCall, recipe: AttentionRecipe
@@ -78,7 +79,7 @@ class FusedAttention(PackedModule):
         return self.as_returned(self.attended(x[0], angles)[None])
 
     def attended(self, x: Tensor, angles: Angles | None) -> Tensor:
-        """Compute x [T, hidden] → [T, hidden]."""
+        """Compute the module's output [T, hidden] for x [T, hidden]."""
         context, call = self._paged.context, self.call
         rotary, placed = self._paged.rotation(angles if self.is_rotated else None)
         heads = self._ops.linear(x.to(self.output.weight.dtype), self.qkv)
@@ -89,12 +90,12 @@ class FusedAttention(PackedModule):
         return output
 
     def as_returned(self, output: Tensor) -> Any:
-        """Return the output as the module does: alone, or first in a tuple."""
+        """Return the output in the form in which the module returns it: alone, or as the first of a tuple."""
         return (output, *(None,) * (self._num_returned - 1)) if self._num_returned else output
 
 
 def fuse_attention(paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Make each attention module of `dtype` that a recipe describes run as a FusedAttention."""
+    """Replace the computation of each attention module of `dtype` for which a recipe is found by a FusedAttention."""
     for module, call in paged.calls.items():
         recipe = _recipe(module, call, paged, dtype) if paged.is_widest(call) else None
         if recipe is not None:
@@ -118,13 +119,13 @@ def _recipe(
             runs = [_run(module, call, arguments, scale) for scale in SCALES]
             found = _recipes(linears, normed, runs[0])
             return next((each for each in found if all(run.is_by(each) for run in runs)), None)
-        except Exception:  # the code of a model may need anything
+        except Exception:  # a model's code may raise anything on such inputs
             return None
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a sketch: its input, heads, results of attention, and output."""
+    """One run of a sketch: its input, the heads that it passes to attention, the results it gets, and its output."""
 
     call: AttentionCall
     twin: nn.Module

@@ -1,7 +1,7 @@
-"""FusedLayer: a whole decoder layer of a borrowed model, in one call where the kernels have one.
+"""FusedLayer: a whole decoder layer of a borrowed model, computed in one call if there is a kernel for it.
 
-For layers around a FusedAttention and a PackedMLP whose norms and residual additions prove to be those of LayerWeights,
-see sketch.py; all others keep their own code.
+Used for layers that consist of a FusedAttention, a PackedMLP, and norms and residual additions like those of
+LayerWeights, which a comparison of numbers shows (see sketch.py). All other layers keep their own code.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PLACES = ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
 
 @dataclass(frozen=True)
 class LayerRecipe:
-    """Names of a layer's parts."""
+    """Description of a decoder layer: the names of its parts, and how it combines them."""
 
     attention: str
     mlp: str
-    norms: tuple[tuple[str, str], ...]  # place in LayerWeights, name
+    norms: tuple[tuple[str, str], ...]  # for each norm its field in LayerWeights, and its name
     is_parallel: bool
-    num_returned: int  # 0: the output alone; else the size of a tuple that begins with it
+    num_returned: int  # 0: the layer returns its output; else the size of a tuple that begins with it
 
     def found_norms(self, module: nn.Module) -> dict[str, Norm | None]:
         return dict.fromkeys(PLACES) | {place: rms_norm_of(getattr(module, n)) for place, n in self.norms}
 
 
 class FusedLayer(PackedModule):
-    """Block x [1, T, hidden] → [1, T, hidden], over the KV cache of the step."""
+    """Decoder layer, x [1, T, hidden] → [1, T, hidden], over the KV cache of the step."""
 
     def __init__(self, ops: Ops, paged: PagedAttention, module: nn.Module, recipe: LayerRecipe) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class FusedLayer(PackedModule):
         )
         is_whole = attention.output.split is None and mlp.down.split is None
         self._fused = None
-        if is_whole:  # otherwise ranks add between its parts
+        if is_whole:  # otherwise ranks sum their results between its parts
             self._fused = ops.fuse_layer(self._weights, call.num_heads, call.num_kv_heads, call.key_dim)
 
     def forward(self, *args: Any, **options: Any) -> Any:
@@ -98,7 +98,7 @@ class FusedLayer(PackedModule):
 
 
 def fuse_layers(model: nn.Module, paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Make each layer of `dtype` that a LayerRecipe describes run as a FusedLayer."""
+    """Replace the computation of each layer of `dtype` for which a LayerRecipe is found by a FusedLayer."""
     for module in list(model.modules()):
         recipe = _recipe(module, paged, dtype)
         if recipe is not None:
@@ -124,7 +124,7 @@ def _recipe(module: nn.Module, paged: PagedAttention, dtype: torch.dtype) -> Lay
             runs = [_run(module, (attention, mlp), norms, arguments, scale) for scale in SCALES]
             found = _recipes(attention, mlp, norms, runs[0].num_returned)
             return next((each for each in found if all(run.is_by(each) for run in runs)), None)
-        except Exception:  # the code of a model may need anything
+        except Exception:  # a model's code may raise anything on such inputs
             return None
 
 
@@ -136,12 +136,12 @@ def _recipes(attention: str, mlp: str, norms: list[str], num_returned: int) -> I
 
 
 class BlockSketch(nn.Module):
-    """A random linear map in place of a part, which records its last call."""
+    """Random linear map that replaces a layer's attention or MLP in a sketch, and records its last call."""
 
     def __init__(self, num_hidden: int, part: FusedAttention | PackedMLP) -> None:
         super().__init__()
         self._inner, self._outer = torch.randn(num_hidden, RANK) * num_hidden**-0.5, torch.randn(RANK, num_hidden)
-        self._part = [part]  # in a list, so that torch does not take it for a child
+        self._part = [part]  # in a list, so that torch does not register it as a child
         self.given, self.returned = torch.empty(0), torch.empty(0)
         self.angles: Any = None
 
@@ -164,7 +164,7 @@ class _Run:
     x: Tensor
     y: Tensor
     num_returned: int
-    is_turned: bool  # whether the angles of the layer reach its attention, or it needs none
+    is_turned: bool  # whether the layer passes its angles on to its attention, or the attention needs none
 
     def is_by(self, recipe: LayerRecipe) -> bool:
         norms = recipe.found_norms(self.twin)

@@ -1,4 +1,4 @@
-"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels, also where it is the embedding.
+"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels; it may serve as embedding as well.
 
 PackedModule is the base of all parts that hold packed weights, which torch does not count as parameters.
 """
@@ -17,13 +17,14 @@ from .shards import ShardedLinear
 
 
 class PackedModule(nn.Module):
-    """A part of a model with packed weights of `num_bytes`, without those of parts within it."""
+    """A part of a model that holds packed weights."""
 
-    num_bytes = 0
+    num_bytes = 0  # bytes of its packed weights, without those of its children
 
 
 class PackedLayer(PackedModule):
-    """Block x [..., in] → [..., out]. `weight` and `bias` have shape and dtype but no data, for code that asks."""
+    """Linear layer, x [..., in] → [..., out]. `weight` and `bias` are on the meta device: shape and dtype without data,
+    for code that reads these."""
 
     is_head = False  # whether outputs are logits, in float32
 
@@ -60,7 +61,7 @@ class TiedEmbedding(nn.Module):
         split, packed = self._layer.split, self._layer.packed
         if split is None:
             embedded = self._ops.embedding(token_ids.flatten(), packed, 0)
-        else:  # each token is in one rank's part
+        else:  # each token id is in the part of one rank
             first_id = split.group.rank * self._layer.out_features
             embedded = split.group.all_reduce(self._ops.embedding(token_ids.flatten(), packed, first_id))
         return embedded.view(*token_ids.shape, self._layer.in_features)
@@ -72,12 +73,13 @@ def is_packable(module: nn.Module, dtype: torch.dtype) -> bool:
 
 
 def is_joinable(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether `module` is packable and, if ranks share it, works on this rank's elements alone."""
+    """Whether `module` is packable and, if it is sharded, needs no other rank's elements (see Split.is_local)."""
     return is_packable(module, dtype) and (not isinstance(module, ShardedLinear) or module.split.is_local)
 
 
 def joined(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-    """Return weight [sum of out, in] and bias of linear layers of `module` with the same input."""
+    """Return the concatenated weights [sum of out, in] and biases of linear layers of `module` that have the same
+    input; the bias is None if no layer has one."""
     linears = [cast(nn.Linear, getattr(module, name)) for name in names]
     weight = torch.cat([each.weight.detach() for each in linears])
     if all(each.bias is None for each in linears):
@@ -87,7 +89,7 @@ def joined(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | No
 
 
 def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> None:
-    """Let `packed` compute in place of `module`, and drop the parts `names` that it replaces."""
+    """Make `module` compute by `packed`, and remove its parts `names`, which `packed` replaces."""
     for name in names:
         delattr(module, name)
     module.packed = packed
@@ -95,9 +97,10 @@ def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> 
 
 
 def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace each plain nn.Linear of `dtype` by a PackedLayer, one by one, so that memory holds one weight twice. A
-    module whose code reads the weight of a layer keeps that layer as it is."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by layer, which no reference from here keeps alive
+    """Replace each plain nn.Linear of `dtype` by a PackedLayer, one at a time, so that at most one weight is in memory
+    twice. Embeddings tied to such a layer use its packed weight. A layer whose weight is read by the code of its parent
+    module stays as it is."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by id() of the layer, which must not be kept alive here
     sources: dict[str, str] = {}
     for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:
         kind = str(type(module))
@@ -119,7 +122,7 @@ def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 
 def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor | None, packed: PackedLayer) -> None:
-    """Make plain embeddings with this matrix look it up in the packed layer."""
+    """Replace each plain embedding whose matrix is `weight` by one that looks up rows of the packed layer."""
     for module in [each for each in model.modules() if not isinstance(each, nn.Embedding)]:
         for name, child in module.named_children():
             if type(child) is nn.Embedding and child.weight is weight:
@@ -127,6 +130,6 @@ def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor | None, packed: P
 
 
 def _source(kind: type[nn.Module]) -> str:
-    """Return the source of a class and of those that it inherits from, except torch's."""
+    """Return the source of a module's class and of its base classes, except torch's."""
     kinds = [each for each in kind.__mro__ if issubclass(each, nn.Module) and not each.__module__.startswith("torch.")]
     return "".join(inspect.getsource(each) for each in kinds)

@@ -1,6 +1,6 @@
-"""Loading a borrowed model: from config.json and safetensors to a BorrowedModel, with its architecture checked first.
+"""Loading of a borrowed model: from config.json and safetensors to a BorrowedModel, after a check of its architecture.
 
-Code that a checkpoint brings is never run: an architecture is one of the installed transformers, or it is refused.
+Code in a checkpoint is never run: an architecture that the installed transformers does not have is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .shards import shard_model
 
 logger = logging.getLogger("tokenloom.borrowed")
 
-# Model types whose layers compute or keep state where neither our attention function nor a cache object sees it.
+# Model types whose layers compute attention or keep state without our attention function or a cache object.
 REFUSED = {
     "axk2": "its layers choose keys with an indexer (sparse attention)",
     "bloom": "its attention is computed inline, with ALiBi",
@@ -51,18 +51,18 @@ REFUSED = {
     "rwkv": "its state is kept outside the cache",
     "zamba2": "its layers share attention with other inputs",
 }
-# Models of text and media, by model_type, whose language model is served alone: transformers gives it the same logits.
+# Models of text and media, by model_type, whose language model is served without the rest: it gives the same logits.
 AS_TEXT = frozenset(("aya_vision", "cohere2_vision", "lfm2_vl", "llava_next", "llava_onevision"))
 OF_CAUSAL_HEAD = {
     "logit_scale": 1.0,
     "logits_scaling": 1.0,
     "final_logit_softcapping": None,
-}  # models of media have none
+}  # fields of text models that models of media ignore: set to values without effect
 TEXT_NAMES = {r"^language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
-SUFFIX = re.compile("For[A-Z][A-Za-z]+$|LMHeadModel$")  # of names of architectures
-CLOSE = 0.7  # least difflib ratio of names that are similar
+SUFFIX = re.compile("For[A-Z][A-Za-z]+$|LMHeadModel$")  # of architecture names
+CLOSE = 0.7  # smallest difflib ratio of names that count as similar
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-# Tensors of parts that answer no text prompts: heads that draft tokens, vision and audio.
+# Tensors that text prompts do not need: heads that draft tokens, vision and audio.
 UNUSED = re.compile(
     r"(^|\.)(mtp|nextn|vision|visual|audio|multi_modal_projector|embed_vision|embed_audio|image_newline)([._]|$)|^mtp"
 )
@@ -80,11 +80,10 @@ def load_borrowed(
     *,
     is_dummy: bool = False,
 ) -> BorrowedModel:
-    """Make the model of `folder`, or this rank's shard of it, on `device` as `dtype`.
+    """Load the model of `folder`, or this rank's shard of it, to `device` as `dtype`.
 
-    ConfigError: why transformers' layers cannot serve it.
-
-    is_dummy: random weights, and nothing but config.json is read.
+    ConfigError if transformers' layers cannot serve it, the checkpoint is invalid, or states do not fit in memory.
+    is_dummy: random weights; only config.json is read.
     """
     log: Any = transformers.logging
     log.set_verbosity_error()
@@ -116,7 +115,8 @@ def load_borrowed(
 
 
 def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedConfig:
-    """Read config.json as transformers does. ConfigError if its model_type is not one of the installed transformers."""
+    """Read config.json as transformers does. ConfigError if the installed transformers does not know its model_type, or
+    a value is invalid."""
     raw = overridden(read_json(folder / "config.json"), overrides or {})
     kind = str(raw.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
@@ -129,14 +129,14 @@ def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedCon
     try:
         decoded, _ = PreTrainedConfig.get_config_dict(folder)  # infinities are objects in the file
         found: PreTrainedConfig = transformers.CONFIG_MAPPING[kind].from_dict(overridden(decoded, overrides or {}))
-    except Exception as error:  # each class checks in its own way
+    except Exception as error:  # each configuration class checks in its own way
         raise ConfigError(f"{folder / 'config.json'} has an invalid value: {_one_line(error)}") from error
     return found
 
 
 def language_model(config: PreTrainedConfig, architecture: str) -> PreTrainedConfig:
-    """Return the config of the causal language model: `config`, or the text model's part of it. ConfigError if
-    transformers has none."""
+    """Return the config of the causal language model: `config`, or its part for the text model. ConfigError if
+    transformers has no causal language model for it that can be served alone."""
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return config
     if config.model_type not in AS_TEXT:
@@ -164,14 +164,15 @@ def _refusal(architecture: str, reason: str) -> str:
 
 
 def _nearest(architecture: str) -> str:
-    """Return the end of an error that names the native architecture with the most similar name, if one is similar."""
+    """Return the end of an error message, which names the native architecture with the most similar name; "" if none is
+    similar."""
     natives = {SUFFIX.sub("", name): name for name in NATIVE}
     found = difflib.get_close_matches(SUFFIX.sub("", architecture), natives, 1, CLOSE)
     return f"; the nearest native model is {natives[found[0]]}" if found else ""
 
 
 def _check_rotary(config: PreTrainedConfig, max_model_len: int) -> None:
-    """Raise ConfigError if angles would depend on the longest row of a step."""
+    """Raise ConfigError if rotary angles would depend on the longest row of a step."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     for each in kinds:
@@ -206,8 +207,8 @@ def _read(
     quantization: QuantizationConfig | None,
     names: dict[str, str] | None,
 ) -> PreTrainedModel:
-    """Read the weights. ConfigError names missing, surplus and misshapen tensors. names: the model's names of tensors,
-    by patterns of the file's."""
+    """Return the model with the weights of `folder`. ConfigError if they cannot be read, or if tensors are missing,
+    unused or of a wrong shape. names: replacements in the names of the file's tensors, by pattern."""
     load: Any = AutoModelForCausalLM.from_pretrained
     source: dict[str, Any] = {"config": config}
     place: Path | None = folder
@@ -229,7 +230,7 @@ def _read(
             key_mapping=names,
             ignore_mismatched_sizes=True,
         )
-    except Exception as error:  # whatever transformers finds wrong with the files
+    except Exception as error:  # transformers raises many types for invalid files
         raise ConfigError(f"{folder}: {type(error).__name__}: {_one_line(error)}") from error
     surplus = sorted(name for name in found["unexpected_keys"] if not UNUSED.search(name))
     for problem, wrong in (
@@ -249,7 +250,8 @@ def _one_line(error: Exception) -> str:
 
 
 def check_state(model: BorrowedModel, config: ModelConfig, max_num_seqs: int) -> None:
-    """Raise ConfigError if states were not expected, or do not fit into memory beside the weights."""
+    """Raise ConfigError if the model keeps recurrent states that config.json does not announce, or if those of
+    max_num_seqs requests do not fit in the available memory."""
     if not model.rows.layers:
         return
     if not config.has_state:

@@ -1,7 +1,7 @@
-"""PackedMLP: a feed-forward block of a borrowed model as two of our operations, the activation within the first.
+"""PackedMLP: a feed-forward block of a borrowed model as two of our operations; the first includes the activation.
 
-Gated, down(act(gate(x)) * up(x)), or plain, down(act(up(x))); gates and ups may be one matrix. A module is known by its
-numbers, see sketch.py.
+Blocks are gated, down(act(gate(x)) * up(x)), or plain, down(act(up(x))); gates and ups may be one matrix. A block is
+recognized by the numbers that it computes, see sketch.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "quick_gelu", 
 
 @dataclass(frozen=True)
 class MLPRecipe:
-    """Names of a block's linear layers, and the activation between them."""
+    """Description of a feed-forward block: the names of its linear layers, and the activation between them."""
 
-    first: tuple[str, ...]  # gates, then ups; one layer if it holds both or if there are no gates
+    first: tuple[str, ...]  # gates, then ups; one layer if it computes both or if there are no gates
     activation: Activation
     down: str
 
 
 class PackedMLP(PackedModule):
-    """Block x [..., hidden] → [..., hidden]."""
+    """Feed-forward block, x [..., hidden] → [..., hidden]."""
 
     def __init__(self, ops: Ops, module: nn.Module, recipe: MLPRecipe) -> None:
         super().__init__()
@@ -49,15 +49,15 @@ class PackedMLP(PackedModule):
 
 
 def pack_mlps(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Make each module of `dtype` that proves to be a feed-forward block run as a PackedMLP."""
-    for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:  # keeps no weight alive
+    """Replace the computation of each module of `dtype` that turns out to be a feed-forward block by a PackedMLP."""
+    for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:  # must keep no weight alive
         recipe = recipe_of(module, dtype)
         if recipe is not None:
             take_over(module, PackedMLP(ops, module, recipe), (*recipe.first, recipe.down))
 
 
 def recipe_of(module: nn.Module, dtype: torch.dtype) -> MLPRecipe | None:
-    """Return how the module computes, or None if it has other parts or computes anything else."""
+    """Return the recipe by which the module computes; None if it has other parts or computes anything else."""
     linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
     if len(linears) not in (2, 3) or not all(is_joinable(each, dtype) for each in linears.values()):
         return None
@@ -75,7 +75,7 @@ def _recipe_of_inputs(module: nn.Module, names: list[str], num_inputs: int) -> M
         torch.manual_seed(0)
         try:
             runs = [_run(module, num_inputs, scale) for scale in SCALES]
-        except Exception:  # the code of a model may need anything
+        except Exception:  # a model's code may raise anything on such inputs
             return None
         return next((each for each in _recipes(names) if all(run.is_by(each) for run in runs)), None)
 
@@ -88,7 +88,7 @@ def _recipes(names: list[str]) -> Iterator[MLPRecipe]:
 
 @dataclass(frozen=True)
 class _Run:
-    """The calls of a sketch's linear layers, by name, in one run from x to y."""
+    """One run of a sketch from x to y: what its linear layers, by name, were given and returned."""
 
     x: Tensor
     y: Tensor

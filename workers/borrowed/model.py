@@ -2,8 +2,8 @@
 
     token ids → transformers' decoder, the tokens of all rows packed as [1, T] → hidden states → its head → logits
 
-For architectures without a model of ours. Attention, linear layers and recurrent states are ours; everything else,
-which is all that differs between architectures, is transformers' code. Only this folder imports transformers.
+It serves architectures for which we have no model. Attention, linear layers and recurrent states are ours; the rest,
+in which architectures differ, is transformers' code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
 
 
 class BorrowedModel:
-    """Forward pass of one rank over transformers' modules. Inference only, as DecoderModel, which has the shapes."""
+    """Forward pass of one rank over transformers' modules, for inference only. Shapes are those of DecoderModel."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class BorrowedModel:
         dtype: torch.dtype = torch.float32,
         group: ParallelGroup | None = None,
     ) -> None:
-        """model: built with our attention implementation. Runs it once, on a few tokens, and packs its parts of
-        `dtype`, that of `ops`. group: the ranks that share it, see shard_model.
+        """Run the model once, on a few tokens, and pack its parts of `dtype`, which must be the dtype of `ops`.
 
-        Unserved says why the model cannot be served.
+        model: built with our attention implementation, and sharded if there is a `group` of ranks (see shard_model).
+        Raises Unserved if the model cannot be served.
         """
         self._model = model.train(False)
         self._rank = 0 if group is None else group.rank
-        self.decoder: nn.Module = model  # until the trial
+        self.decoder: nn.Module = model  # the trial replaces it by the model's decoder
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
         self._device = next(model.parameters()).device
@@ -65,7 +65,8 @@ class BorrowedModel:
         self.decoder.forward = self._give
 
     def _pack(self, ops: Ops, dtype: torch.dtype) -> None:
-        """Replace all parts that our operations compute: blocks, layers of such blocks, then single ones."""
+        """Replace the parts that our operations can compute: attention and MLP blocks, whole layers of such blocks, and
+        then single linear layers and norms."""
         model = self._model
         fuse_attention(self._attention, ops, dtype)
         pack_mlps(model, ops, dtype)
@@ -77,7 +78,7 @@ class BorrowedModel:
         if isinstance(head, PackedLayer):
             head.is_head = True
         tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
-        plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
+        plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied tensors count once
         packed = sum(each.num_bytes for each in model.modules() if isinstance(each, PackedModule))
         self.weight_bytes = packed + sum(plain.values())
 
@@ -90,7 +91,7 @@ class BorrowedModel:
         return self.rows.state_bytes
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        """Compute one step, as DecoderModel.forward_logits."""
+        """Compute one step, see DecoderModel.forward_logits."""
         if not len(token_ids):
             hidden = torch.empty((0, self._config.hidden_size), device=token_ids.device)
             return hidden, torch.empty((0, self._vocab_size), device=token_ids.device)
@@ -109,8 +110,10 @@ class BorrowedModel:
         raise NotImplementedError("borrowed models sample on the host")
 
     def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Return logits [n, vocab_size] float32 of the tokens `indices` [n] int64 of hidden [T, hidden_size], or of
-        all: the model's own code from there on. Ranks but the first must call, too; they get [0, vocab_size]."""
+        """Return float32 logits [n, vocab_size] for the tokens `indices` [n] int64 of hidden [T, hidden_size] (None:
+        all tokens), computed by the model's own head. All ranks must call; those other than the first get [0,
+        vocab_size].
+        """
         hidden = hidden if indices is None else hidden[indices]
         self._given.last_hidden_state = hidden[None]
         token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
@@ -130,7 +133,8 @@ class BorrowedModel:
         }
 
     def _find_decoder(self, inputs: dict[str, Any]) -> None:
-        """Run the model once. Its decoder is the part that is called first and is a model of its own."""
+        """Run the model once and set `decoder`: the part that is called first among those that are PreTrainedModels.
+        Raises Unserved if there is none."""
         called: list[nn.Module] = []
         parts = [
             each for each in self._model.modules() if isinstance(each, PreTrainedModel) and each is not self._model
@@ -154,7 +158,7 @@ class BorrowedModel:
                 )
         except Unserved:
             raise
-        except Exception as error:  # whatever the code of a model raises if it needs a mask, or another cache
+        except Exception as error:  # a model's code may raise anything if it needs a mask, or another cache
             raise Unserved(f"its layers need a mask or cache of transformers' own ({_shown(error)})") from error
 
 

@@ -1,6 +1,7 @@
-"""PackedNorm: an RMS norm of a borrowed model as one of our operations, in place of the seven of its own code.
+"""PackedNorm: an RMS norm of a borrowed model as one of our operations, instead of seven of torch.
 
-Classes of such norms differ in name and in whether 1 is added to the weight, so a module is known by its numbers.
+Classes of such norms differ in name and in whether 1 is added to the weight, so a module is recognized by the numbers
+that it computes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TOLERANCE = 1e-5
 
 
 class PackedNorm(nn.Module):
-    """Normalizes x [..., n] over its last axis. `weight` is the original one, for code that asks."""
+    """RMS norm over the last axis of x [..., n]. `weight` is the replaced module's, for code that reads it."""
 
     def __init__(self, ops: Ops, weight: nn.Parameter, norm: Norm) -> None:
         super().__init__()
@@ -29,13 +30,13 @@ class PackedNorm(nn.Module):
         self._norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != self.weight.dtype:  # kernels take the model's dtype alone
+        if x.dtype != self.weight.dtype:  # kernels take the model's dtype only
             return ReferenceOps.norm(self._ops, x, self._norm)
         return self._ops.norm(x.reshape(-1, x.shape[-1]), self._norm).view(x.shape)
 
 
 def pack_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace each module of `dtype` that proves to be an RMS norm."""
+    """Replace each module of `dtype` that turns out to be an RMS norm by a PackedNorm."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             norm = rms_norm_of(child)
@@ -45,7 +46,8 @@ def pack_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 
 def rms_norm_of(module: nn.Module) -> Norm | None:
-    """Return the RMS norm that the module is, or None if it computes anything else for random weights and inputs."""
+    """Return the RMS norm that the module computes; None if its results for random weights and inputs are not those of
+    one."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
     has_only_weight = len(list(module.parameters())) == 1 and not list(module.buffers()) and not list(module.children())
@@ -62,7 +64,7 @@ def rms_norm_of(module: nn.Module) -> Norm | None:
     with torch.inference_mode():
         try:
             found = tried(x)
-        except (TypeError, RuntimeError):  # a norm with further inputs
+        except (TypeError, RuntimeError):  # a norm that needs more inputs
             return None
     for offset in (0.0, 1.0):
         expected = nn.functional.rms_norm(x, weight.shape, drawn + offset, eps)

@@ -1,9 +1,9 @@
-"""Recurrent layers of borrowed models: each request has its own state, and runs through such a layer by itself.
+"""Recurrent layers of borrowed models: each row has its own state, and such a layer is run separately for each row.
 
 transformers keeps the state of linear attention, state-space and convolution layers in a cache object that belongs to
-one batch of rows of equal length. Here every row of the engine has such an object, and the layer is called once a row,
-with that row's tokens. A state belongs to exactly one position: a row starts at position 0 with a new state, and a step
-that does not continue where a state ends is an error.
+one batch of rows of equal length. Here every row of the engine has such an object, and a step calls the layer once for
+each row, with that row's tokens. A state belongs to exactly one position: a row starts at position 0 with a new state,
+and a step that does not continue where the state ends is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values", "past_key_value", "layer_p
 
 
 class PassingCache(DynamicCache):
-    """Cache for attention layers that insist on one: it keeps nothing and returns the keys and values that it gets."""
+    """Cache for attention layers that require one. It stores nothing and returns the keys and values that it is
+    given."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_options: Any) -> Any:
         return key_states, value_states
@@ -45,12 +46,13 @@ class RowState:
 
     @property
     def has_keys(self) -> bool:
-        """Whether a layer has kept keys and values here, and not in our KV cache."""
+        """Whether a layer has stored keys and values here instead of in our KV cache."""
         return any(getattr(layer, "keys", None) is not None for layer in self.cache.layers)
 
 
 class CachedLayer:
-    """A module whose `forward` takes a cache: replaces that argument, and cuts the others to a row's tokens."""
+    """Wrapper of a module whose `forward` takes a cache. It can run the module for one row: with the row's cache, and
+    with the other arguments cut to the row's tokens."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module = name, module
@@ -68,7 +70,8 @@ class CachedLayer:
         return {**given, **rest, self._cache_argument: state.cache}
 
     def run_row(self, given: dict[str, Any], start: int, stop: int, state: RowState) -> Any:
-        """Run the layer on tokens [start, stop) of a packed call, as the only row of a batch."""
+        """Run the module on tokens [start, stop) of a packed call, as a batch of one row. given: the call's arguments
+        by name."""
         count = next(each.shape[1] for each in given.values() if isinstance(each, Tensor))
         own = {name: _cut(value, count, start, stop) for name, value in given.items()}
         own[self._cache_argument] = state.cache
@@ -78,18 +81,19 @@ class CachedLayer:
 
 
 class RecurrentRows:
-    """Owns the states of all rows, and runs recurrent layers row by row. A state lasts until its row starts again."""
+    """The recurrent states of all rows; runs recurrent layers row by row. A row's state is kept until a request starts
+    in the row."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        self.layers: list[str] = []  # names of the modules
-        self.state_bytes = 0  # of a row
-        self.is_stepwise = False  # feed a chunk that continues a state token by token
+        self.layers: list[str] = []  # names of the recurrent modules
+        self.state_bytes = 0  # bytes of one row's state
+        self.is_stepwise = False  # whether a chunk that continues a state is run token by token
         self._config = config
         self._state_by_row: dict[int, RowState] = {}
         self._spans: list[tuple[int, int, RowState]] = []  # tokens [start, stop) of the step, and their row's state
 
     def begin(self, context: StepContext) -> None:
-        """Find the rows' states before a step. RuntimeError if a row does not continue where its state ends."""
+        """Look up the rows' states before a step. RuntimeError if a row does not continue where its state ends."""
         if not self.layers:
             return
         starts, lengths = context.metadata.query_starts_host, context.metadata.seq_lens_host
@@ -101,7 +105,8 @@ class RecurrentRows:
             self._spans.append((start, stop, state))
 
     def _state_of(self, row: int, position: int) -> RowState:
-        """Return the state of a row that continues at `position`; row −1 keeps none."""
+        """Return the state of a row that continues at `position`: a new one at 0, or for row −1, whose state is not
+        kept. RuntimeError if the row's state does not end there."""
         state = self._state_by_row.get(row)
         if position == 0 or row < 0:
             state = RowState(self._config)
@@ -115,9 +120,9 @@ class RecurrentRows:
     def wrap(self, model: nn.Module, run: Callable[[], object], attends: Callable[[nn.Module], bool]) -> None:
         """Find the recurrent layers of `model`, and make each run row by row from now on.
 
-        `run` runs one forward pass. A module that takes a cache is recurrent if it keeps a state there and contains no
-        other that takes one; `attends` says whether it called our attention function. Unserved if a module keeps
-        keys and values in the cache instead.
+        `run` runs one forward pass. A module that takes a cache is recurrent if it stores a state there and contains no
+        other module that takes one; `attends` says whether it called our attention function. Raises Unserved if a
+        module that did not call it stores keys and values in the cache.
         """
         tried = [(layer, RowState(self._config)) for layer in _cached_layers(model)]
         for layer, state in tried:

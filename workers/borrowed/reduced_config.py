@@ -1,4 +1,4 @@
-"""Reduced configurations: the same architecture with few small layers, for the check that a model computes rightly.
+"""Reduced configurations for the self-check: the same architecture with few small layers.
 
 All fields that choose how a layer computes are kept; only numbers of layers, sizes and windows shrink.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-WINDOW = 6  # tokens, of every window and chunk of attention
+WINDOW = 6  # tokens of every attention window and attention chunk
 VOCAB_SIZE = 96
 
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_blocks")
@@ -20,7 +20,7 @@ _WINDOWS = frozenset(
 )
 _PERIOD = re.compile(r"period|interval|pattern|every_n|group_size$")
 
-# Names of sizes, with the value in a reduced configuration. 4 query heads of 16, hidden size 64.
+# Names of sizes, by their value in a reduced configuration: 4 query heads of 16 elements, hidden size 64.
 _SIZES = {
     64: "hidden_size d_model n_embd embedding_size word_embed_proj_dim lru_width attention_hidden_size embedding_dim "
     "emb_dim ple_embed_dim",
@@ -54,9 +54,10 @@ _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_siz
 
 
 def reduced_config(config: PreTrainedConfig, *, has_small_sizes: bool) -> PreTrainedConfig:
-    """Return the configuration with up to two layers of each kind, short windows and a small vocabulary.
+    """Return the configuration with few layers of each kind, short windows and a small vocabulary.
 
-    has_small_sizes: reduce the widths, too. Raises what the configuration's class raises if the result is no model.
+    has_small_sizes: reduce the widths as well. Raises any exception of the configuration's class if the result is
+    invalid.
     """
     fields = config.to_dict()
     fields.pop("transformers_version", None)
@@ -137,13 +138,13 @@ def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
 
 
 def _small_layer(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's own fields with heads of twice the reduced width, and without its other sizes."""
+    """Return a layer's entry of per_layer_config with twice the reduced head size, and without its other sizes."""
     kept = {name: each for name, each in fields.items() if name not in _SIZE_OF and name not in _KV_HEADS}
     return {**kept, "head_dim": 2 * _SIZE_OF["head_dim"]} if "head_dim" in fields else kept
 
 
 def _match_sizes(fields: dict[str, Any], is_rope_alone: bool) -> None:
-    """Make sizes agree that follow from others."""
+    """Set the sizes that follow from other sizes."""
     hidden = fields.get("hidden_size") or 64
     for name, most in (
         ("n_group", 2),

@@ -1,8 +1,8 @@
-"""The self-check of a borrowed architecture: packed, chunked and paged steps must give its own model's numbers.
+"""The self-check of a borrowed architecture: packed, chunked and paged steps must give the numbers of transformers.
 
 A model that ignores our attention function, or keeps a state in a place of its own, still runs, and its answers look
-plausible. So a small model of the architecture, with random weights, runs twice at load: as it is served, and as
-transformers runs it, in float32. Every layer's output and all logits must agree.
+plausible. So, when a model is loaded, a small model of its architecture with random weights runs twice in float32: as
+it is served, and as transformers runs it. Every layer's output and all logits must agree.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from .reduced_config import VOCAB_SIZE, WINDOW, reduced_config
 from .shards import shard_model
 
 TOLERANCE = 2e-4  # of logits and hidden states, relative to the largest
-MAX_PARAMETERS = 24_000_000  # of a model that is checked with its real widths
-SPREAD = 0.3  # deviation of weights that are constants when a model is made, such as norms
-STALE = 1e3  # content of KV blocks that are not written
-CHECKED_RANKS = 2  # the heads of a reduced model divide among no more
+MAX_PARAMETERS = 24_000_000  # of a reduced model that is checked with its real widths
+SPREAD = 0.3  # standard deviation added to weights that are initialized with constants, such as norms
+STALE = 1e3  # initial content of KV blocks
+CHECKED_RANKS = 2  # the only group size that is checked: the heads of a reduced model do not suffice for more ranks
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where the two models disagree. layer: −1 if all layers agree and logits do not."""
+    """The first place where the two models disagree. layer: −1 if all layers agree but logits do not. position: the
+    index of the chunk's first token in its row."""
 
     layer: int
     kind: str
@@ -51,10 +52,11 @@ class Difference:
 
 
 def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: ParallelGroup | None = None) -> bool:
-    """Check that models like `config` are served correctly; Unserved says why not. ops: other than plain torch. group:
-    ranks that share the small model, too, if they are two.
+    """Check that models like `config` are served correctly. Return whether recurrent layers must run a chunk that
+    continues a prompt token by token. Raises Unserved if the check fails.
 
-    Returns whether recurrent layers must get a chunk that continues a prompt token by token.
+    ops: operations to use instead of plain torch. group: ranks that also share the small model, if they are
+    CHECKED_RANKS.
     """
     reference = _reduced_model(config)
     try:
@@ -66,13 +68,14 @@ def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: 
                 return True
     except Unserved:
         raise
-    except Exception as error:  # whatever the code of a model raises if it needs what we lack
+    except Exception as error:  # a model's code may raise anything if it needs something that we do not support
         raise Unserved(f"a reduced model fails in the self-check: {_shown(error)}") from error
     raise Unserved(f"in the self-check, of a reduced model, {difference}")
 
 
 def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool, group: ParallelGroup | None) -> Difference | None:
-    """Run both models on the same rows; return their first difference."""
+    """Run both models on the same rows; return their first difference, None if they agree. Raises Unserved if they
+    cannot be compared."""
     try:
         twin = _build(reference.config, IMPLEMENTATION)
     except KeyError:
@@ -116,14 +119,15 @@ def _agrees(actual: Tensor, expected: Tensor) -> bool:
 
 @contextlib.contextmanager
 def _layer_outputs(model: PreTrainedModel, num_tokens: int) -> Iterator[list[Tensor]]:
-    """Collect the outputs of decoder layers, [num_tokens, n] each, while models run; none if no layers are found."""
+    """Yield a list that, while the model runs in this context, gets the outputs of its decoder layers, [num_tokens, n]
+    each; it stays empty if no layers are found."""
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     stacks = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
     outputs: list[Tensor] = []
 
     def note(_module: nn.Module, _args: Any, output: Any) -> None:
         found = output[0] if isinstance(output, tuple) else output
-        # Models with parallel streams have an axis before that of the batch.
+        # Models with parallel streams have a further axis before the axis of tokens.
         axis = next(i for i in range(1, found.dim()) if found.shape[i] == num_tokens)
         outputs.append(found.movedim(axis, 0).flatten(1))
 
@@ -136,7 +140,8 @@ def _layer_outputs(model: PreTrainedModel, num_tokens: int) -> Iterator[list[Ten
 
 
 def _reduced_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Make the reduced model, with its real widths if it is small, in float32 with random weights."""
+    """Build a reduced model in float32 with random weights, with the real widths if it is small enough. Raises Unserved
+    if none can be built."""
     failures = []
     for has_small_sizes in (False, True):
         try:
@@ -149,13 +154,13 @@ def _reduced_model(config: PreTrainedConfig) -> PreTrainedModel:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return _tried(_build(reduced, "eager"))
-        except Exception as error:  # whatever a configuration's or a model's class finds wrong
+        except Exception as error:  # configuration and model classes raise many types
             failures.append(_shown(error))
     raise Unserved(f"no reduced model for the self-check can be made: {', '.join(failures)}")
 
 
 def _tried(model: PreTrainedModel) -> PreTrainedModel:
-    """Make constant weights random and run the model once; ValueError if its numbers are not finite."""
+    """Make constant weights random, run the model once and return it. ValueError if its logits are not finite."""
     for parameter in model.parameters():
         if parameter.dim() <= 1 or bool((parameter == parameter.flatten()[0]).all()):
             parameter.data += SPREAD * torch.randn_like(parameter)

@@ -1,7 +1,8 @@
 """Shards of a borrowed model's linear layers and experts, by the tensor-parallel plan that transformers has for it.
 
-A plan gives patterns of names a style. Layers that it does not name, and those of the styles in WHOLE, are whole on
-each rank. A column-parallel layer shards its outputs, a row-parallel one its inputs, and the ranks' results are summed.
+A plan assigns styles to patterns of module names. Layers without a style, and those with a style in WHOLE, are
+replicated on each rank. A column-parallel layer shards its outputs; a row-parallel layer shards its inputs, and the
+ranks' results are summed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from ..machine.parallel import ParallelGroup
 from .attention import Unserved
 
-# Styles that change nothing in a forward pass, and embeddings, which every rank holds.
+# Styles that change nothing in a forward pass, and those of embeddings, which every rank holds completely.
 WHOLE = frozenset(
     ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "embedding_rowwise", "embedding_colwise")
 )
@@ -26,7 +27,7 @@ COLUMNS = {
     "colwise": False,
     "colwise_gather_output": True,
     "colwise_rep": True,
-}  # whether the ranks' outputs are joined
+}  # by style: whether the ranks' outputs are concatenated
 ROWS = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True}  # whether each rank gets all inputs
 EXPERTS = "moe_tp_experts"  # style of modules whose parameters have styles of their own
 EXPERT_AXES = {"packed_colwise": (1, 2), "colwise": (1, 1), "rowwise": (2, 1)}  # axis of [E, out, in], parts along it
@@ -34,12 +35,12 @@ EXPERT_AXES = {"packed_colwise": (1, 2), "colwise": (1, 1), "rowwise": (2, 1)}  
 
 @dataclass(frozen=True)
 class Split:
-    """How the ranks share a linear layer."""
+    """The way in which ranks share a linear layer."""
 
     group: ParallelGroup
-    columns: slice | None = None  # this rank's of the inputs; None: the layer gets no others
-    is_summed: bool = False  # over the ranks
-    is_joined: bool = False  # the outputs of all ranks, in their order
+    columns: slice | None = None  # this rank's part of the inputs; None: the layer is given this part only
+    is_summed: bool = False  # whether outputs are summed over the ranks
+    is_joined: bool = False  # whether the outputs of all ranks are concatenated, in the order of ranks
 
     def enter(self, x: Tensor) -> Tensor:
         return x if self.columns is None else x[..., self.columns]
@@ -51,12 +52,12 @@ class Split:
 
     @property
     def is_local(self) -> bool:
-        """Whether inputs and outputs are all that this rank works on, so that no rank has others between them."""
+        """Whether the layer neither cuts its inputs nor concatenates the outputs of all ranks."""
         return self.columns is None and not self.is_joined
 
 
 class ShardedLinear(nn.Linear):
-    """This rank's part of a linear layer, until it is packed."""
+    """This rank's part of a linear layer; used until the part is packed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, split: Split) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias is not None, device="meta")
@@ -64,14 +65,14 @@ class ShardedLinear(nn.Linear):
         if bias is not None:
             self.bias = nn.Parameter(bias, requires_grad=False)
         self.split = split
-        self.whole: Tensor | None = None  # the matrix of all ranks, if an embedding may share it
+        self.whole: Tensor | None = None  # the complete matrix, if an embedding may share it
 
     def forward(self, x: Tensor) -> Tensor:
         return self.split.leave(super().forward(self.split.enter(x)))
 
 
 def shard_model(model: PreTrainedModel, group: ParallelGroup) -> None:
-    """Keep this rank's part of `model`, which is whole. Unserved: why it cannot be sharded."""
+    """Reduce the complete `model` to this rank's part, in place. Raises Unserved if it cannot be sharded."""
     if group.size == 1:
         return
     if not model.config.get_text_config(decoder=True).base_model_tp_plan:
@@ -99,7 +100,8 @@ def shard_model(model: PreTrainedModel, group: ParallelGroup) -> None:
 
 
 def _columns(linear: nn.Linear, style: str, group: ParallelGroup) -> ShardedLinear | None:
-    """Return this rank's outputs; None for a layer that stays whole, as its outputs do not divide and are joined."""
+    """Return this rank's shard of a column-parallel layer. None if the ranks' outputs are to be concatenated and their
+    number is not a multiple of the group size: the layer is then replicated."""
     if COLUMNS[style] and linear.out_features % group.size:
         return None
     own = _slice(linear.out_features, "outputs of a layer", group)
@@ -108,19 +110,21 @@ def _columns(linear: nn.Linear, style: str, group: ParallelGroup) -> ShardedLine
 
 
 def _rows(linear: nn.Linear, style: str, group: ParallelGroup) -> ShardedLinear | None:
-    """Return this rank's inputs; None for a layer that stays whole, as its inputs do not divide and are whole."""
+    """Return this rank's shard of a row-parallel layer. None if every rank gets all inputs and their number is not a
+    multiple of the group size: the layer is then replicated."""
     if ROWS[style] and linear.in_features % group.size:
         return None
     own = _slice(linear.in_features, "inputs of a layer", group)
     bias = None
-    if linear.bias is not None:  # added once to the sum
+    if linear.bias is not None:  # must be added to the sum only once
         bias = linear.bias.detach().clone() if group.rank == 0 else torch.zeros_like(linear.bias)
     split = Split(group, own if ROWS[style] else None, is_summed=True)
     return ShardedLinear(linear.weight.detach()[:, own].clone(), bias, split)
 
 
 def _shard_experts(name: str, module: nn.Module, plan: dict[str, str], group: ParallelGroup) -> None:
-    """Shard the parameters [E, out, in] of all experts, and sum the module's output over the ranks."""
+    """Shard the parameters [E, out, in] of all experts, and make the module sum its output over the ranks. Raises
+    Unserved if the plan has another style for a parameter."""
     for own, parameter in list(module.named_parameters()):
         style = plan.get(re.sub(r"\d+", "*", f"{name}.{own}"))
         if style not in EXPERT_AXES or parameter.dim() != 3:

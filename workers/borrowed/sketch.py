@@ -1,7 +1,8 @@
 """Sketches: copies of modules in which each linear layer is a cheap random map that records its last call.
 
-Classes of transformers differ in name and layout and agree in their computations, so a module is known by its numbers:
-its sketch runs on random inputs, and the numbers between its linear layers are compared with an operation of ours.
+Classes of transformers differ in names and layout but agree in their computations. So a module is recognized by the
+numbers that it computes: its sketch runs on random inputs, and the numbers between its linear layers are compared with
+those of our operations.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import torch
 from torch import Tensor, nn
 
 RANK = 4  # of the random maps
-SCALES = (1.0, 1e3)  # of inputs; large ones show limits that clip numbers
+SCALES = (1.0, 1e3)  # scales of the random inputs; large inputs reveal whether a module clips numbers
 TOLERANCE = 1e-5  # relative to the largest number
-MAX_PARAMETERS = 1 << 17  # of a child that is no linear layer, such as a norm
+MAX_PARAMETERS = 1 << 17  # of a child that is not a linear layer, such as a norm
 
 
 class LinearSketch(nn.Module):
-    """A random linear map of low rank, [..., in] → [..., out], with a bias if `linear` has one."""
+    """Random linear map of low rank, [..., in] → [..., out], with a bias if `linear` has one. Records its last call."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self._inner = torch.randn(linear.in_features, RANK) * linear.in_features**-0.5
         self._outer = torch.randn(RANK, linear.out_features) * RANK**-0.5
         self._offset = torch.zeros(()) if linear.bias is None else torch.randn(linear.out_features)
-        self.given: Tensor | None = None  # copies, since a module may change both in place
+        self.given: Tensor | None = None  # given and returned are copies: a module may change its tensors in place
         self.returned = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,9 +36,10 @@ class LinearSketch(nn.Module):
 
 
 def sketch(module: nn.Module) -> tuple[nn.Module, dict[str, LinearSketch]]:
-    """Return a float32 copy of `module` on the host and its linear layers by name; other weights are random, too.
+    """Return a float32 copy of `module` on the host, with random weights, and the sketches of its linear layers by
+    name.
 
-    ValueError if a child is too large to be copied.
+    ValueError if another child has more than MAX_PARAMETERS.
     """
     children = dict(module.named_children())
     linears = {name: LinearSketch(child) for name, child in children.items() if isinstance(child, nn.Linear)}
