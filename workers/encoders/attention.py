@@ -1,4 +1,5 @@
-"""Attention of an encoder by torch: each row attends to all rows between the same two bounds."""
+"""Attention of an encoder in torch. Bounds divide the rows into ranges, and each row attends to all rows of its
+range."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """Rows [start, stop) of one piece, which attend to [low, high)."""
+    """Rows [start, stop) of one piece, which attend to the rows [low, high)."""
 
     start: int
     stop: int
@@ -21,7 +22,7 @@ class Part(NamedTuple):
 
 
 def parts_of(bounds: list[int], cuts: list[int]) -> list[Part]:
-    """Cut the rows from cuts[0] to cuts[-1] at the other cuts and at bounds."""
+    """Return the parts into which `cuts` and `bounds` divide the rows from cuts[0] to cuts[-1]."""
     parts = []
     for start, stop in pairwise(cuts):
         first = bisect.bisect_right(bounds, start) - 1
@@ -33,14 +34,15 @@ def parts_of(bounds: list[int], cuts: list[int]) -> list[Part]:
 
 
 def by_heads(pieces: Sequence[Tensor]) -> Tensor:
-    """[n, heads, size] of each piece → [heads, rows, size]; each head contiguous if many pieces read it."""
+    """Join pieces [n, heads, size] into [heads, rows, size]. If there are several, each head is contiguous, as several
+    pieces will read it."""
     rows = joined(pieces).transpose(0, 1)
     return rows if len(pieces) == 1 else rows.contiguous()
 
 
 def attend(scale: float, queries: Tensor, keys: Tensor, values: Tensor, bounds: list[int], start: int) -> Tensor:
-    """Attend from rows [start, start + n) of queries [n, heads, size] to all rows of keys and values [heads, rows,
-    size] between the same bounds; return [n, heads × size]."""
+    """Compute attention from `queries` [n, heads, size] of the rows [start, start + n) to the keys and values [heads,
+    rows, size] of each row's range between bounds: [n, heads × size]."""
     found = []
     for part in parts_of(bounds, [start, start + len(queries)]):
         q = queries[part.start - start : part.stop - start].transpose(0, 1)
@@ -51,7 +53,7 @@ def attend(scale: float, queries: Tensor, keys: Tensor, values: Tensor, bounds: 
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the two halves of each head by the angles of its row."""
+    """Rotate the two halves of each head of x [n, heads, size] by the angles of its row."""
     wide = x.to(cosines.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)

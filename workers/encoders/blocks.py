@@ -1,11 +1,12 @@
-"""Blocks: the layers of an encoder, run in pieces of rows, so that a piece takes less time than a decode step.
+"""Tower: the layers of an encoder, computed in pieces of rows, so that a piece takes less time than a decode step.
 
     open → rows of the medium: patches, or audio after convolutions → layers → projector → embeddings
 
-The making of rows and each layer are stages. Piece j of a stage takes the j-th part of the medium's rows through it and
-through the projections to q, k and v of the next one. It attends to the keys and values of all rows, which the stage
-before has left. The modules are those of transformers, and so are the results: by torch bit for bit in one piece, to
-rounding in several, and always the same for the same number of pieces, whenever they run.
+Making the rows is a stage, and so is each layer. Piece j of a stage computes the stage for the j-th part of the
+medium's rows, and then their q, k and v for the next layer. It attends to the keys and values of all rows, which the
+stage before has computed. The modules are those of transformers. In torch the results equal those of transformers bit
+for bit if a stage has one piece, else within rounding; they are always the same for the same number of pieces, no
+matter when these run.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from ...ipc.blobs.media_file import MediaFile
 from ...ipc.spec.models.vision_config import Grid
 from .attention import attend, by_heads, joined, rotated
 
-Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights
+Parts: TypeAlias = dict[str, Any]  # modules by the prefix of their weights' names
 
 
 class Block(NamedTuple):
-    """A layer: x + out(attention(norm(x))), then x + mlp(mlp_norm(x)); `gains` scale both sums."""
+    """A layer: x + out(attention(norm(x))), then x + mlp(mlp_norm(x)). `gains` are factors of the two added terms."""
 
-    module: nn.Module  # that has all these parts
+    module: nn.Module  # the module that contains all these parts
     norm: nn.Module
-    projections: Sequence[nn.Module]  # to q, k and v, each [n, hidden] → [n, heads × size]; or one to all side by side
+    projections: Sequence[nn.Module]  # to q, k and v, each [n, hidden] → [n, heads × size]; or one to q | k | v
     num_heads: int
     scale: float
     out: Any
     mlp_norm: nn.Module
     mlp: nn.Module
-    head_norms: Sequence[nn.Module] = ()  # of all queries of a row, and of all keys
+    head_norms: Sequence[nn.Module] = ()  # norms over all queries of a row and over all its keys
     gains: tuple[Tensor, Tensor] | None = None
-    limit: float = 0.0  # of the size of its numbers; 0: none
+    limit: float = 0.0  # the layer's outputs are clamped to ±limit; 0: not clamped
 
     @property
     def head_dim(self) -> int:
@@ -58,28 +59,28 @@ class Block(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class EncoderState:
-    """A medium on its way through an encoder. `bounds`: rows between two neighbours attend to each other;
-    `window_bounds`: the same in layers with windows."""
+    """State of a medium in an encoder. `bounds`: rows between two consecutive bounds attend to each other;
+    `window_bounds`: the same for layers with windows."""
 
     bounds: list[int]
     window_bounds: list[int] = field(default_factory=list)
-    num_pieces: int = 1  # of a stage
-    rotations: tuple[Tensor, Tensor] | None = None  # cosines and sines [rows, size of a head]; their dtype computes
-    next_piece: int = 0  # of all stages
+    num_pieces: int = 1  # pieces per stage
+    rotations: tuple[Tensor, Tensor] | None = None  # cosines, sines [rows, head size]; their dtype is used to rotate
+    next_piece: int = 0  # index of the next piece, counted over all stages
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, hidden size]
-    kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
-    queries: Tensor = field(default_factory=lambda: torch.empty(0))  # of each row, for its next layer
-    gathered: Sequence[Tensor] = ()  # keys and values of all rows, for the stage's layer
-    projected: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # k, v [n, heads, size] of the next layer
-    features: tuple[Tensor, ...] = ()  # of the projector
-    embeds: list[Tensor] = field(default_factory=list)  # by piece
+    kept: dict[int, Tensor] = field(default_factory=dict)  # outputs that the projector needs, by the number of layers
+    queries: Tensor = field(default_factory=lambda: torch.empty(0))  # each row's queries for its next layer
+    gathered: Sequence[Tensor] = ()  # keys and values of all rows for the stage's layer
+    projected: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # k, v [n, heads, size] for the next layer
+    features: tuple[Tensor, ...] = ()  # inputs of the projector
+    embeds: list[Tensor] = field(default_factory=list)  # embeddings by piece
 
     @property
     def num_rows(self) -> int:
         return self.bounds[-1]
 
     def cut(self, count: int, piece: int) -> int:
-        """Return the first of `count` rows that belongs to a piece, or the one behind the last piece's last."""
+        """Return the index, among `count` rows, of a piece's first row; `count` for the piece after the last one."""
         return count * piece // self.num_pieces
 
 
@@ -87,58 +88,60 @@ State = TypeVar("State", bound=EncoderState)
 
 
 class FusedLayers(Protocol):
-    """All layers, in the place of blocks."""
+    """Kernels that compute an encoder's layers for several pieces at once; used instead of `Tower.blocks`."""
 
     def run(self, state: EncoderState, layer: int, bounds: list[int], cuts: list[int]) -> None:
-        """Complete `layer` (−1: none) for consecutive pieces, and begin the next one, if there is one. cuts: the first
-        row of each piece, and the row behind the last one."""
+        """Complete `layer` (−1: none) for consecutive pieces, and start the next layer, if there is one. cuts: the
+        first row of each piece, and the row after the last piece."""
         ...
 
 
 class Tower(Generic[State]):
-    """An encoder of one family, with its projector. `kept_layers`: numbers of layers whose outputs the projector
-    takes, 0 for the rows before the first; `windowed`: indices of layers with windows."""
+    """An encoder of one model family, with its projector. `kept_layers`: the numbers of the layers whose outputs the
+    projector takes, 0 for the rows before the first layer; empty: the last. `windowed`: indices of layers with windows.
+    """
 
     def __init__(
         self, blocks: list[Block], kept_layers: Sequence[int] = (), windowed: frozenset[int] = frozenset()
     ) -> None:
         self.blocks, self._windowed = blocks, windowed
         self._kept_layers = frozenset(kept_layers) or {len(blocks)}
-        self.num_layers = len(blocks)  # that the embeddings need
+        self.num_layers = len(blocks)  # the number of layers that the embeddings need
         self.fused: FusedLayers | None = None
 
     def open(self, media: MediaFile, grid: Grid) -> State:
-        """Begin with a medium; nothing is computed yet. RequestError if its size is none of the model's, or not that of
-        `grid`."""
+        """Return the initial state of a medium; nothing is computed yet. RequestError if the model does not accept its
+        size, or it does not match `grid`."""
         raise NotImplementedError
 
     def prepare(self, state: State, first: int, last: int) -> None:
-        """Run the pieces [first, last) of the stage before that of the rows, if the family has one."""
+        """Run the pieces [first, last) of the stage before the one that makes the rows, if the family has one."""
         raise NotImplementedError
 
     def rows(self, state: State, start: int, stop: int) -> Tensor:
-        """Return the rows [start, stop) before the first layer: [n, hidden]. Calls are in the order of rows."""
+        """Return the rows [start, stop) before the first layer: [n, hidden]. Must be called in the order of rows."""
         raise NotImplementedError
 
     def features(self, state: State) -> tuple[Tensor, ...]:
-        """Return the inputs of the projector, from the kept rows: tensors [num_embeds, …]."""
+        """Return the inputs of the projector, from the kept outputs: tensors [num_embeds, …]."""
         raise NotImplementedError
 
     def project(self, *features: Tensor) -> Tensor:
-        """Return embeddings [n, (1 + num_deepstack) × hidden] of rows of features."""
+        """Return the embeddings [n, (1 + num_deepstack) × hidden] for n rows of the features."""
         raise NotImplementedError
 
     def groups(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the pieces [first, last) of a stage by calls: all in one, if that does not change their bits."""
+        """Return the pieces [first, last) of a stage as ranges, one per call: a single range if that does not change
+        their bits."""
         return [(first, last)] if self.fused is not None else [(piece, piece + 1) for piece in range(first, last)]
 
     def run_layers(self, state: State, number: int, first: int, last: int) -> None:
-        """Run the pieces [first, last) of the stage with the last of `number` layers, up to `num_layers`; that with 0
-        makes the rows."""
+        """Run the pieces [first, last) of the stage after which `number` layers, at most `num_layers`, are complete;
+        the stage with number 0 makes the rows."""
         cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
         start, stop, is_last = cuts[0], cuts[-1], last == state.num_pieces
         if not number:
-            for low, high in pairwise(cuts):  # one by one: torch may round the same row in other ways in other company
+            for low, high in pairwise(cuts):  # one by one: torch may round a row differently together with other rows
                 rows = self.rows(state, low, high)
                 if not low:
                     state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
@@ -151,7 +154,7 @@ class Tower(Generic[State]):
             state.kept[number] = state.hidden.clone()
 
     def run_projector(self, state: State, first: int, last: int) -> None:
-        """Run the pieces [first, last) of the last stage."""
+        """Run the pieces [first, last) of the last stage, the projector."""
         if first == 0:
             state.features = self.features(state)
         cuts = [state.cut(len(state.features[0]), piece) for piece in range(first, last + 1)]
@@ -160,14 +163,15 @@ class Tower(Generic[State]):
                 state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
     def finish(self, state: State) -> Tensor:
-        """Return the embeddings, after all stages."""
+        """Return the embeddings. Called after all stages."""
         return joined(state.embeds)
 
     def _bounds(self, state: EncoderState, layer: int) -> list[int]:
         return state.window_bounds if layer in self._windowed else state.bounds
 
     def _run_blocks(self, state: EncoderState, number: int, start: int, stop: int, *, is_last: bool) -> None:
-        """Take the rows [start, stop) through the last of `number` layers, and to q, k and v of the next one."""
+        """Compute the last of `number` layers for the rows [start, stop), and then their q, k and v for the next
+        one."""
         if number:
             state.hidden[start:stop] = self._through_layer(state, number - 1, start, stop)
         if number == self.num_layers:

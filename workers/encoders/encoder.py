@@ -1,7 +1,7 @@
-"""Encoder: from media files to embeddings, some pieces at a time.
+"""Encoder: a model's encoder of media, which turns a media file into embeddings, some pieces at a time.
 
-Knows a model's tower and its stages; knows no pixels, no samples, no requests and no cache. Only models that take media
-import this folder, because it imports transformers.
+Knows the model's tower and its stages; knows no pixels, no samples, no requests and no cache. This folder is imported
+only for models that take media, because it imports transformers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .load import load_tower
 
 
 class Encoder:
-    """Owns the weights of tower and projector. An item's embeddings depend on its media file alone."""
+    """Encoder of images or audio. Owns the weights of tower and projector. A medium's embeddings depend only on its
+    media file and on `pieces_per_stage`."""
 
     def __init__(
         self, tower: Tower[Any], config: EncoderConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int
     ) -> None:
         self._tower, self._device = tower, device
         self._num_stages = len(config.stages)
-        self._num_prepared = int(config.stages[0] == "frames")  # stages before that of the rows
+        self._num_prepared = int(config.stages[0] == "frames")  # stages before the one that makes the rows
         self.dtype = dtype
         self.weight_bytes = weight_bytes
 
@@ -49,13 +50,13 @@ class Encoder:
         *,
         is_dummy: bool = False,
     ) -> Encoder:
-        """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`, or if this
-        transformers has another form of the encoder. `ops` multiply and attend where torch is slow: in bfloat16 on
-        a CPU. `is_dummy`: random weights."""
+        """Load tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as in `load_tower`, or if the
+        encoder in the installed transformers differs from the known one. `ops`: operations that are used where torch is
+        slow, for bfloat16 on a CPU. `is_dummy`: random weights."""
         theirs = read_config(folder, overrides)
         opened = DummyCheckpoint(folder, dtype, device, None, {}) if is_dummy else Checkpoint(folder, dtype, device)
         with opened as checkpoint:
-            is_slow = device.type == "cpu" and dtype == torch.bfloat16  # 7 times, without instructions for bfloat16
+            is_slow = device.type == "cpu" and dtype == torch.bfloat16  # 7 times on CPUs without bfloat16 instructions
             try:
                 tower, num_bytes = load_tower(theirs, config, checkpoint, ops if is_slow else None)
             except (AttributeError, ImportError, TypeError) as error:
@@ -67,14 +68,15 @@ class Encoder:
 
     @torch.inference_mode()
     def begin(self, media: MediaFile, grid: Grid, pieces_per_stage: int = 1) -> EncoderState:
-        """Begin with a medium, each stage of which takes so many pieces. RequestError as Tower.open."""
+        """Return the initial state of a medium; each stage will be computed in `pieces_per_stage` pieces. RequestError
+        if the model does not accept the medium's size, or it does not match `grid`."""
         state: EncoderState = self._tower.open(media, grid)
         state.num_pieces = pieces_per_stage
         return state
 
     @torch.inference_mode()
     def advance(self, state: EncoderState, num_pieces: int) -> None:
-        """Run the next pieces; those of layers that the embeddings do not need cost nothing."""
+        """Run the next `num_pieces` pieces. Those of layers that the embeddings do not need compute nothing."""
         end = state.next_piece + num_pieces
         while state.next_piece < end:
             stage, first = divmod(state.next_piece, state.num_pieces)
@@ -84,7 +86,7 @@ class Encoder:
 
     def _run(self, state: EncoderState, stage: int, first: int, last: int) -> None:
         """Run the pieces [first, last) of a stage."""
-        number = stage - self._num_prepared  # of layers, at the end of the stage
+        number = stage - self._num_prepared  # the number of layers that are complete after the stage
         if number < 0:
             self._tower.prepare(state, first, last)
             return
@@ -96,10 +98,10 @@ class Encoder:
 
     @torch.inference_mode()
     def finish(self, state: EncoderState) -> Tensor:
-        """Run the pieces that are left; return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
+        """Run the remaining pieces and return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
         self.advance(state, self._num_stages * state.num_pieces - state.next_piece)
         return self._tower.finish(state)
 
     def zeros(self, num_embeds: int, width: int) -> Tensor:
-        """Return embeddings of a medium that cannot be encoded."""
+        """Return zeros [num_embeds, width], the embeddings of a medium that cannot be encoded."""
         return torch.zeros((num_embeds, width), dtype=self.dtype, device=self._device)

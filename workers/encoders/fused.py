@@ -1,8 +1,8 @@
-"""FusedBlocks: the layers of an encoder by our kernels, all pieces of a layer in one call.
+"""FusedBlocks: the layers of an encoder in our kernels, all pieces of a layer in one call.
 
-Keys and values of all rows lie in a paged cache, as the kernels take them: its blocks are as long as they can be if
-each range between bounds is to have blocks of its own. A piece, or its part of a range, is a row of a step, and each of
-its tokens sees until the end of the range. So a piece has the same bits, whether it runs alone or with others.
+Keys and values of all rows are in a paged cache, as the kernels require. Its blocks are as large as possible if no
+block may contain rows of two ranges between bounds. To the kernels a piece, or its part of a range, is a row of a step,
+and each of its tokens sees the whole range. So a piece has the same bits whether it runs alone or with others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ..borrowed.norm import rms_norm_of
 from .attention import Part, parts_of
 from .blocks import Block, EncoderState
 
-HEAD_UNIT = 16  # heads are padded to a multiple of these elements, which the kernels for many rows need
+HEAD_UNIT = 16  # heads are padded to a multiple of this number of elements, which the kernels for many rows need
 
 
 class FusedBlocks:
-    """Owns the layers' packed weights."""
+    """FusedLayers in our kernels. Owns the layers' packed weights."""
 
     def __init__(self, ops: Ops, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> None:
-        """head_dim: padded."""
+        """head_dim: elements of a padded head."""
         fused = ops.fuse_encoder(layers, num_heads, head_dim)
         assert fused is not None, "the kernels have encoders"
         self._fused, self._num_heads, self._head_dim = fused, num_heads, head_dim
@@ -56,15 +56,15 @@ class FusedBlocks:
         self._fused(layer, hidden, heads, kv_cache, start, metadata, rotations)
 
     def _make_room(self, state: EncoderState) -> None:
-        block_size = math.gcd(*state.bounds[:-1], *state.window_bounds) or state.num_rows  # the last may be cut
+        block_size = math.gcd(*state.bounds[:-1], *state.window_bounds) or state.num_rows  # the last may be cut off
         shape = (-(-state.num_rows // block_size), 2, 2, self._num_heads, block_size, self._head_dim)
         state.queries = state.hidden.new_empty((state.num_rows, self._fused.width))
         state.gathered = (state.hidden.new_empty(shape),)
 
 
 def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | None:
-    """Take the layers out of `blocks`, one by one, so that memory holds one of them twice; None if `ops` have no such
-    kernel, or not for the parts of these layers, which then compute as they are."""
+    """Move the layers from `blocks` into a FusedBlocks, one at a time, so that at most one is in memory twice. None if
+    `ops` have no kernel for these layers, which then stay in `blocks`."""
     num_heads, head_dim = blocks[0].num_heads, padded(blocks[0].head_dim)
     layers = list[LayerWeights]()
     while blocks:
@@ -78,7 +78,8 @@ def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | Non
 
 
 def _layer_of(ops: Ops, block: Block, dtype: torch.dtype) -> LayerWeights | None:
-    """Return a layer's weights; None if it has parts that our kernels lack."""
+    """Return a layer's packed weights; None if it has parts that our kernels do not support. Its gains are multiplied
+    into its linear layers, in place."""
     input_norm, mlp_norm = (_norm_of(each) for each in (block.norm, block.mlp_norm))
     head_norms, recipe = _head_norms_of(block), recipe_of(block.mlp, dtype)
     is_plain = all(is_packable(each, dtype) for each in (*block.projections, block.out))
@@ -113,7 +114,7 @@ def _norm_of(module: nn.Module) -> Norm | None:
 
 
 def _head_norms_of(block: Block) -> HeadNorms | None:
-    """Return norms of all heads of a row; None if there are none, or if the heads would be padded between."""
+    """Return the norms over all heads of a row; None if there are none, or if padding of heads would change them."""
     norms = [_norm_of(each) for each in block.head_norms]
     if len(norms) != 2 or padded(block.head_dim) != block.head_dim:
         return None
@@ -128,7 +129,7 @@ def _by_heads(norm: Norm | None, num_heads: int) -> Norm | None:
 
 
 def _scale(linear: nn.Linear, gains: Tensor) -> None:
-    """Multiply the layer's outputs."""
+    """Multiply a linear layer's weight and bias, in place, so that its outputs are multiplied by `gains` [out]."""
     for parameter in (linear.weight, linear.bias):
         if parameter is not None:
             factors = gains.detach().float().view(-1, *[1] * (parameter.dim() - 1))
@@ -136,7 +137,7 @@ def _scale(linear: nn.Linear, gains: Tensor) -> None:
 
 
 def _packed_projections(ops: Ops, block: Block) -> PackedLinear:
-    """Pack q, k and v side by side, each head padded with zeros."""
+    """Pack the projections to q, k and v as one layer, with each head padded by zeros."""
     holder = nn.ModuleList(block.projections)
     weight, bias = joined(holder, [name for name, _ in holder.named_children()])
     missing = padded(block.head_dim) - block.head_dim
@@ -156,7 +157,8 @@ def _packed_output(ops: Ops, block: Block) -> PackedLinear:
 
 
 def step_of(parts: Sequence[Part], block_size: int) -> AttentionMetadata:
-    """Return a step whose rows are parts, of which each token sees all keys. It writes no keys and values."""
+    """Return the metadata of a step whose rows are `parts`; each token sees all keys of its part's range. Positions and
+    slots are empty."""
     starts, stops, lows, highs = np.array(parts, np.int32).T
     counts, lengths = stops - starts, highs - lows
     blocks = (lows // block_size)[:, None] + np.arange(-(-max(lengths) // block_size))

@@ -1,7 +1,7 @@
-"""Loading of a tower: transformers' modules, made without memory and filled from the checkpoint.
+"""Loading of a tower: transformers' modules are made without memory and filled from the checkpoint.
 
-Neither the language model nor a processor is made. Weights go by the names of either generation of files, which differ
-in "model." and "vision_model.". Tables that are not in files are computed again.
+Neither the language model nor a processor is made. Weights may have the names of older or newer files, which differ in
+"model." and "vision_model.". Tables that are not in files are computed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from .images.patches import pack_patches
 from .images.qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 from .images.towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
 
-UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind the layer that LLaVA takes
+UNUSED = ("head", "post_layernorm")  # parts of CLIP's and SigLIP's encoders after the layer that LLaVA takes
 
 
-MakeTower: TypeAlias = Callable[[Parts, Any, Any], Tower[Any]]  # with the files of the tower's kind
+MakeTower: TypeAlias = Callable[[Parts, Any, Any], Tower[Any]]  # parts, transformers' config, ImageFiles or AudioFiles
 
 
 class _Kind(NamedTuple):
-    """A kind of model: its tower, and transformers' classes by their root in the names of weights."""
+    """A kind of model: its tower, transformers' classes of its encoder and projector, and the prefixes (roots) of their
+    weights' names."""
 
     tower: MakeTower
     encoder_root: str
-    encoder: str  # class; "": the one that its config names
+    encoder: str  # class; "": the one that belongs to the encoder's config
     projector_root: str = ""
-    projector: str = ""  # class, "" if the encoder includes it
-    config: str = "vision_config"  # the field with the encoder's; "": they are on one level with all others
+    projector: str = ""  # class; "": the encoder includes the projector
+    config: str = "vision_config"  # field of the model's config that holds the encoder's; "": the model's config itself
 
 
 def _hearing(tower: MakeTower, projector: str) -> _Kind:
@@ -69,7 +70,7 @@ KINDS = {  # by model_type
 
 
 def make_parts(config: Any) -> dict[str, nn.Module]:
-    """Make the modules of a model's encoder and projector on the meta device."""
+    """Return the modules of a model's encoder and projector, on the meta device, by their roots."""
     name, kind = config.model_type, KINDS[config.model_type]
     automatic: Any = transformers.AutoModel
     module = import_module(f"transformers.models.{name}.modeling_{name}")
@@ -91,9 +92,10 @@ def make_parts(config: Any) -> dict[str, nn.Module]:
 def load_tower(
     theirs: Any, config: EncoderConfig, checkpoint: Checkpoint, ops: Ops | None = None
 ) -> tuple[Tower[Any], int]:
-    """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
-    compute its layers, or at least multiply in them; None: torch. ConfigError if the checkpoint lacks a tensor or has
-    another shape, or as `ImageFiles.load` and `AudioFiles.load`."""
+    """Build the tower for `theirs`, a config of transformers, with the weights of an open checkpoint; return it and the
+    bytes of its weights. `ops`: operations that compute its layers, or at least their products; None: torch.
+    ConfigError if the model's type has no encoder here, the checkpoint lacks a tensor or has another shape of it, or
+    the checkpoint's processor config is missing or not supported."""
     kind = KINDS.get(theirs.model_type)
     if kind is None:
         raise ConfigError(f"config.json: model_type {theirs.model_type} has no encoder here")
@@ -129,7 +131,7 @@ def _files(checkpoint: Checkpoint, config: EncoderConfig) -> ImageFiles | AudioF
 
 
 def _stored_name(root: str, name: str, checkpoint: Checkpoint) -> str:
-    """Return the name that the checkpoint has for a weight; its newest if it has none of them."""
+    """Return the name under which the checkpoint has a weight; if it has none, the name in the newest files."""
     names = [f"{start}{root}.{middle}{name}" for middle in ("", "vision_model.") for start in ("model.", "")]
     return next((each for each in names if each in checkpoint), names[0])
 
@@ -140,7 +142,7 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _make_tables(part: nn.Module, device: torch.device) -> None:
-    """Compute the buffers of a module, which are not in files: rotary frequencies, sinusoids, and ids of positions."""
+    """Compute the buffers of a part, which are not in files: rotary frequencies, sinusoids, and position ids."""
     for module in part.modules():
         names = [name for name, _ in module.named_buffers(recurse=False)]
         if not names:

@@ -1,4 +1,4 @@
-"""AudioFiles: media files of audio as a model's encoder takes them, checked and as log-mel frames."""
+"""AudioFiles: reads media files of audio for a model's encoder, and checks them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SAMPLE_BYTES = 4  # float32
 
 
 class AudioFiles:
-    """Knows the windows of a model, and computes frames by `mel`."""
+    """Reader of audio media files. Knows the model's windows, and has the LogMel that computes frames."""
 
     def __init__(self, audio: AudioConfig, mel: LogMel, device: torch.device) -> None:
         self.audio, self.mel, self._device = audio, mel, device
 
     @classmethod
     def load(cls, folder: Path, audio: AudioConfig, device: torch.device) -> AudioFiles:
-        """Read the checkpoint's processor config. ConfigError as LogMel.load."""
+        """Read the checkpoint's processor config. ConfigError as in LogMel.load."""
         return cls(audio, LogMel.load(folder, audio, device), device)
 
     def read(self, media: MediaFile, grid: Grid) -> Tensor:
-        """Return the samples: float32 [n]. RequestError if their number is none that the model takes, or not that of
+        """Return the samples: float32 [n]. RequestError if the model does not accept their number, or it does not match
         `grid`."""
         if media.grid != grid:
             raise RequestError(f"a media file has grid {media.grid}, its prompt says {grid}: send it again")

@@ -1,4 +1,4 @@
-"""AudioTower: an encoder of audio. Rows are made of log-mel frames by convolutions, window by window."""
+"""AudioTower: an encoder of audio. Convolutions turn log-mel frames into rows, window by window."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .log_mel import SILENCE, normalized
 
 @dataclass(eq=False)
 class AudioState(EncoderState):
-    """An audio: a signal of `length`, that is samples and padding."""
+    """Encoder state of an audio clip. Its signal is the samples followed by padding."""
 
     samples: Tensor  # float32 [n]
-    length: int
-    num_frames: int  # of the signal
-    num_heard: int  # frames that samples are part of; later ones are silence
+    length: int  # samples of the signal
+    num_frames: int  # frames of the signal
+    num_heard: int  # frames that contain samples of the clip; later ones are silence
     logarithms: Tensor  # float32 [mel bins, frames of all windows], not normalized
-    peak: Tensor = field(default_factory=lambda: torch.tensor(SILENCE))  # of all frames
+    peak: Tensor = field(default_factory=lambda: torch.tensor(SILENCE))  # maximum of all frames
 
 
 class AudioTower(Tower[AudioState]):
-    """An encoder of audio. Layers as in Tower; `owner` has the convolutions `names`."""
+    """An encoder of audio. `owner`: the module with the convolutions `names`."""
 
     def __init__(self, files: AudioFiles, blocks: list[Block], owner: nn.Module, names: Sequence[str]) -> None:
         super().__init__(blocks)
@@ -39,12 +39,12 @@ class AudioTower(Tower[AudioState]):
         self._convolutions = FrameConvolutions(owner, names, files.audio.window_frames)
 
     def length_of(self, count: int) -> int:
-        """Return the length of the signal of so many samples."""
+        """Return the length of the signal for `count` samples, padding included."""
         raise NotImplementedError
 
     def embed(self, outputs: Tensor, first: int) -> Tensor:
-        """Return the rows [n, m, hidden] from `first` on, in each of n windows. outputs: of the convolutions, [n,
-        channels, …, m]."""
+        """Return m rows of each of n windows, from row `first` of the window on: [n, m, hidden]. outputs: those of the
+        convolutions, [n, channels, …, m]."""
         raise NotImplementedError
 
     def open(self, media: MediaFile, grid: Grid) -> AudioState:
@@ -63,7 +63,7 @@ class AudioTower(Tower[AudioState]):
         )
 
     def prepare(self, state: AudioState, first: int, last: int) -> None:
-        for piece in range(first, last):  # one by one: together they would be rounded in another way
+        for piece in range(first, last):  # one by one: together they would be rounded differently
             begin, end = state.cut(state.num_heard, piece), state.cut(state.num_heard, piece + 1)
             if begin < end:
                 found = self._files.mel.logarithms(state.samples, state.length, begin, end)
@@ -82,7 +82,7 @@ class AudioTower(Tower[AudioState]):
         return joined(parts)
 
     def _rows_of_windows(self, state: AudioState, window: int, count: int, first: int, last: int) -> Tensor:
-        """Return the rows [first, last) in each of `count` windows: [n, hidden]."""
+        """Return the rows [first, last) of each of `count` windows from `window` on: [n, hidden]."""
 
         def frames(low: int, high: int) -> Tensor:
             return self._frames(state, window, count, low, high)
@@ -90,8 +90,8 @@ class AudioTower(Tower[AudioState]):
         return self.embed(self._convolutions.outputs(frames, first, last), first).flatten(0, 1)
 
     def _frames(self, state: AudioState, window: int, count: int, low: int, high: int) -> Tensor:
-        """Return the frames [low, high) in each of `count` windows: [count, mel bins, high − low]. Behind the signal
-        they are 0."""
+        """Return the frames [low, high) of each of `count` windows from `window` on: [count, mel bins, high − low].
+        After the signal's end they are 0."""
         size = self._audio.window_frames
         columns = state.logarithms[:, window * size : (window + count) * size].view(-1, count, size)
         found = normalized(columns[:, :, low:high], state.peak)
@@ -101,6 +101,6 @@ class AudioTower(Tower[AudioState]):
         return found.permute(1, 0, 2)
 
     def features(self, state: AudioState) -> tuple[Tensor, ...]:
-        """Rows of each embedding: [num_embeds, rows, hidden]."""
+        """Return the rows of each embedding: [num_embeds, rows, hidden]."""
         rows, size = state.kept[self.num_layers], self._audio.rows_per_embed
         return (rows[: len(rows) // size * size].view(-1, size, rows.shape[1]),)

@@ -1,7 +1,7 @@
 """FrameConvolutions: an encoder's convolutions over a window of frames, for any range of their outputs.
 
-Around a window there are zeros, before each convolution. A range takes some inputs on each side of its own, so that it
-has the same numbers in any cut, to rounding.
+Each convolution pads the window with zeros at both ends. A range is computed with the inputs that it needs on each
+side, so that its numbers do not depend on how the window is cut into ranges, except for rounding.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ REACH = 1  # inputs that an output needs on each side of the one in its middle
 
 
 class FrameConvolutions:
-    """The convolutions `names` of a module, one after the other, each with GELU. Their last axis is time; if they have
-    another, it is that of mel bins."""
+    """The convolutions `names` of a module, one after the other, each with GELU. Their last axis is time; if there are
+    two axes, the first is that of mel bins."""
 
     def __init__(self, owner: nn.Module, names: Sequence[str], num_frames: int) -> None:
-        """num_frames: of a window."""
+        """num_frames: frames of a window. Padding in time is taken from the convolutions of `owner`: it is done
+        here."""
         self._owner, self._names, self._lengths = owner, names, [num_frames]
         self._spans_bins = len(getattr(owner, names[0]).kernel_size) == 2
         for name in names:
             layer = getattr(owner, name)
             assert layer.kernel_size[-1] == 1 + 2 * REACH, "kernels of encoders have three frames"
-            layer.padding = (*layer.padding[:-1], 0)  # it is done here
+            layer.padding = (*layer.padding[:-1], 0)  # `_outputs` pads
             self._lengths.append((self._lengths[-1] - 1) // layer.stride[-1] + 1)
 
     def outputs(self, frames: Callable[[int, int], Tensor], first: int, last: int) -> Tensor:
-        """Return the outputs [first, last) of the last convolution: [n, channels, …, last − first]. frames: returns a
-        range of the frames of n windows, [n, mel bins, frames]."""
+        """Return the outputs [first, last) of the last convolution: [n, channels, …, last − first]. frames: function
+        that returns a range of the frames of n windows, [n, mel bins, frames]."""
         return self._outputs(len(self._names), frames, first, last)
 
     def _outputs(self, depth: int, frames: Callable[[int, int], Tensor], first: int, last: int) -> Tensor:
@@ -48,8 +49,8 @@ class FrameConvolutions:
 
 
 class PackedConvolution(PackedModule):
-    """[n, channels, *sizes] → [n, channels, *counts] as a product of each output's inputs with a matrix, fast if
-    channels are the innermost axis in memory, as they are in its results."""
+    """Convolution, [n, channels, *sizes] → [n, channels, *counts], as one matrix product. It is fast if channels are
+    the innermost axis in memory, as they are in its results."""
 
     def __init__(self, ops: Ops, convolution: nn.Conv1d | nn.Conv2d) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class PackedConvolution(PackedModule):
         self._packed = ops.pack_linear(convolution.weight.detach().movedim(1, -1).flatten(1), bias)
         self.num_bytes = self._packed.nbytes
         nothing = convolution.weight.new_zeros(()).expand(convolution.weight.shape)
-        self.weight = nn.Parameter(nothing, requires_grad=False)  # shape, dtype and device, for code that asks
+        self.weight = nn.Parameter(nothing, requires_grad=False)  # for code that reads its shape, dtype or device
 
     def forward(self, x: Tensor) -> Tensor:
         num_axes = len(self.kernel_size)

@@ -1,8 +1,8 @@
-"""LogMel: log-mel frames of samples, as the feature extractors of Whisper and Qwen3-ASR compute them by torch.
+"""LogMel: log-mel frames of samples, as the feature extractors of Whisper and Qwen3-ASR compute them in torch.
 
-A frame is the power spectrum of `n_fft` samples around its time, under a Hann window, summed by mel filters; frames are
-100 a second. The signal is mirrored at both ends. In the end the frames of an audio are limited to 8 below their
-maximum, and scaled (`normalized`).
+A frame is the power spectrum of `n_fft` samples around its time, under a Hann window, summed by mel filters. There are
+100 frames a second. The signal is mirrored at both ends. Finally the frames of a clip are raised to at least 8 below
+their maximum, and scaled (`normalized`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from ....ipc.errors import ConfigError
 from ....ipc.spec.models.audio_config import HOP_SAMPLES, SAMPLE_RATE, AudioConfig
 from ..processor_options import processor_options
 
-FLOOR = 1e-10  # of power
-SILENCE = -10.0  # its logarithm
-RANGE = 8.0  # logarithms below the maximum
-CLASSES = {  # of transformers, with their defaults
+FLOOR = 1e-10  # smallest power
+SILENCE = -10.0  # log10 of FLOOR
+RANGE = 8.0  # difference, in log10, between a clip's maximum and the smallest normalized value
+CLASSES = {  # transformers' feature extractors, with their defaults
     "WhisperFeatureExtractor": {"feature_size": 80, "chunk_length": 30},
     "Qwen3ASRFeatureExtractor": {"feature_size": 128, "chunk_length": 30, "n_window": 50, "min_length": 8000},
 }
 DEFAULTS = {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "dither": 0.0, "padding_value": 0.0}
-# Slaney's scale of mels (Auditory Toolbox, 1998): 3 for 200 Hz up to 1 kHz, and beyond it 27 for a factor of 6.4
+# Slaney's mel scale (Auditory Toolbox, 1998): 3 mels per 200 Hz up to 1 kHz, above it 27 mels per factor of 6.4
 MELS_PER_HZ = 3 / 200
 CORNER_HZ, CORNER_MELS = 1000.0, 15.0  # where the scale becomes logarithmic
 MELS_PER_FOLD = 27 / np.log(6.4)
 
 
 class LogMel:
-    """Owns window and filters. Frames do not depend on the cuts between calls, but for rounding."""
+    """Log-mel spectrogram. Owns its window and filters. Except for rounding, frames do not depend on how calls divide
+    them."""
 
     def __init__(self, num_bins: int, num_samples: int = 400, device: torch.device | None = None) -> None:
-        """num_samples: of a frame."""
+        """num_bins: mel bins. num_samples: samples of a frame."""
         self._num_samples = num_samples
         self._window = torch.hann_window(num_samples, device=device)
         filters = torch.from_numpy(mel_filters(num_samples // 2 + 1, num_bins))
@@ -44,7 +45,7 @@ class LogMel:
 
     @classmethod
     def load(cls, folder: Path, audio: AudioConfig, device: torch.device) -> LogMel:
-        """Read the checkpoint's processor config. ConfigError if its frames are none that can be computed here."""
+        """Read the checkpoint's processor config. ConfigError if there is none, or its frames are not supported."""
         options = processor_options(folder, "feature_extractor", "how samples become log-mel frames")
         kind = options.get("feature_extractor_type") or "WhisperFeatureExtractor"
         if not isinstance(kind, str) or kind not in CLASSES:
@@ -66,7 +67,7 @@ class LogMel:
 
     @property
     def reach(self) -> int:
-        """Samples of a frame on each side of its time."""
+        """The number of samples of a frame on each side of its time."""
         return self._num_samples // 2
 
     def logarithms(self, samples: Tensor, length: int, first: int, last: int) -> Tensor:
@@ -84,12 +85,12 @@ class LogMel:
 
 
 def normalized(logarithms: Tensor, peak: Tensor) -> Tensor:
-    """Return frames as encoders take them. peak: [], the maximum of all frames of the audio."""
+    """Return frames in the form that encoders take. peak: [], the maximum of all frames of the clip."""
     return (torch.maximum(logarithms, peak - RANGE) + 4.0) / 4.0
 
 
 def _needed(audio: AudioConfig) -> dict[str, Any]:
-    """Return the options that must have these values, if the class has them."""
+    """Return the values that options must have, if the feature extractor has these options."""
     needed = {
         "sampling_rate": SAMPLE_RATE,
         "hop_length": HOP_SAMPLES,
@@ -104,7 +105,8 @@ def _needed(audio: AudioConfig) -> dict[str, Any]:
 
 
 def _stretch(samples: Tensor, length: int, start: int, stop: int) -> Tensor:
-    """Return [start, stop) of a signal that is mirrored at 0 and at its last sample, without repeating these."""
+    """Return samples [start, stop) of a signal that is mirrored at its first and last sample, without repeating
+    them."""
     inner = _padded(samples, max(start, 0), min(stop, length))
     before, after = [], []
     if start < 0:
@@ -115,7 +117,7 @@ def _stretch(samples: Tensor, length: int, start: int, stop: int) -> Tensor:
 
 
 def _padded(samples: Tensor, start: int, stop: int) -> Tensor:
-    """Return [start, stop) of the samples, with zeros behind their last."""
+    """Return samples [start, stop), with zeros after the last one."""
     part = samples[start : min(stop, len(samples))]
     missing = stop - start - len(part)
     return torch.nn.functional.pad(part, (0, missing)) if missing else part
@@ -126,7 +128,7 @@ def mel_filters(num_bins: int, num_filters: int) -> Any:
     half the sample rate. They overlap by half, and have equal areas."""
     top_hz = SAMPLE_RATE / 2
     top = CORNER_MELS + np.log(top_hz / CORNER_HZ) * MELS_PER_FOLD
-    corners = _hertz_of(np.linspace(0.0, top, num_filters + 2))  # begin, top and end of each filter are neighbours
+    corners = _hertz_of(np.linspace(0.0, top, num_filters + 2))  # filter i starts at i, peaks at i + 1, ends at i + 2
     bins = np.linspace(0.0, top_hz, num_bins)[:, None]
     widths = np.diff(corners)
     rising, falling = (bins - corners[:-2]) / widths[:-1], (corners[2:] - bins) / widths[1:]

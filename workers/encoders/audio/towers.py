@@ -1,6 +1,6 @@
-"""Towers: transformers' encoders of audio with their projectors, as blocks that run in pieces (`blocks.py`).
+"""Towers of audio models: transformers' encoders with their projectors, as blocks that run in pieces (`blocks.py`).
 
-Each gives the numbers of its model's own audio path.
+Each computes the same numbers as the model's audio path in transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..blocks import Block, Parts
 from .audio_files import AudioFiles
 from .audio_tower import AudioTower
 
-HALF_LIMIT = torch.finfo(torch.float16).max - 1000  # of the numbers that a layer gives in float16
+HALF_LIMIT = torch.finfo(torch.float16).max - 1000  # bound of a layer's outputs in float16
 
 
 class WhisperTower(AudioTower):
@@ -39,7 +39,7 @@ class WhisperTower(AudioTower):
 
 
 class Qwen2AudioTower(WhisperTower):
-    """Qwen2-Audio: rows attend to those of the audio alone, and each embedding is the mean of two."""
+    """Qwen2-Audio: rows attend only to rows of the clip, not of padding, and each embedding is the mean of two rows."""
 
     def project(self, *features: Tensor) -> Tensor:
         embeds: Tensor = self._projector(self._tower.layer_norm(features[0].mean(dim=1)))
@@ -47,7 +47,7 @@ class Qwen2AudioTower(WhisperTower):
 
 
 class VoxtralTower(WhisperTower):
-    """Voxtral: whole windows, and a projector of several rows side by side."""
+    """Voxtral: whole windows, and a projector that takes several rows side by side."""
 
     def project(self, *features: Tensor) -> Tensor:
         embeds: Tensor = self._projector(self._tower.layer_norm(features[0]).flatten(1))
@@ -55,8 +55,8 @@ class VoxtralTower(WhisperTower):
 
 
 class Qwen3ASRTower(AudioTower):
-    """Qwen3-ASR: three convolutions over time and mel bins, in windows of a second; rows attend to those of some
-    windows. The last window has zeros behind the audio."""
+    """Qwen3-ASR: three convolutions over time and mel bins, in windows of a second; rows attend to the rows of a group
+    of consecutive windows. The last window has zeros after the clip's end."""
 
     def __init__(self, parts: Parts, config: Any, files: AudioFiles) -> None:
         self._tower, self._projector = parts["audio_tower"], parts["multi_modal_projector"]

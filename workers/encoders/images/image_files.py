@@ -1,4 +1,4 @@
-"""ImageFiles: media files of images as a model's encoder takes them, checked and as numbers."""
+"""ImageFiles: reads media files of images for a model's encoder, checks them, and turns pixels into numbers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 class ImageFiles:
-    """Owns the table of pixels. An image's numbers depend on its media file alone."""
+    """Reader of image media files. An image's numbers depend only on its media file."""
 
     def __init__(self, vision: VisionConfig, scale: PixelScale, device: torch.device) -> None:
         self._vision, self._scale, self._device = vision, scale, device
 
     @classmethod
     def load(cls, folder: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> ImageFiles:
-        """Read the checkpoint's processor config. ConfigError as PixelScale.load."""
+        """Read the checkpoint's processor config. ConfigError as in PixelScale.load."""
         return cls(vision, PixelScale.load(folder, vision.family, dtype, device), device)
 
     def read(self, media: MediaFile, grid: Grid) -> Tensor:
-        """Return the pixels: uint8 [tiles, height, width, 3]. RequestError if their size is none of the model's, or not
-        that of `grid`."""
+        """Return the pixels: uint8 [tiles, height, width, 3]. RequestError if the model does not accept their size, or
+        it does not match `grid`."""
         self._check(media, grid)
         pixels = torch.frombuffer(bytearray(media.data), dtype=torch.uint8).view(media.shape)
         return pixels.to(self._device)
 
     def numbers(self, pixels: Tensor) -> Tensor:
-        """pixels: uint8 [units, height, width, 3] → [units, 3, height, width]."""
+        """Return the encoder's numbers for pixels: uint8 [units, height, width, 3] → [units, 3, height, width]."""
         return self._scale.scale(pixels)
 
     def _check(self, media: MediaFile, grid: Grid) -> None:

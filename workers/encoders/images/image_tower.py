@@ -1,4 +1,4 @@
-"""ImageTower: an encoder of images. Rows are embedded from units of pixels."""
+"""ImageTower: an encoder of images. Units of pixels are embedded as rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from .image_files import ImageFiles
 
 @dataclass(eq=False)
 class ImageState(EncoderState):
-    """An image. Its units, which are embedded one by one, are tiles, bands or patches."""
+    """Encoder state of an image. Its pixels are cut into units that are embedded one by one: tiles, bands or
+    patches."""
 
     units: Tensor  # uint8 [units, height, width, 3]
     rows_per_unit: int
     grid: Grid
     places: Tensor | None = None  # learned positions of patches [rows, hidden]
-    order: Tensor | None = None  # that sorts the rows of the embeddings
-    embedded: Tensor | None = None  # rows for the next piece
-    num_embedded: int = 0  # units
+    order: Tensor | None = None  # indices that put the embeddings into the order of the prompt
+    embedded: Tensor | None = None  # embedded rows that are left for the next piece
+    num_embedded: int = 0  # units that are embedded
 
 
 class ImageTower(Tower[ImageState]):
-    """An encoder of images. Layers as in Tower."""
+    """An encoder of images. Parameters are those of Tower."""
 
     def __init__(
         self,
@@ -41,11 +42,13 @@ class ImageTower(Tower[ImageState]):
         self._files = files
 
     def begin(self, image: Tensor, grid: Grid) -> ImageState:
-        """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
+        """Return the initial state of an image, uint8 [tiles, height, width, 3], cut into units; nothing is computed
+        from its pixels yet."""
         raise NotImplementedError
 
     def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
-        """Return rows [n × rows_per_unit, hidden] of the n units from `first` on, from pixels [n, 3, height, width]."""
+        """Return rows [n × rows_per_unit, hidden] for n units, `first` and the next, from pixels [n, 3, height,
+        width]."""
         raise NotImplementedError
 
     def open(self, media: MediaFile, grid: Grid) -> ImageState:

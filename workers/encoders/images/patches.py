@@ -13,9 +13,9 @@ from ...borrowed.linear import PackedModule
 
 
 class PackedPatches(PackedModule):
-    """[n, channels, *sizes] → [n, hidden, *counts], as a convolution whose steps are as long as its kernel.
+    """Convolution whose stride equals its kernel size, [n, channels, *sizes] → [n, hidden, *counts].
 
-    `weight` has shape, dtype and device, and memory for one number, for code that asks.
+    `weight` is one element expanded to the convolution's shape, for code that reads its shape, dtype or device.
     """
 
     def __init__(self, ops: Ops, convolution: nn.Conv2d | nn.Conv3d) -> None:
@@ -41,7 +41,7 @@ class PackedPatches(PackedModule):
 
 
 def pack_patches(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace each convolution of patches, of `dtype`, by PackedPatches."""
+    """Replace each convolution that embeds patches in `dtype` by PackedPatches."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d | nn.Conv3d) and _is_of_patches(child, dtype):

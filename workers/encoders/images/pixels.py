@@ -1,7 +1,7 @@
-"""PixelScale: from the uint8 pixels of a media file to the numbers that an encoder takes.
+"""PixelScale: a table from the uint8 pixels of a media file to the numbers that an encoder takes.
 
-Rescaling and normalizing map each of the 256 values of a channel to a number, so they are a table, which is computed as
-transformers' processors that use PIL compute each pixel: in float64 and float32. Resizing was the media process's part.
+Rescaling and normalizing map each of the 256 values of a channel to a number. The table is computed as transformers'
+PIL processors compute each pixel: in float64 and float32. Images have already been resized by the media process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ....ipc.spec.models.config_file import ConfigFile, is_number, shown
 from ....ipc.spec.models.vision_config import VisionFamily
 from ..processor_options import processor_options
 
-_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and deviation
+_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and standard deviation
 _HALF = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
-DEFAULTS = {"idefics3": _HALF, "gemma3": _HALF}  # of transformers' classes, for fields that the file lacks
-OF_KIND = {"SiglipImageProcessor": _HALF}  # by image_processor_type
-TEMPORAL_PATCH_SIZE = 2  # of Qwen's encoders, which see an image as two equal frames
+DEFAULTS = {"idefics3": _HALF, "gemma3": _HALF}  # by family, for fields that the file lacks; other families have _CLIP
+OF_KIND = {"SiglipImageProcessor": _HALF}  # by image_processor_type; overrides DEFAULTS
+TEMPORAL_PATCH_SIZE = 2  # frames of a patch in Qwen's encoders, which take an image as two equal frames
 
 
 class PixelScale:
@@ -33,7 +33,7 @@ class PixelScale:
 
     @classmethod
     def load(cls, folder: Path, family: VisionFamily, dtype: torch.dtype, device: torch.device) -> PixelScale:
-        """Read the checkpoint's processor config. ConfigError if it has no such numbers."""
+        """Read the checkpoint's processor config. ConfigError if there is none, or it has invalid values."""
         options = ConfigFile(folder, processor_options(folder, "image_processor", "how pixels become numbers"))
         kind = str(options.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
         mean, deviation = OF_KIND.get(kind, DEFAULTS.get(family, _CLIP))
@@ -45,14 +45,14 @@ class PixelScale:
         return cls(torch.from_numpy(table).to(device, dtype))
 
     def scale(self, image: Tensor) -> Tensor:
-        """image: uint8 [tiles, height, width, 3] → [tiles, 3, height, width]."""
+        """Return the encoder's numbers for an image: uint8 [tiles, height, width, 3] → [tiles, 3, height, width]."""
         values = image.permute(3, 0, 1, 2).int()
         channels = [channel[index] for channel, index in zip(self._table, values, strict=True)]
         return torch.stack(channels, dim=1)
 
 
 def _channels(options: ConfigFile, name: str, default: list[float]) -> list[float]:
-    """Return a number for each channel; a file may have one number for all."""
+    """Return a list of 3 numbers, one for each channel, or of one number for all. ConfigError for anything else."""
     value = options.get(name) or default
     values = value if isinstance(value, list) else [value]
     if len(values) not in (1, 3) or not all(map(is_number, values)):
@@ -61,7 +61,8 @@ def _channels(options: ConfigFile, name: str, default: list[float]) -> list[floa
 
 
 def pixel_table(rescale: float | None, normalization: tuple[Any, Any] | None) -> Any:
-    """Return float32 [3, 256], as numpy computes them in transformers' processors."""
+    """Return the table: float32 [3, 256], computed in numpy as in transformers' processors. `normalization`: mean and
+    standard deviation."""
     values: Any = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 3))
     if rescale is not None:
         values = (values.astype(np.float64) * rescale).astype(np.float32)
@@ -74,7 +75,7 @@ def pixel_table(rescale: float | None, normalization: tuple[Any, Any] | None) ->
 
 def patchify(image: Tensor, patch_size: int, merge_size: int) -> Tensor:
     """Cut one image [1, height, width, 3] into patches [n, patch_size, patch_size, 3] in the order of Qwen's encoders:
-    the patches of each square of merge_size², square by square."""
+    square by square, where a square has merge_size × merge_size patches."""
     _, height, width, channels = image.shape
     rows, columns, square = height // patch_size, width // patch_size, merge_size
     split = image.view(rows // square, square, patch_size, columns // square, square, patch_size, channels)

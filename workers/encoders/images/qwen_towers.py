@@ -1,6 +1,6 @@
 """Towers of Qwen's vision-language models: patches of images of any size, with two-dimensional rotary positions.
 
-Attention reads its bounds on the host, so grids stay there.
+Attention needs its bounds on the host, so grids are tensors on the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Qwen2VLTower(ImageTower):
         inner_layers: Sequence[int] = (),
         windowed: Sequence[int] = (),
     ) -> None:
-        """inner_layers: numbers of the layers whose outputs go to the language model, too."""
+        """inner_layers: numbers of further layers whose outputs go to the language model."""
         self._tower = parts["visual"]
         self._patch_size, self._merge_size = config.vision_config.patch_size, config.vision_config.spatial_merge_size
         blocks, self._inner_layers = [qwen_block(each) for each in self._tower.blocks], inner_layers
@@ -50,7 +50,7 @@ class Qwen2VLTower(ImageTower):
         return hidden
 
     def features(self, state: ImageState) -> tuple[Tensor, ...]:
-        """Squares of patches: [num_embeds, merge_size², hidden]."""
+        """Return squares of patches, [num_embeds, merge_size², hidden], from the last layer and each inner one."""
         kept = (state.kept[layer] for layer in (self.num_layers, *self._inner_layers))
         return tuple(each.view(-1, self._merge_size**2, each.shape[-1]) for each in kept)
 
@@ -60,7 +60,7 @@ class Qwen2VLTower(ImageTower):
 
 
 class Qwen25VLTower(Qwen2VLTower):
-    """Qwen2.5-VL: most layers attend within windows, for which the patches are put in another order."""
+    """Qwen2.5-VL: most layers attend within windows; the patches are reordered so that windows are contiguous."""
 
     def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         whole = parts["visual"].fullatt_block_indexes
@@ -85,8 +85,8 @@ class Qwen25VLTower(Qwen2VLTower):
 
 
 class Qwen3VLTower(Qwen2VLTower):
-    """Qwen3-VL: learned positions, interpolated to the image's grid, and features of inner layers, which the first
-    layers of the language model get."""
+    """Qwen3-VL: learned positions, interpolated to the image's grid, and features of inner layers, which are added in
+    the first layers of the language model."""
 
     def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         super().__init__(parts, config, files, [layer + 1 for layer in parts["visual"].deepstack_visual_indexes])

@@ -1,8 +1,8 @@
-"""Towers: transformers' vision encoders with their projectors, as blocks that run in pieces (`blocks.py`).
+"""Towers of vision models: transformers' encoders with their projectors, as blocks that run in pieces (`blocks.py`).
 
     pixels → begin (patches, positions) → layers → features (norm, merging of patches) → project → embeddings
 
-Each tower takes one medium at a time, with all its tiles, and gives the results of its model's `get_image_features`.
+Each tower takes one image at a time, with all its tiles, and computes the results of the model's `get_image_features`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .image_tower import ImageState, ImageTower
 
 
 class _Features:
-    """Outputs of layers that a projector takes side by side: config.vision_feature_layer, and without the class token
-    if the strategy is "default"."""
+    """Outputs of the layers config.vision_feature_layer, which a projector takes side by side; without the class token
+    if config.vision_feature_select_strategy is "default"."""
 
     def __init__(self, config: Any, num_layers: int) -> None:
         chosen = config.vision_feature_layer
@@ -28,13 +28,13 @@ class _Features:
         self._first = 1 if getattr(config, "vision_feature_select_strategy", "full") == "default" else 0
 
     def take(self, state: ImageState) -> Tensor:
-        """Return them by tiles: [tiles, rows, size]."""
+        """Return the outputs by tiles: [tiles, rows, size]."""
         found = [by_tiles(state, state.kept[layer])[:, self._first :] for layer in self.layers]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 class LlavaTower(ImageTower):
-    """CLIP or SigLIP, of which LLaVA's projector takes an inner layer."""
+    """CLIP or SigLIP; LLaVA's projector takes the outputs of inner layers."""
 
     def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
@@ -96,7 +96,7 @@ class InternVLTower(ImageTower):
 
 
 class PixtralTower(ImageTower):
-    """Pixtral's encoder of images of any size, with LLaVA's projector or Mistral 3's, which merges patches."""
+    """Pixtral's encoder for images of any size, with LLaVA's projector or that of Mistral 3, which merges patches."""
 
     def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
@@ -166,7 +166,7 @@ class Idefics3Tower(ImageTower):
 
 
 class Gemma3Tower(ImageTower):
-    """SigLIP with averages of its patches."""
+    """SigLIP; the projector averages its patches."""
 
     def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
@@ -184,24 +184,24 @@ class Gemma3Tower(ImageTower):
     def features(self, state: ImageState) -> tuple[Tensor, ...]:
         hidden = self._tower.post_layernorm(state.kept[self.num_layers])
         embeds: Tensor = self._projector(by_tiles(state, hidden))
-        return (embeds.flatten(0, 1),)  # few: an average of 16 patches each
+        return (embeds.flatten(0, 1),)  # projected here: they are few, as each is an average of 16 patches
 
     def project(self, *features: Tensor) -> Tensor:
         return features[0]
 
 
 def of_tiles(image: Tensor, num_rows: int, grid: Grid) -> ImageState:
-    """Begin with tiles of `num_rows`, each of which attends to itself."""
+    """Return the initial state of an image whose tiles have `num_rows` rows each; rows attend within their tile."""
     return ImageState(image, num_rows, grid, bounds=[num_rows * tile for tile in range(len(image) + 1)])
 
 
 def by_tiles(state: ImageState, rows: Tensor) -> Tensor:
-    """[rows, hidden] → [tiles, n, hidden]."""
+    """View rows [rows, hidden] by tiles: [tiles, n, hidden]."""
     return rows.view(len(state.bounds) - 1, -1, rows.shape[-1])
 
 
 def siglip_block(layer: Any) -> Block:
-    """A layer of SigLIP, CLIP or Idefics3."""
+    """Return the Block for a layer of SigLIP, CLIP or Idefics3."""
     inner = layer.self_attn
     projections, out = (inner.q_proj, inner.k_proj, inner.v_proj), inner.out_proj
     return Block(layer, layer.layer_norm1, projections, inner.num_heads, inner.scale, out, layer.layer_norm2, layer.mlp)
@@ -242,7 +242,7 @@ def pixtral_block(layer: Any) -> Block:
 def shuffle_pixels(features: Tensor, factor: int) -> Tensor:
     """Merge squares of factor² patches of square tiles: [tiles, n, d] → [tiles, n / factor², d × factor²].
 
-    As InternVLModel.pixel_shuffle, which has tiles' width before their height.
+    Like InternVLModel.pixel_shuffle, in which a tile's width is before its height.
     """
     tiles, count, size = features.shape
     side = int(count**0.5)
