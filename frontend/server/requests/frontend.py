@@ -7,25 +7,13 @@ torch; knows no blocks and no workers.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from ....ipc.codec import Decoder
 from ....ipc.errors import ErrorInfo, ProtocolError
-from ....ipc.messages.base import (
-    LEASE_S,
-    PING_INTERVAL_S,
-    PROTOCOL_VERSION,
-    Hello,
-    Ping,
-    Pong,
-    Refused,
-    Unknown,
-    Welcome,
-)
+from ....ipc.messages.base import LEASE_S, PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
 from ....ipc.messages.client import (
     Abort,
     AdapterQuery,
@@ -35,7 +23,6 @@ from ....ipc.messages.client import (
     FrontendMessage,
     Health,
     PutMedium,
-    QueryFailed,
     Submit,
 )
 from ....ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs, Load
@@ -54,12 +41,10 @@ from ....ipc.messages.supervisor import (
     SupervisorToChild,
     WorkersUp,
 )
-from ....ipc.notes.deadly import NONE, REFUSAL, ReadingNote
+from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.awake_clock import AwakeClock, steady_time
-from ....ipc.process.faults import maybe_fail
 from ....ipc.sockets.channel import count_malformed
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ...forms.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..adapters.desk import AdapterDesk
 from ..helpers.host import IntakeHost
 from ..helpers.thread_pool import ThreadPool
@@ -68,12 +53,12 @@ from ..prompts.input_processor import InputProcessor
 from ..prompts.prompt_reader import PromptReader
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
+from .client_frames import ClientFrames
 from .client_session import NEVER, ClientLoss, LocalSession
 from .control import ControlProxy
 from .core_client import FrontendOutbox
 from .cores import Cores
 from .engine_metrics import EngineMetrics
-from .large_frame import LARGE_BYTES, check_large_frame, message_id
 from .media.expansion import MediaExpansion
 from .media.media_desk import MediaDesk
 from .media.media_input import MediaInput
@@ -82,8 +67,6 @@ from .queries import QueryProcessor
 from .request_manager import RequestManager
 from .request_state import RequestState, Session
 from .session_table import SessionTable
-
-logger = logging.getLogger("tokenloom.frontend")
 
 
 class Frontend:
@@ -121,7 +104,6 @@ class Frontend:
             self.inputs.detokenizers, self.inputs.eos_token_id, note, index, key_step=spec.config.api_server_count
         )
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
-        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic, unix_time)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
@@ -144,6 +126,9 @@ class Frontend:
         self.expand = MediaExpansion(self.media, self.inputs.media_limits, self._requests.placed).expand
         self._controls = ControlProxy(
             spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
+        )
+        self._client_frames = ClientFrames(
+            spec, self._sessions, self._requests, self.counts, note, monotonic, self.on_message
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
@@ -186,45 +171,7 @@ class Frontend:
 
     def on_client_frame(self, identity: bytes, frame: bytes | memoryview) -> None:
         """Handle one frame of a client. No content of it can raise. The bytes of a medium are not copied out of it."""
-        session = self._sessions.get(identity)
-        if session is not None:
-            session.last_seen = self._monotonic()
-        found_id = None if session is None else message_id(frame)
-        key = NONE if found_id is None else self.note.key_of(identity, repr(found_id).encode())
-        if self.note.is_deadly(key):
-            self.counts["deadly_requests"] += 1
-            self._on_unreadable(identity, session, found_id, REFUSAL)
-            return
-        before = self.note.begin(key)
-        maybe_fail("frontend.read", len(frame))
-        try:
-            if len(frame) > LARGE_BYTES:
-                check_large_frame(frame)
-            message = self._decoder.decode(frame)
-        except ProtocolError as error:
-            self.counts["malformed_client_frames"] += 1
-            self._on_unreadable(identity, session, found_id, str(error))
-        else:
-            if isinstance(message, Hello):
-                self._on_hello(identity, session, message)
-            elif session is None:
-                self._sessions.send(identity, Unknown())
-            else:
-                self._try(session, message, found_id)
-        self.note.end(before)
-
-    def _try(self, session: Session, message: ClientMessage, found_id: str | int | None) -> None:
-        """Handle a message. A bug that it meets ends its request or query, not this process with the streams of all."""
-        try:
-            self.on_message(session, message)
-        except Exception as error:
-            logger.exception("a message of a client met a bug")
-            text = f"{type(error).__name__}: {error}"
-            request = session.request_by_id.get(found_id) if isinstance(found_id, str) else None
-            if request is None:
-                self._on_unreadable(session.identity, session, found_id, text)
-            else:
-                self._requests.end(request, "error", ErrorInfo("internal", text))
+        self._client_frames.read(identity, frame)
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
         """Handle a message of a client that has a session; a Hello is ignored."""
@@ -280,34 +227,6 @@ class Frontend:
         session = self._sessions.get(identity)
         if session is not None:
             self._requests.drop(session, cause, detail)
-
-    def _on_hello(self, identity: bytes, session: Session | None, hello: Hello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            message = (
-                f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
-                f"{PROTOCOL_VERSION}: use the client of the engine's release"
-            )
-            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", message)))
-            return
-        if session is None:
-            self._sessions.add(identity, self._monotonic())
-        else:
-            session.reset_credits()
-            self._sessions.mark(session)
-        self._sessions.send(identity, self._spec.welcome)
-
-    def _on_unreadable(self, identity: bytes, session: Session | None, found_id: str | int | None, reason: str) -> None:
-        """Answer a frame that is not read under the id of its Submit or query, if it has one, else with Refused."""
-        if session is not None and isinstance(found_id, int):
-            self._sessions.send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
-        elif session is not None and isinstance(found_id, str) and self._may_refuse(session, found_id):
-            self._requests.refuse(session, found_id, ErrorInfo("request", reason))
-        else:
-            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))
-
-    def _may_refuse(self, session: Session, request_id: str) -> bool:
-        """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
-        return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
