@@ -6,6 +6,7 @@ messages, without sockets or other processes.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -183,3 +184,23 @@ class FrontendSteps:
         self.frontend.outbox.to_clients.clear()
         self._tell(Credit(count=1))
         return frames
+
+
+class FrontendSubmits:
+    """A frontend with one client, whose requests are opened and then dropped before they have a token."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._frontend, _ = new_frontend(config)
+
+    def open(self, frames: Sequence[bytes]) -> float:
+        """Open a request for each frame of a Submit; return the CPU seconds of one."""
+        self._frontend.on_client_frame(CLIENT, encode(Hello(protocol_version=PROTOCOL_VERSION)))
+        gc.collect()
+        begun = time.thread_time()
+        for frame in frames:
+            self._frontend.on_client_frame(CLIENT, frame)
+        used = time.thread_time() - begun
+        assert len(submitted_keys(self._frontend)) == len(frames), "all are opened at once"
+        self._frontend.on_client_lost(CLIENT, "gone", "the benchmark goes on")
+        self._frontend.outbox.to_cores[0].clear()
+        return used / len(frames)

@@ -6,8 +6,9 @@ Measured, for N requests that run together: CPU time of the frontend and of the 
 whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. With --vllm (the Python of an
 environment with it) vLLM's offline LLM makes the same tokens of the same checkpoint, in turn with ours: what all its
 processes but the worker use, its waiting included, which spins. Then, in this process and without sockets, the core's
-median step with 1 and with N decoding rows: schedule, a null result, update, messages for the frontend. All flags of
-engine-launch are taken.
+median step with 1 and with N decoding rows: schedule, a null result, update, messages for the frontend. With --submits
+only this: the frontend's CPU time to open a request of token ids and one of text, in this process and without sockets,
+from the client's frame to the message for the core. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ import psutil
 from tokenloom import Client
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
+from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.contestant import PEERS, Ours, Peer
-from tokenloom.scripts.bench.engine_steps import CoreSteps
+from tokenloom.scripts.bench.engine_steps import CoreSteps, FrontendSubmits
 from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench.report import Report, median, new_parser
 from tokenloom.scripts.bench.workload import Setup, Workload
@@ -33,6 +37,8 @@ from tokenloom.scripts.bench.workload import Setup, Workload
 NULL_ENGINE = (sys.executable, "-P", "-m", "tokenloom.scripts.bench.null_engine")
 ROLES = ("frontend", "core", "null worker 0")
 NUM_STEPS = 500
+NUM_SUBMITS = 2000  # of a round
+TEXT = "The capital of France is the largest city of the country."
 
 
 def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Peer | None, report: Report) -> None:
@@ -114,6 +120,24 @@ def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
     return median(seconds)
 
 
+def measure_submits(config: EngineConfig, workload: Workload, rounds: int, report: Report) -> None:
+    """Open requests in rounds, and add the median cost of one by the kind of its prompt."""
+    ids = encode_ids(workload.prompts("submits")[0])
+    params = SamplingParams(max_tokens=16)
+    kinds = {
+        "token ids": Submit(request_id="", params=params, prompt_token_ids=ids),
+        "text": Submit(request_id="", params=params, prompt=TEXT),
+    }
+    submits = FrontendSubmits(config)
+    used: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, submit in kinds.items():
+            numbered = (msgspec.structs.replace(submit, request_id=str(number)) for number in range(NUM_SUBMITS))
+            used[kind].append(submits.open(list(map(encode, numbered))))
+    for kind, seconds in used.items():
+        report.add(prompt=kind, us_per_request=median(seconds) * 1e6, least=min(seconds) * 1e6)
+
+
 def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes, not weights")
@@ -122,6 +146,7 @@ def main() -> int:
     parser.add_argument("--out", type=int, default=256, dest="num_out")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
+    parser.add_argument("--submits", action="store_true", help="only the frontend's cost of opening a request")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="timed steps of the core alone")
     add_engine_arguments(parser)
     setup = Setup("engine without a model", parser)
@@ -130,6 +155,9 @@ def main() -> int:
     options = {"log_level": "warning", "max_num_seqs": num_seqs, **setup.options, "model": str(setup.folder)}
     options.setdefault("max_num_batched_tokens", max(2048, int(str(options["max_num_seqs"]))))
     config = msgspec.convert(options, EngineConfig)
+    if arguments.submits:
+        measure_submits(config, workload, arguments.rounds, report)
+        return setup.publish()
     with contextlib.ExitStack() as stack:
         peer = vllm_peer(arguments.vllm, setup.folder, workload) if arguments.vllm else None
         if peer is not None:
