@@ -75,7 +75,6 @@ class ThreadPool:
         work: Callable[[], T],
         then: Then[T],
         *,
-        is_long: bool = True,
         num_bytes: int = 0,
         owner: str = "",
         wait_s: float = WAIT_S,
@@ -83,13 +82,10 @@ class ThreadPool:
         """Run `work` in a thread and return its job; the loop later calls `then` with the result or error, or with
         Overloaded after `wait_s`, at most WAIT_S, in the queue.
 
-        Returns None if `then` has been called already: with Overloaded because the queue is full or there is no
-        thread, or with the outcome of `work` that is not `is_long`, which runs here."""
-        if is_long:
-            bound = self._note.bound(then)
-            return self._add(lambda _: partial(bound, outcome_of(work)), bound, num_bytes, owner, wait_s)
-        then(outcome_of(work))
-        return None
+        Returns None if `then` has been called already, with Overloaded because the queue is full or there is no
+        thread."""
+        bound = self._note.bound(then)
+        return self._add(lambda _: partial(bound, outcome_of(work)), bound, num_bytes, owner, wait_s)
 
     def ask(
         self,
@@ -205,15 +201,18 @@ class ThreadPool:
 
 
 def outcome_of(work: Callable[[], T]) -> T | TokenloomError:
-    """Return the result or the error of work on one request; the error without its traceback, whose frames hold the
-    request's text. A bug becomes an InternalError: it must end neither the thread nor the loop, with the requests of
-    others."""
+    """Return the result of work on one request, or its `error_of`."""
     try:
         return work()
-    except TokenloomError as error:
-        return error.with_traceback(None)
     except Exception as error:
-        failure = failure_of(error, "the request could not be carried out")
-        if isinstance(failure, InternalError):
-            logger.exception("work on a request failed")
-        return failure
+        return error_of(error)
+
+
+def error_of(error: Exception) -> TokenloomError:
+    """Return the error of work on one request, from where it is caught; without its traceback, whose frames hold the
+    request's text. A bug becomes an InternalError: it must end neither the thread nor the loop, with the requests of
+    others."""
+    failure = failure_of(error, "the request could not be carried out")
+    if isinstance(failure, InternalError) and failure is not error:
+        logger.exception("work on a request failed")
+    return failure.with_traceback(None)

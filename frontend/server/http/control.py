@@ -21,7 +21,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.openai.errors import HttpError, json_response
 from ...forms.queries import prefetch_query, sleep_query, wake_up_query
 from ...listening.web_pages import WebPages
-from ..adapters.desk import NotFound
+from ..adapters.manager import NotFound
 from ..api.openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint

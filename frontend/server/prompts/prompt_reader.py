@@ -7,14 +7,20 @@ to a process that can be killed. So does a chat with a template from the request
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from ....ipc.codec import JsonObject, num_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
-from ..helpers.thread_pool import WAIT_S, PoolJob, Then, ThreadPool
+from ..helpers.task import reply_of
+from ..helpers.thread_pool import WAIT_S, ThreadPool
 from .input_processor import InputProcessor
 from .prompt import Prompt
+
+T = TypeVar("T")
 
 SHORT_CHARACTERS = 4096
 LONG_CHARACTERS = 256 << 10
@@ -22,62 +28,58 @@ TURN_CHARACTERS = 16  # that a template adds to each turn, roughly
 
 
 class PromptReader:
-    """Reader of prompts for the frontend's event loop. Its methods call `then` once with the result or error, now or
-    later in the loop, unless the returned job is cancelled while it waits for a thread."""
+    """Reader of prompts for the frontend's event loop. Its coroutines wait only for threads, which drop the job or are
+    interrupted when the coroutine is closed."""
 
     def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
         self.inputs = inputs
         self._thread_pool = thread_pool
 
-    def read(
-        self, question: ReadPrompt, then: Then[Prompt], *, owner: str = "", wait_s: float = WAIT_S
-    ) -> PoolJob | None:
-        """Tokenize a prompt for `then`. If it has a `cut_side`, tokens that a truncation at that side drops may be
-        missing. Return the job if it is not done yet."""
+    async def read(self, question: ReadPrompt, *, owner: str = "", wait_s: float = WAIT_S) -> Prompt:
+        """Tokenize a prompt. If it has a `cut_side`, tokens that a truncation at that side drops may be missing."""
         prompt, chat, form = question.prompt, question.chat, question.chat_form
         num_characters = characters_of(question)
         is_foreign = chat is not None and form is not None and form.template is not None
         is_whole = question.token_ids is None and (prompt is None or chat is None)
         if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
             if prompt is not None and question.cut_side is None:
-                try:
-                    self.inputs.limits.check_characters(len(prompt))
-                except RequestError as error:
-                    then(error)
-                    return None
+                self.inputs.limits.check_characters(len(prompt))
             most = self.inputs.limits.max_bytes_per_token
-            return self._thread_pool.ask(
-                msgspec.structs.replace(question, max_bytes_per_token=most),
+            return await self._ask(
+                msgspec.structs.replace(question, max_bytes_per_token=most), num_characters, owner, wait_s
+            )
+        if num_characters > SHORT_CHARACTERS:
+            return await self._run(lambda: self.inputs.tokenize(question), num_characters, owner, wait_s)
+        return self.inputs.tokenize(question)
+
+    async def detokenize(self, token_ids: bytes, *, owner: str) -> str:
+        """Decode tokens; more than SHORT_CHARACTERS of them in a thread."""
+        if num_ids(token_ids) > SHORT_CHARACTERS:
+            return await self._run(lambda: self.inputs.detokenize(token_ids), len(token_ids), owner, WAIT_S)
+        return self.inputs.detokenize(token_ids)
+
+    async def _ask(self, question: ReadPrompt, num_bytes: int, owner: str, wait_s: float) -> Prompt:
+        """Let an intake process read a prompt."""
+        pool = self._thread_pool
+        return await reply_of(
+            lambda then: pool.ask(
+                question,
                 (),
-                lambda answer: _prompt_of(answer, prompt),
+                lambda answer: _prompt_of(answer, question.prompt),
                 then,
-                num_bytes=num_characters,
+                num_bytes=num_bytes,
                 owner=owner,
                 wait_s=wait_s,
-            )
-        return self._thread_pool.run(
-            lambda: self.inputs.tokenize(question),
-            then,
-            is_long=num_characters > SHORT_CHARACTERS,
-            num_bytes=num_characters,
-            owner=owner,
-            wait_s=wait_s,
+            ),
+            pool.cancel,
         )
 
-    def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
-        """Decode tokens for `then`; more than SHORT_CHARACTERS of them in a thread. Return the job if it is not done
-        yet."""
-        return self._thread_pool.run(
-            lambda: self.inputs.detokenize(token_ids),
-            then,
-            is_long=num_ids(token_ids) > SHORT_CHARACTERS,
-            num_bytes=len(token_ids),
-            owner=owner,
+    async def _run(self, work: Callable[[], T], num_bytes: int, owner: str, wait_s: float) -> T:
+        """Do work in a thread."""
+        pool = self._thread_pool
+        return await reply_of(
+            lambda then: pool.run(work, then, num_bytes=num_bytes, owner=owner, wait_s=wait_s), pool.cancel
         )
-
-    def cancel(self, job: PoolJob | None) -> None:
-        """Drop or interrupt a job of `read`. None and jobs that have ended are ignored."""
-        self._thread_pool.cancel(job)
 
 
 def characters_of(question: ReadPrompt) -> int:

@@ -10,25 +10,26 @@ commands are sent to the next core, except pause and resume, which fail.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from ....ipc.codec import num_ids
 from ....ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ....ipc.messages.adapter import AdapterInfo
 from ....ipc.messages.client import Control, Done, Medium, QueryFailed
 from ....ipc.messages.core import ControlDone, EngineControl
 from ....ipc.messages.intake import ReadPrompt
 from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.supervisor import ReplicaDown, ReplicasRestarted, RestartReplicas, SetLogLevel
+from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.log import LogLevel
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.config.served_model import check_exchange
 from ...checkpoint.hub import find_checkpoint
-from ..adapters.desk import AdapterDesk
-from ..helpers.thread_pool import Then, ThreadPool
+from ..adapters.manager import AdapterManager
+from ..helpers.task import run
+from ..helpers.thread_pool import ThreadPool, error_of
 from ..prompts.prompt import Prompt
 from ..prompts.prompt_reader import PromptReader
 from .core_client import FrontendOutbox
@@ -75,16 +76,17 @@ class ControlProxy:
         self,
         spec: EngineSpec,
         cores: Cores,
-        adapters: AdapterDesk,
+        adapters: AdapterManager,
         thread_pool: ThreadPool,
         prompts: PromptReader,
-        expand: Callable[[bytes, list[Medium], Then[Prompt]], None],
+        expand: Callable[[bytes, list[Medium]], Awaitable[Prompt]],
         outbox: FrontendOutbox,
+        note: ReadingNote,
     ) -> None:
         """`expand` puts media into a prompt."""
         self._expand = expand
         self._spec, self._cores, self._thread_pool, self._outbox = spec, cores, thread_pool, outbox
-        self._adapters, self._prompts = adapters, prompts
+        self._adapters, self._prompts, self._note = adapters, prompts, note
         self._numbers = itertools.count()
         self._open: dict[int, _OpenControl] = {}  # by control id
         self._level_changes: list[tuple[LogLevel, Finish]] = []
@@ -105,7 +107,7 @@ class ControlProxy:
         elif control.action == "reload" and self._spec.remote_cores:
             self._reload_elsewhere(control, finish)
         elif control.action == "prefetch_kv":
-            self._adapters.find(control.adapter, lambda info: self._read_prompt(control, info, finish))
+            run(self._note.slices(self._prefetch(control, finish)))
         elif control.action == "log_level":
             self._level_changes.append((control.level, finish))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
@@ -156,29 +158,23 @@ class ControlProxy:
         check_exchange(folder, self._spec.config, self._spec.model)
         return str(folder)
 
-    def _read_prompt(self, control: Control, info: AdapterInfo | TokenloomError | None, finish: Finish) -> None:
-        if isinstance(info, TokenloomError):
-            finish(error_info(info))
+    async def _prefetch(self, control: Control, finish: Finish) -> None:
+        """Read the prompt of a prefetch, with its adapter and media, and forward it."""
+        most = self._spec.max_model_len
+        try:
+            info = await self._adapters.find(control.adapter)
+            question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
+            prompt = await self._prompts.read(question)
+            if control.media:
+                prompt = await self._expand(prompt.token_ids, control.media)
+            if (num_tokens := num_ids(prompt.token_ids)) > most:
+                raise RequestError(f"the prompt has {num_tokens} tokens, max_model_len is {most}: give its beginning")
+        except Exception as error:
+            finish(error_info(error_of(error)))
             return
         digest = b"" if info is None else bytes.fromhex(info.digest)
-        question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
-        self._prompts.read(question, lambda prompt: self._read_media(control, prompt, digest, finish))
-
-    def _read_media(self, control: Control, prompt: Prompt | TokenloomError, digest: bytes, finish: Finish) -> None:
-        if isinstance(prompt, Prompt) and control.media:
-            self._expand(prompt.token_ids, control.media, lambda read: self._prefetch(control, read, digest, finish))
-        else:
-            self._prefetch(control, prompt, digest, finish)
-
-    def _prefetch(self, control: Control, prompt: Prompt | TokenloomError, digest: bytes, finish: Finish) -> None:
-        most = self._spec.max_model_len
-        if isinstance(prompt, Prompt) and (num_tokens := num_ids(prompt.token_ids)) > most:
-            prompt = RequestError(f"the prompt has {num_tokens} tokens, max_model_len is {most}: give its beginning")
-        if isinstance(prompt, TokenloomError):
-            self._forward(control, prompt, finish)
-        else:
-            control = msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids)
-            self._forward(control, "", finish, digest, prompt.spans)
+        control = msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids)
+        self._forward(control, "", finish, digest, prompt.spans)
 
     def _forward(
         self,

@@ -45,8 +45,9 @@ from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.awake_clock import AwakeClock, steady_time
 from ....ipc.sockets.channel import count_malformed
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ..adapters.desk import AdapterDesk
+from ..adapters.manager import AdapterManager
 from ..helpers.host import IntakeHost
+from ..helpers.task import run
 from ..helpers.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..prompts.input_processor import InputProcessor
@@ -59,12 +60,12 @@ from .control import ControlProxy
 from .core_client import FrontendOutbox
 from .cores import Cores
 from .engine_metrics import EngineMetrics
-from .media.expansion import MediaExpansion
-from .media.media_desk import MediaDesk
 from .media.media_input import MediaInput
+from .media.media_manager import MediaManager
 from .output_processor import OutputProcessor
 from .queries import QueryProcessor
 from .request_manager import RequestManager
+from .request_reader import RequestReader
 from .request_state import RequestState, Session
 from .session_table import SessionTable
 
@@ -99,23 +100,25 @@ class Frontend:
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
-        self.media = MediaDesk(spec, wake, media)
+        self.media = MediaManager(spec, wake, media)
         self._outputs = outputs = OutputProcessor(
             self.inputs.detokenizers, self.inputs.eos_token_id, note, index, key_step=spec.config.api_server_count
         )
-        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
+        self.adapters = AdapterManager(
+            spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note
+        )
         self._cores = Cores(spec, self.outbox, monotonic, unix_time)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(spec, self.prompts, self._cores, self.metrics, self._awake_clock.look)
+        placeholders = None if media is None else media.placeholders
+        self.reader = RequestReader(self.adapters, self.media, placeholders, self.prompts, unix_time)
         self._requests = RequestManager(
             self._sessions,
-            self.adapters,
-            self.media,
-            None if media is None else media.placeholders,
-            self.prompts,
+            self.inputs,
+            self.reader,
             self._outputs,
             self._cores,
             self.metrics,
@@ -123,9 +126,8 @@ class Frontend:
             note,
             unix_time,
         )
-        self.expand = MediaExpansion(self.media, self.inputs.media_limits, self._requests.placed).expand
         self._controls = ControlProxy(
-            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
+            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.reader.expand, self.outbox, note
         )
         self._client_frames = ClientFrames(
             spec, self._sessions, self._requests, self.counts, note, monotonic, self.on_message
@@ -188,9 +190,9 @@ class Frontend:
         elif isinstance(message, Control):
             self._controls.submit(message, lambda reply: session.send(reply))
         elif isinstance(message, AdapterQuery):
-            self.adapters.answer(message, lambda reply: session.send(reply))
+            run(self.note.slices(self.adapters.answer(message, session.send)))
         elif not isinstance(message, Hello):
-            self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
+            run(self.note.slices(self._queries.answer(message, session.caller_of(""), session.send)))
 
     def _credit(self, session: Session, count: int) -> None:
         if count < 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....ipc.errors import TokenloomError, error_info
+from ....ipc.errors import error_info
 from ....ipc.messages.client import (
     Detokenize,
     GetHealth,
@@ -29,7 +29,7 @@ from ....ipc.messages.supervisor import Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.models.model_config import ModelConfig
 from ....ipc.version import tokenloom_version
-from ..prompts.prompt import Prompt
+from ..helpers.thread_pool import error_of
 from ..prompts.prompt_reader import PromptReader
 from .cores import Cores
 from .engine_metrics import EngineMetrics
@@ -61,30 +61,29 @@ class QueryProcessor:
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
-    def answer(
+    async def answer(
         self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
     ) -> None:
         """Call `send` with the answer, later if the work is long. `owner`: the caller, for fair queueing."""
+        try:
+            reply = await self._reply(query, owner)
+        except Exception as error:
+            reply = QueryFailed(query_id=query.query_id, error=error_info(error_of(error)))
+        send(reply)
 
-        def then(result: Prompt | str | TokenloomError) -> None:
-            if isinstance(result, TokenloomError):
-                send(QueryFailed(query_id=query.query_id, error=error_info(result)))
-            elif isinstance(result, Prompt):
-                send(TokenIds(query_id=query.query_id, token_ids=result.token_ids))
-            else:
-                send(Text(query_id=query.query_id, text=result))
-
+    async def _reply(self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str) -> Reply:
+        query_id = query.query_id
         if isinstance(query, GetHealth):
-            send(self.health(query.query_id))
-        elif isinstance(query, GetInfo):
-            send(self._info(query.query_id))
-        elif isinstance(query, GetMetrics):
-            send(Metrics(query_id=query.query_id, metrics=self._metrics.read()))
-        elif isinstance(query, Tokenize):
+            return self.health(query_id)
+        if isinstance(query, GetInfo):
+            return self._info(query_id)
+        if isinstance(query, GetMetrics):
+            return Metrics(query_id=query_id, metrics=self._metrics.read())
+        if isinstance(query, Tokenize):
             question = ReadPrompt(prompt=query.prompt, chat=query.chat, add_special_tokens=query.add_special_tokens)
-            self._prompts.read(question, then, owner=owner)
-        else:
-            self._prompts.detokenize(query.token_ids, then, owner=owner)
+            prompt = await self._prompts.read(question, owner=owner)
+            return TokenIds(query_id=query_id, token_ids=prompt.token_ids)
+        return Text(query_id=query_id, text=await self._prompts.detokenize(query.token_ids, owner=owner))
 
     def health(self, query_id: int = 0) -> Health:
         progress, now = self._metrics.progress, self._awake_time()

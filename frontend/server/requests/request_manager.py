@@ -1,7 +1,8 @@
 """RequestManager: opens, resumes, ends and refuses the requests of clients.
 
-A Submit's prompt is tokenized (in a thread if it is long), checked, and sent to the core. Outputs of the core become
-unsent updates of the client's session. Knows no frames and no sockets.
+A Submit is read by a coroutine (request_reader.py) and sent to the core; ending the request closes the coroutine, at
+whatever it waits for. Outputs of the core become unsent updates of the client's session. Knows no frames and no
+sockets.
 """
 
 from __future__ import annotations
@@ -11,34 +12,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
-from ....ipc.codec import decode_ids, encode_ids, num_ids
 from ....ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
-from ....ipc.messages.adapter import AdapterRef
 from ....ipc.messages.base import FinishReason, Refused
-from ....ipc.messages.client import Accepted, Delta, NeedMedia, Submit
+from ....ipc.messages.client import Accepted, Delta, Submit
 from ....ipc.messages.core import EngineCoreOutputs
-from ....ipc.messages.intake import ReadPrompt
 from ....ipc.messages.supervisor import ReplicaDown
 from ....ipc.notes.deadly import ReadingNote
-from ....ipc.process.faults import maybe_fail
 from ....ipc.process.log import is_worth_a_line
 from ...forms.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
-from ..adapters.desk import AdapterDesk
-from ..helpers.thread_pool import outcome_of
-from ..prompts.prompt import Prompt
-from ..prompts.prompt_reader import PromptReader
+from ..helpers.task import run
+from ..helpers.thread_pool import error_of
+from ..prompts.input_processor import InputProcessor
 from ..replicas.resume_queue import ResumeQueue
 from .client_session import ClientLoss
 from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
-from .media.media_desk import MediaDesk
-from .media.media_input import Placeholders, ReadMedium
 from .output_processor import OutputProcessor
-from .request_state import AnswerState, RequestState, Session
+from .request_reader import RequestReader
+from .request_state import RequestState, Session
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -57,10 +51,8 @@ class RequestManager:
     """
 
     _sessions: SessionTable
-    _adapters: AdapterDesk
-    _media: MediaDesk
-    _placeholders: Placeholders | None  # of a model that takes media
-    _prompts: PromptReader  # text to tokens
+    _inputs: InputProcessor
+    _reader: RequestReader
     _outputs: OutputProcessor  # tokens to text
     _cores: Cores
     _metrics: EngineMetrics
@@ -86,7 +78,7 @@ class RequestManager:
             check_request_id(submit.request_id)
             if not submit.children:
                 self._check_new(submit)
-            self._prompts.inputs.media_limits.check(submit)
+            self._inputs.media_limits.check(submit)
         except TokenloomError as error:
             self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
@@ -96,54 +88,13 @@ class RequestManager:
         request = RequestState(session, submit, self._expires_at(submit), self._note.current)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
-        self._adapters.resolve(submit, self._note.bound(lambda adapter: self._on_adapter(request, adapter)))
+        request.opening = run(self._note.slices(self._open(request)))
 
     def _expires_at(self, submit: Submit) -> float:
         """Return the unix time until which media and prompt of a request may be read, by its timeouts."""
         now = self._unix_time()
         arrived_at = submit.arrival_time if 0 < submit.arrival_time < now else now
-        return arrived_at + self._prompts.inputs.wait_s(submit.params)
-
-    def _on_adapter(self, request: RequestState, adapter: AdapterRef | TokenloomError | None) -> None:
-        """Go on with a request whose adapter is known, or end it with the error of its adapter."""
-        is_open = request.session.request_by_id.get(request.request_id) is request
-        if isinstance(adapter, TokenloomError):
-            if is_open:
-                self._fail(request, adapter)
-            return
-        request.adapter = adapter
-        if adapter is not None:
-            request.at_close(partial(self._adapters.release, adapter))
-        if is_open:
-            self._read_media(request)
-        else:  # aborted or replaced in the meantime
-            request.close()
-
-    def _read_media(self, request: RequestState) -> None:
-        """Read the media of a request, if it has any; then `_tokenize` it."""
-        submit, session = request.submit, request.session
-        if not submit.media:
-            self._tokenize(request, [])
-            return
-
-        def need(digests: list[bytes]) -> None:
-            session.send(NeedMedia(request_id=submit.request_id, attempt=submit.attempt, digests=digests))
-
-        job = self._media.read(
-            submit.media,
-            self._note.bound(lambda read: self._on_media(request, read)),
-            need=need if session.can_repeat else None,
-            owner=session.caller_of(submit.request_id),
-            scope=submit.params.cache_salt or "",
-            wait_s=request.expires_at - self._unix_time(),
-        )
-        request.at_close(partial(self._media.release, job))
-
-    def _on_media(self, request: RequestState, read: list[ReadMedium] | TokenloomError) -> None:
-        if isinstance(read, TokenloomError):
-            self._on_unread(request, read)
-        else:
-            self._tokenize(request, read)
+        return arrived_at + self._inputs.wait_s(submit.params)
 
     def _check_new(self, submit: Submit) -> None:
         """Raise an error for a first attempt if the engine shuts down or a gateway has none, and for too large an n."""
@@ -151,25 +102,7 @@ class RequestManager:
             raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
         if self._cores.are_remote and not self._cores.is_up and submit.attempt == 0:
             raise Overloaded("no engine of this gateway is there: ask again later", RETRY_S)
-        self._prompts.inputs.limits.check_share(1, submit.params.n)
-
-    def _tokenize(self, request: RequestState, media: list[ReadMedium]) -> None:
-        """Tokenize the prompt, at once if it is short, else in a thread; then `_start` gets the tokens or an error."""
-        submit, inputs = request.submit, self._prompts.inputs
-        question = ReadPrompt(
-            prompt=submit.prompt,
-            token_ids=submit.prompt_token_ids,
-            chat=submit.chat,
-            chat_form=submit.chat_form,
-            add_special_tokens=submit.add_special_tokens,
-            cut_side=inputs.cut_side(submit.params),
-        )
-        request.tokenizing = self._prompts.read(
-            question,
-            lambda prompt: self._start(request, prompt, media),
-            owner=request.session.caller_of(submit.request_id),
-            wait_s=request.expires_at - self._unix_time(),
-        )
+        self._inputs.limits.check_share(1, submit.params.n)
 
     def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
         """Handle a Submit of an open id: repeat its Accepted, ignore an older attempt, refuse another request."""
@@ -179,27 +112,15 @@ class RequestManager:
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._send_accepted(known)
 
-    def _on_unread(self, request: RequestState, error: TokenloomError) -> None:
-        """End a request whose media or prompt could not be read: with its error, or as timed out."""
-        if isinstance(error, Overloaded) and self._unix_time() >= request.expires_at:
-            self._send_accepted(request)
-            self.end(request, "timeout")
-        else:
-            self._fail(request, error)
-
-    def _start(self, request: RequestState, prompt: Prompt | TokenloomError, media: list[ReadMedium]) -> None:
-        """Send a tokenized request to the core, or end it with its error."""
-        session, now = request.session, self._unix_time()
-        if session.request_by_id.get(request.request_id) is not request:
-            return  # aborted or replaced in the meantime
-        request.tokenizing = None
-        if isinstance(prompt, TokenloomError):
-            self._on_unread(request, prompt)
-            return
-        ended = outcome_of(partial(self._add, request, prompt, media, now))
-        if isinstance(ended, TokenloomError):
+    async def _open(self, request: RequestState) -> None:
+        """Read a request and send it to a core, or end it with its error."""
+        session = request.session
+        try:
+            processed = await self._reader.read(request)
+            ended = self._outputs.add(request, processed, self._unix_time())
+        except Exception as error:
             self._outputs.remove(request)
-            self._fail(request, ended)
+            self._on_unread(request, error_of(error))
             return
         self._metrics.on_open(request)
         for answer in ended:
@@ -214,18 +135,13 @@ class RequestManager:
             if request.core == NOWHERE:
                 self._wait_for_core(request)
 
-    def _add(self, request: RequestState, prompt: Prompt, media: list[ReadMedium], now: float) -> list[AnswerState]:
-        """Check a tokenized request and make its answers; return those that have ended already."""
-        maybe_fail("frontend.open", num_ids(prompt.token_ids))
-        processed = self._prompts.inputs.process(request.submit, self.placed(prompt, media), now)
-        return self._outputs.add(request, processed, now)
-
-    def placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
-        """Put media into a prompt in place of their markers; RequestError unless there are as many."""
-        if self._placeholders is None:
-            return prompt
-        token_ids, spans = self._placeholders.expand(decode_ids(prompt.token_ids), media)
-        return Prompt(encode_ids(token_ids), prompt.text, spans)
+    def _on_unread(self, request: RequestState, error: TokenloomError) -> None:
+        """End a request that could not be read: with its error, or as timed out."""
+        if isinstance(error, Overloaded) and self._unix_time() >= request.expires_at:
+            self._send_accepted(request)
+            self.end(request, "timeout")
+        else:
+            self._fail(request, error)
 
     def _fail(self, request: RequestState, error: TokenloomError) -> None:
         """End a request that has no answers yet with its error."""
@@ -297,9 +213,8 @@ class RequestManager:
         request.close()
 
     def _remove(self, request: RequestState) -> None:
-        """Remove a request from its session, the thread pool and the core."""
+        """Remove a request from its session and the core."""
         del request.session.request_by_id[request.request_id]
-        self._prompts.cancel(request.tokenizing)
         self._cores.abort(request.core, self._outputs.remove(request))
 
     def drop(self, session: Session, cause: ClientLoss, detail: str) -> None:

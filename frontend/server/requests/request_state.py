@@ -23,7 +23,7 @@ from ....ipc.messages.tier import PlaceName
 from ....ipc.notes.deadly import NONE
 from ....ipc.params.sampling_params import RepetitionDetectionParams
 from ...forms.parsers.markers import MarkerFinder
-from ..helpers.thread_pool import PoolJob
+from ..helpers.task import Task
 from ..prompts.prompt import ProcessedRequest
 from ..text.detokenizer import Detokenizer
 from ..text.token_texts import TokenTexts
@@ -62,7 +62,7 @@ class RequestState:
             "session",
             "submit",
         ),
-        *("sent_losses", "tokenizing"),
+        *("opening", "sent_losses"),
         "_releases",
     )
 
@@ -73,12 +73,12 @@ class RequestState:
         self.session, self.key = session, key
         self.expires_at = expires_at  # unix seconds: its media and prompt must have been read by then
         self.submit = submit
-        self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
+        self.processed: ProcessedRequest | None = None  # None while it is opened
         self.answers: list[AnswerState] = []
         self.is_accepted = False
         self.core = 0  # the replica that computes it, as in Cores
         self.sent_losses = 0  # num_losses of the last message to a core
-        self.tokenizing: PoolJob | None = None  # the job that tokenizes its prompt
+        self.opening: Task | None = None  # that waits for its adapter, media or prompt
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
         self.adapter: AdapterRef | None = None
         self._releases: list[Callable[[], None]] = []
@@ -106,10 +106,12 @@ class RequestState:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
     def close(self) -> None:
-        """Release adapter and media. Drop the references to the answers, which refer to this request: without a cycle
-        both are freed with the last delta, not by the garbage collector."""
+        """End its opening, and release adapter and media. Drop the references to the answers, which refer to this
+        request: without a cycle both are freed with the last delta, not by the garbage collector."""
         self.answers = []
-        self.tokenizing = None
+        if self.opening is not None:
+            self.opening.close()
+            self.opening = None
         releases, self._releases = self._releases, []
         for release in releases:
             release()

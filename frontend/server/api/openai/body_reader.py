@@ -12,8 +12,7 @@ import logging
 import re
 import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +29,8 @@ from ...bodies.body_packer import LARGE_TYPES
 from ...bodies.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
 from ...bodies.form_data import boundary_of
 from ...bodies.form_parser import parse_form
-from ...helpers.thread_pool import PoolJob, Then, ThreadPool
+from ...helpers.task import reply_of, run
+from ...helpers.thread_pool import PoolJob, Then, ThreadPool, error_of
 from .events import until_disconnect
 from .response_store import MAX_RECORD_BYTES
 
@@ -126,7 +126,7 @@ class BodyReader:
         if not is_small and name not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
 
-        def start(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
+        def ask(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
             most = self._limits.max_bytes_per_token
             question = ReadBody(body_type=name, boundary=boundary, max_bytes_per_token=most)
             return self._thread_pool.ask(
@@ -143,7 +143,7 @@ class BodyReader:
                 return parse_form(b"".join(chunks), boundary, body_type, is_strict=self._is_strict)
             if is_small:
                 return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
-            return await in_thread_pool(self._thread_pool, start)
+            return await in_event_loop(reply_of(ask, self._thread_pool.cancel))
         except BodyError as error:
             raise _http_error(error) from None
 
@@ -178,20 +178,27 @@ def _http_error(error: BodyError) -> HttpError:
     return HttpError(error.status, str(error), param=error.param, code=error.code)
 
 
-async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
-    """Start a job and return its result, or raise its error. Cancelling this coroutine cancels the job."""
+async def in_event_loop(work: Awaitable[T]) -> T:
+    """Await what a task of the frontend can await, in a task of the event loop: the former is closed if the latter is
+    cancelled."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    job = start(partial(_settle, future))
+    task = run(_settle(future, work))
     try:
         return await future
     finally:
-        thread_pool.cancel(job)
-        del future, job  # they hold an error, whose traceback holds this frame
+        if task is not None:
+            task.close()
+        del future, task  # they hold an error, whose traceback holds this frame
 
 
-def _settle(future: asyncio.Future[T], outcome: T | TokenloomError) -> None:
+async def _settle(future: asyncio.Future[T], work: Awaitable[T]) -> None:
+    outcome: T | TokenloomError
+    try:
+        outcome = await work
+    except Exception as error:
+        outcome = error_of(error)
     if future.done():
-        return
+        return  # the handler was cancelled just before
     if isinstance(outcome, TokenloomError):
         future.set_exception(outcome)
     else:

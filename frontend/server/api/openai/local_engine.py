@@ -22,7 +22,6 @@ import msgspec
 
 from .....ipc.codec import JsonObject, num_ids
 from .....ipc.errors import ErrorInfo
-from .....ipc.messages.adapter import AdapterInfo
 from .....ipc.messages.client import (
     Abort,
     Accepted,
@@ -47,16 +46,14 @@ from ....forms.openai.messages import chat_input
 from ....forms.openai.prompts import submitted_id
 from ....forms.openai.schema import ChatRequest, TokenizeRequest
 from ....forms.prompts import id_is_open
-from ...adapters.desk import NotFound
+from ...adapters.manager import NotFound
 from ...bodies.body_parser import ParsedBody
-from ...helpers.thread_pool import Then
 from ...metrics.access_record import access_record
 from ...metrics.tracing import TraceContext, incoming_trace
 from ...prompts.prompt import Prompt
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
-from ...requests.media.media_job import MediaJob
-from .body_reader import BodyReader, in_thread_pool
+from .body_reader import BodyReader, in_event_loop
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
@@ -202,9 +199,9 @@ class LocalEngine:
     async def model_of(self, body: object) -> str:
         """Return the name to report for the model that a body asks for: the served model's or an adapter's. Load the
         adapter if needed. HttpError 404 if the name is unknown."""
-        find = partial(self._frontend.adapters.find, getattr(body, "model", None) or "")
+        name: str = getattr(body, "model", None) or ""
         try:
-            info: AdapterInfo | None = await in_thread_pool(self._frontend.thread_pool, find)
+            info = await in_event_loop(self._frontend.adapters.find(name))
             return self._frontend.model_names[0] if info is None else info.name
         except NotFound as error:
             raise unknown_model(error) from None
@@ -236,17 +233,11 @@ class LocalEngine:
     async def pieces(self, clip: Medium, piece_s: float, wait_s: float) -> AsyncIterator[Sequence[ReadPiece]]:
         """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s` seconds; the context's value is the
         pieces. Inside the context requests may refer to a piece, as a medium, by the digest of its media file."""
-        jobs: list[MediaJob] = []
-
-        def start(then: Then[Sequence[ReadPiece]]) -> None:
-            owner = secrets.token_hex(8)
-            jobs.append(self._frontend.media.read_pieces(clip, piece_s, then, owner=owner, wait_s=wait_s))
-
+        job = self._frontend.media.read_pieces(clip, piece_s, owner=secrets.token_hex(8), wait_s=wait_s)
         try:
-            yield await in_thread_pool(self._frontend.thread_pool, start)
+            yield await in_event_loop(job.reply)
         finally:
-            for job in jobs:
-                self._frontend.media.release(job)
+            self._frontend.media.release(job)
 
     async def rendered(self, turns: list[ChatMessage]) -> str:
         """Return the text of a chat in the model's chat template, up to the start of the answer."""
@@ -258,9 +249,7 @@ class LocalEngine:
         token_ids = prompt.token_ids or b""
         if not prompt.media:
             return token_ids
-        start = partial(self._frontend.expand, token_ids, prompt.media)
-        expanded: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
-        return expanded.token_ids
+        return (await in_event_loop(self._frontend.reader.expand(token_ids, prompt.media))).token_ids
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
         """Return the token ids of a text, or those that `given` already holds. `cut_side`: the side on which the caller
@@ -271,13 +260,11 @@ class LocalEngine:
         return (await self._prompt(question)).token_ids
 
     async def _prompt(self, question: ReadPrompt) -> Prompt:
-        start = partial(self._frontend.prompts.read, question, owner=secrets.token_hex(8))
-        return await in_thread_pool(self._frontend.thread_pool, start)
+        return await in_event_loop(self._frontend.prompts.read(question, owner=secrets.token_hex(8)))
 
     async def text_of(self, token_ids: bytes) -> str:
         """Return the text of token ids."""
-        start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
-        return await in_thread_pool(self._frontend.thread_pool, start)
+        return await in_event_loop(self._frontend.prompts.detokenize(token_ids, owner=secrets.token_hex(8)))
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
@@ -374,8 +361,7 @@ class LocalEngine:
     async def load_adapter(self, query: LoadAdapter) -> None:
         """Load an adapter from a folder in --adapter-folder. NotFound if it does not exist, RequestError if it cannot
         be loaded."""
-        load = partial(self._frontend.adapters.load, query, is_confined=True)
-        await in_thread_pool(self._frontend.thread_pool, load)
+        await in_event_loop(self._frontend.adapters.load(query, is_confined=True))
 
     def _on_reply(self, reply: Done | QueryFailed) -> None:
         done = self._controls.get(reply.query_id)

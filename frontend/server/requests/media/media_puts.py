@@ -1,6 +1,6 @@
 """MediaPuts: bytes of media on their way into the blob store, and until the requests that need them have come.
 
-Runs in the loop of the desk's thread, except `new_user`.
+Runs in the loop of the manager's thread, except `new_user`.
 """
 
 from __future__ import annotations

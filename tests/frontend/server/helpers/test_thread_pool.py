@@ -83,11 +83,9 @@ def bench() -> Iterator[Bench]:
     bench.thread_pool.close()
 
 
-def test_short_work_runs_at_once_and_the_result_of_long_work_returns_to_the_loop(bench: Bench) -> None:
-    bench.thread_pool.run(lambda: 1, bench.outcomes.append, is_long=False)
-    assert bench.outcomes == [1]
-    bench.thread_pool.run(lambda: 2, bench.outcomes.append)
-    assert bench.outcomes == [1] and bench.wait(2) == [1, 2]
+def test_the_result_of_work_returns_to_the_loop(bench: Bench) -> None:
+    bench.thread_pool.run(lambda: 1, bench.outcomes.append)
+    assert bench.outcomes == [] and bench.wait(1) == [1]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +121,8 @@ def test_an_error_that_is_returned_keeps_nothing_of_its_work(bench: Bench) -> No
     gc.disable()
     try:
         bench.thread_pool.run(fail, bench.outcomes.append)
-        bench.thread_pool.run(fail, bench.outcomes.append, is_long=False)
-        bench.wait(2)
-        assert [text() for text in texts] == [None, None]
+        bench.wait(1)
+        assert [text() for text in texts] == [None]
     finally:
         gc.enable()
 

@@ -16,6 +16,7 @@ from tokenloom.ipc.messages.client import Abort, Accepted, GetInfo, Info, Medium
 from tokenloom.ipc.messages.core import Finished
 from tokenloom.tests.frontend.bench import Bench, deltas_of, ids, new_submit
 from tokenloom.tests.frontend.server.requests.fake_media import BAD, MARKER, fake_media, seeing_spec
+from tokenloom.tests.support.outcomes import outcomes_of
 from tokenloom.tests.support.waiting import wait_until
 
 (PLACEHOLDER,) = ids(MARKER)
@@ -64,8 +65,7 @@ def test_placeholders_are_expanded_and_spans_reach_each_core(bench: SeeingBench)
 
 
 def wait_for_no_pins(bench: SeeingBench) -> None:
-    done: list[object] = []
-    bench.frontend.media.read([], done.append)  # behind the release
+    done = outcomes_of(bench.frontend.media.read([]).reply)  # behind the release
     while not done:
         bench.wait_for_wakeup()
     assert bench.num_pins == 0

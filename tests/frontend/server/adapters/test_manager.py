@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.server.adapters.desk import AdapterDesk
+from tokenloom.frontend.server.adapters.manager import AdapterManager
 from tokenloom.frontend.server.adapters.names_file import FILE_NAME
 from tokenloom.frontend.server.adapters.registry import digests_of
+from tokenloom.frontend.server.helpers.task import run
 from tokenloom.ipc.codec import encode
-from tokenloom.ipc.errors import ConfigError, TokenloomError
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.adapter import AdapterInfo, AdapterRef
 from tokenloom.ipc.messages.client import (
     Abort,
@@ -36,6 +37,7 @@ from tokenloom.ipc.messages.core import EngineControl, Finished
 from tokenloom.ipc.spec.adapters.digest import adapter_digest
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
 from tokenloom.tests.frontend.server.adapters.samples import adapter_spec, write_adapter
+from tokenloom.tests.support.outcomes import outcomes_of
 
 
 class AdapterBench(Bench):
@@ -84,119 +86,119 @@ class AdapterBench(Bench):
             self.wait_for_wakeup()
 
 
-NewDesk = Callable[..., AdapterBench]
+NewRig = Callable[..., AdapterBench]
 RESUMED: dict[str, Any] = {"attempt": 1, "children": [Child(output_token_ids=b"\5\0\0\0")]}
 
 
 @pytest.fixture
-def new_desk(tmp_path: Path) -> Iterator[NewDesk]:
-    desks: list[AdapterBench] = []
+def new_rig(tmp_path: Path) -> Iterator[NewRig]:
+    rigs: list[AdapterBench] = []
 
     def new(run: str = "run", **options: Any) -> AdapterBench:
-        desks.append(AdapterBench(tmp_path / run, **options))
-        return desks[-1]
+        rigs.append(AdapterBench(tmp_path / run, **options))
+        return rigs[-1]
 
     yield new
-    for desk in desks:
-        desk.frontend.stop("the test ends")
+    for rig in rigs:
+        rig.frontend.stop("the test ends")
 
 
 @pytest.fixture
-def desk(new_desk: NewDesk) -> AdapterBench:
-    return new_desk()
+def rig(new_rig: NewRig) -> AdapterBench:
+    return new_rig()
 
 
-def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench) -> None:
-    source = desk.adapter("a", rank=4)
-    desk.load("sql", source)
-    (info,) = desk.adapters()
+def test_a_loaded_adapter_is_listed_and_reaches_the_core(rig: AdapterBench) -> None:
+    source = rig.adapter("a", rank=4)
+    rig.load("sql", source)
+    (info,) = rig.adapters()
     digest = adapter_digest(source)
     assert (info.name, info.path, info.digest, info.rank) == ("sql", str(source), digest.hex(), 4)
-    assert info.base == "sample" and info.loaded_at == desk.now + 1e9
-    ref = desk.ref("r", "sql")
+    assert info.base == "sample" and info.loaded_at == rig.now + 1e9
+    ref = rig.ref("r", "sql")
     assert (ref.digest, ref.rank) == (digest, 4)
     assert adapter_digest(Path(ref.folder)) == digest
-    desk.core(accepted=[desk.to_core[-1].children[0].key])
-    (accepted,) = desk.heard()
+    rig.core(accepted=[rig.to_core[-1].children[0].key])
+    (accepted,) = rig.heard()
     assert isinstance(accepted, Accepted) and accepted.adapter_digest == digest
-    assert desk.core_request("base").adapter is None
-    assert desk.core_request("named", adapter="sample").adapter is None, "a name of the model itself"
+    assert rig.core_request("base").adapter is None
+    assert rig.core_request("named", adapter="sample").adapter is None, "a name of the model itself"
 
 
-def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(desk: AdapterBench) -> None:
-    old, new = desk.adapter("a", seed=1), desk.adapter("b", seed=2)
-    desk.load("sql", old)
-    before = desk.ref("before", "sql")
-    assert "'sql' has already been loaded. If you want" in desk.load_failure("sql", new)
-    desk.load("sql", new, is_inplace=True)
-    digests = (before.digest, desk.ref("after", "sql").digest)
+def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(
+    rig: AdapterBench,
+) -> None:
+    old, new = rig.adapter("a", seed=1), rig.adapter("b", seed=2)
+    rig.load("sql", old)
+    before = rig.ref("before", "sql")
+    assert "'sql' has already been loaded. If you want" in rig.load_failure("sql", new)
+    rig.load("sql", new, is_inplace=True)
+    digests = (before.digest, rig.ref("after", "sql").digest)
     assert digests == (adapter_digest(old), adapter_digest(new))
-    assert desk.ref("before", "sql", adapter_digest=before.digest, **RESUMED) == before
+    assert rig.ref("before", "sql", adapter_digest=before.digest, **RESUMED) == before
 
 
-def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench) -> None:
-    source = desk.adapter()
-    desk.load("sql", source)
-    adapter = desk.ref("open", "sql")
-    key = desk.to_core[-1].children[0].key
+def test_unloading_changes_nothing_for_open_requests(rig: AdapterBench) -> None:
+    source = rig.adapter()
+    rig.load("sql", source)
+    adapter = rig.ref("open", "sql")
+    key = rig.to_core[-1].children[0].key
     shutil.rmtree(source)
-    assert desk.ask(UnloadAdapter(query_id=1, name="sql")) == [Done(query_id=1)] and desk.names() == []
-    assert "cannot be found" in desk.failure(UnloadAdapter(query_id=1, name="sql"))
-    assert "the model 'sql' is not served here: this engine serves sample" in desk.error("sql")
-    assert Path(adapter.folder).is_dir() and not desk.registry.may_drop(adapter.digest)
-    desk.core(accepted=[key])
-    desk.heard()
-    desk.tokens((key, 0, ids("The")))
-    assert desk.deltas()[0].text == "The"
-    desk.say(Abort(request_id="open"))
-    assert desk.registry.may_drop(adapter.digest), "its last request has ended"
+    assert rig.ask(UnloadAdapter(query_id=1, name="sql")) == [Done(query_id=1)] and rig.names() == []
+    assert "cannot be found" in rig.failure(UnloadAdapter(query_id=1, name="sql"))
+    assert "the model 'sql' is not served here: this engine serves sample" in rig.error("sql")
+    assert Path(adapter.folder).is_dir() and not rig.registry.may_drop(adapter.digest)
+    rig.core(accepted=[key])
+    rig.heard()
+    rig.tokens((key, 0, ids("The")))
+    assert rig.deltas()[0].text == "The"
+    rig.say(Abort(request_id="open"))
+    assert rig.registry.may_drop(adapter.digest), "its last request has ended"
 
 
-def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: AdapterBench) -> None:
-    desk.load("sql", desk.adapter())
-    users, (info,) = desk.registry._num_users, desk.adapters()
-    found: list[AdapterInfo | TokenloomError | None] = []
-    desk.frontend.adapters.find("sql", found.append)
-    assert found == [info] and not users, "to find is no use"
+def test_an_adapter_is_released_exactly_once_however_a_request_ends(rig: AdapterBench) -> None:
+    rig.load("sql", rig.adapter())
+    users, (info,) = rig.registry._num_users, rig.adapters()
+    assert outcomes_of(rig.frontend.adapters.find("sql")) == [info] and not users, "to find is no use"
     digest = bytes.fromhex(info.digest)
-    keys = [desk.core_request(name, adapter="sql").children[0].key for name in ("finishes", "aborted")]
+    keys = [rig.core_request(name, adapter="sql").children[0].key for name in ("finishes", "aborted")]
     assert users[digest] == 2
-    desk.core(finished=[Finished(key=keys[0], reason="length")])
+    rig.core(finished=[Finished(key=keys[0], reason="length")])
     assert users[digest] == 1
-    desk.say(Abort(request_id="aborted"))
+    rig.say(Abort(request_id="aborted"))
     assert not users
-    assert "min_tokens is 600" in desk.error("sql", params={"min_tokens": 600, "max_tokens": 700})
+    assert "min_tokens is 600" in rig.error("sql", params={"min_tokens": 600, "max_tokens": 700})
     assert not users
-    desk.core_request("gone", adapter="sql")
-    desk.frontend.on_client_lost(b"c", "gone", "")
+    rig.core_request("gone", adapter="sql")
+    rig.frontend.on_client_lost(b"c", "gone", "")
     assert not users
 
 
-def test_one_of_two_loads_of_a_name_at_once_is_refused(desk: AdapterBench) -> None:
-    paths = [desk.adapter(f"a{number}", seed=number) for number in range(2)]
-    replies = desk.ask(*(LoadAdapter(query_id=i, name="sql", path=str(path)) for i, path in enumerate(paths)))
+def test_one_of_two_loads_of_a_name_at_once_is_refused(rig: AdapterBench) -> None:
+    paths = [rig.adapter(f"a{number}", seed=number) for number in range(2)]
+    replies = rig.ask(*(LoadAdapter(query_id=i, name="sql", path=str(path)) for i, path in enumerate(paths)))
     assert sorted(type(reply).__name__ for reply in replies) == ["Done", "QueryFailed"]
     (done,) = (reply for reply in replies if isinstance(reply, Done))
-    assert desk.adapters()[0].path == str(paths[done.query_id])
+    assert rig.adapters()[0].path == str(paths[done.query_id])
 
 
-def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench) -> None:
-    source = desk.adapter()
-    desk.load("sql", source, order_id="one")
-    desk.load("sql", source, order_id="one")
-    assert "already been loaded" in desk.load_failure("sql", source, order_id="two")
+def test_an_order_that_is_sent_again_is_carried_out_once(rig: AdapterBench) -> None:
+    source = rig.adapter()
+    rig.load("sql", source, order_id="one")
+    rig.load("sql", source, order_id="one")
+    assert "already been loaded" in rig.load_failure("sql", source, order_id="two")
     for _ in range(2):
-        assert desk.ask(UnloadAdapter(query_id=1, name="sql", order_id="three")) == [Done(query_id=1)]
-    desk.load("sql", source, order_id="four")
+        assert rig.ask(UnloadAdapter(query_id=1, name="sql", order_id="three")) == [Done(query_id=1)]
+    rig.load("sql", source, order_id="four")
 
 
 def test_the_next_frontend_and_another_run_resume_requests_with_their_adapter(
-    desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
+    rig: AdapterBench, new_rig: NewRig, tmp_path: Path
 ) -> None:
-    desk.load("sql", desk.adapter("a", seed=1))
-    before = desk.ref("before", "sql")
-    desk.load("sql", desk.adapter("b", seed=2), is_inplace=True)
-    replaced, other = new_desk(), new_desk("run 2")
+    rig.load("sql", rig.adapter("a", seed=1))
+    before = rig.ref("before", "sql")
+    rig.load("sql", rig.adapter("b", seed=2), is_inplace=True)
+    replaced, other = new_rig(), new_rig("run 2")
     assert replaced.names() == ["sql"]
     fields: dict[str, Any] = {"adapter": "sql", "adapter_digest": before.digest, **RESUMED}
     for each in (replaced, other):
@@ -204,46 +206,46 @@ def test_the_next_frontend_and_another_run_resume_requests_with_their_adapter(
     assert not other.registry.may_drop(before.digest)
     assert digests_of(tmp_path / "run 2" / FILE_NAME) == {before.digest}, "for other engines of the store"
     shutil.rmtree(Path(before.folder))
-    error = new_desk("run 3").refusal(new_submit(**fields))
+    error = new_rig("run 3").refusal(new_submit(**fields))
     assert error.kind == "request" and "is not in" in error.message and "submit the request again" in error.message
 
 
-def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_desk: NewDesk, tmp_path: Path) -> None:
+def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_rig: NewRig, tmp_path: Path) -> None:
     folder = tmp_path / "adapters"
     write_adapter(folder / "sql", rank=3)
     (folder / "empty").mkdir()
     (folder / "out").symlink_to(write_adapter(tmp_path / "outside"))
-    desk = new_desk(adapter_folder=str(folder))
-    assert desk.names() == []
+    rig = new_rig(adapter_folder=str(folder))
+    assert rig.names() == []
     for request_id in ("one", "two"):
-        desk.frontend.on_client_frame(b"c", encode(new_submit(request_id, adapter="sql")))
-    desk.turn()
-    desk.until(lambda: len(desk.to_core) == 2)
-    assert {request.adapter.rank for request in desk.to_core} == {3}
-    assert [(info.name, info.path) for info in desk.adapters()] == [("sql", str(folder / "sql"))]
-    assert "the model 'nil' is not served here: this engine serves sample, sql" in desk.error("nil")
+        rig.frontend.on_client_frame(b"c", encode(new_submit(request_id, adapter="sql")))
+    rig.turn()
+    rig.until(lambda: len(rig.to_core) == 2)
+    assert {request.adapter.rank for request in rig.to_core} == {3}
+    assert [(info.name, info.path) for info in rig.adapters()] == [("sql", str(folder / "sql"))]
+    assert "the model 'nil' is not served here: this engine serves sample, sql" in rig.error("nil")
     for name in ("../outside", "..", ".", "x" * 256, "x" * 5000, "a\0b", "ü" * 200, "a\nb"):
-        message = desk.error(name)
+        message = rig.error(name)
         assert "is not served here" in message and str(folder) not in message
     for path in ("x" * 256, "x/" * 3000, "a\0b"):
-        assert "cannot be read" in desk.error("new", adapter_path=path)
-    assert "adapter_config.json cannot be read" in desk.error("empty")
-    assert "is not beneath --adapter-folder" in desk.error("out")
+        assert "cannot be read" in rig.error("new", adapter_path=path)
+    assert "adapter_config.json cannot be read" in rig.error("empty")
+    assert "is not beneath --adapter-folder" in rig.error("out")
 
 
-def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: AdapterBench) -> None:
-    path = str(desk.adapter())
-    first = desk.ref("one", "sql", adapter_path=path)
-    assert desk.ref("two", "sql", adapter_path=path) == desk.ref("three", "sql") == first
-    message = desk.error("sql", adapter_path="/elsewhere")
+def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(rig: AdapterBench) -> None:
+    path = str(rig.adapter())
+    first = rig.ref("one", "sql", adapter_path=path)
+    assert rig.ref("two", "sql", adapter_path=path) == rig.ref("three", "sql") == first
+    message = rig.error("sql", adapter_path="/elsewhere")
     assert f"the adapter 'sql' was loaded from {path}: choose another name" in message
-    assert "leave out '..'" in desk.error("..", adapter_path=path)
+    assert "leave out '..'" in rig.error("..", adapter_path=path)
 
 
-def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk) -> None:
-    desk = new_desk(start_timeout_s=5.0)
+def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_rig: NewRig) -> None:
+    rig = new_rig(start_timeout_s=5.0)
     goes_on, has_ended = threading.Event(), threading.Event()
-    store = desk.frontend.adapters._store
+    store = rig.frontend.adapters._store
     copy, discard = store.copy, store.discard
 
     def slow(source: Path, within: Path | None = None) -> Any:
@@ -251,28 +253,28 @@ def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk
         return copy(source, within)
 
     store.copy, store.discard = slow, lambda copied: (discard(copied), has_ended.set())
-    desk.frontend.on_client_frame(b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(desk.adapter()))))
-    desk.turn()
-    assert desk.frontend.seconds_to_tick(desk.now) is not None
-    desk.wait(4.0)
-    assert desk.heard() == []
-    desk.wait(1.5)
-    (failed,) = desk.heard()
+    rig.frontend.on_client_frame(b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(rig.adapter()))))
+    rig.turn()
+    assert rig.frontend.seconds_to_tick(rig.now) is not None
+    rig.wait(4.0)
+    assert rig.heard() == []
+    rig.wait(1.5)
+    (failed,) = rig.heard()
     assert isinstance(failed, QueryFailed) and "was not loaded within 5 s: check where" in failed.error.message
     goes_on.set()
     assert has_ended.wait(DEADLINE_S)
-    desk.wait_for_wakeup()
-    assert desk.heard() == [] and desk.names() == []
+    rig.wait_for_wakeup()
+    assert rig.heard() == [] and rig.names() == []
 
 
-def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: AdapterBench) -> None:
-    source = desk.adapter()
-    desk.frontend.on_client_frame(b"c", encode(new_submit("r", adapter="sql", adapter_path=str(source))))
-    (delta,) = desk.news(Abort(request_id="r"))
+def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(rig: AdapterBench) -> None:
+    source = rig.adapter()
+    rig.frontend.on_client_frame(b"c", encode(new_submit("r", adapter="sql", adapter_path=str(source))))
+    (delta,) = rig.news(Abort(request_id="r"))
     assert delta.finish_reason == "abort"
-    desk.until(lambda: desk.names() == ["sql"])
-    assert desk.to_core == []
-    desk.until(lambda: not desk.registry._num_users)
+    rig.until(lambda: rig.names() == ["sql"])
+    assert rig.to_core == []
+    rig.until(lambda: not rig.registry._num_users)
 
 
 @pytest.mark.parametrize(
@@ -283,20 +285,20 @@ def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: A
         (lambda folder: write_adapter(folder, value=float("nan")), "is NaN or infinite: train or save it again"),
     ],
 )
-def test_a_bad_adapter_fails_its_load_alone(desk: AdapterBench, change: Callable[[Path], object], reason: str) -> None:
-    folder = desk.adapter()
+def test_a_bad_adapter_fails_its_load_alone(rig: AdapterBench, change: Callable[[Path], object], reason: str) -> None:
+    folder = rig.adapter()
     change(folder)
-    message = desk.load_failure("sql", folder)
+    message = rig.load_failure("sql", folder)
     assert reason in message and str(folder) in message
-    assert reason in desk.error("sql", adapter_path=str(folder))
-    assert desk.names() == []
-    desk.load("sql", desk.adapter("good"))
+    assert reason in rig.error("sql", adapter_path=str(folder))
+    assert rig.names() == []
+    rig.load("sql", rig.adapter("good"))
 
 
-def test_a_bad_name_or_missing_folder_fails_its_load(desk: AdapterBench) -> None:
+def test_a_bad_name_or_missing_folder_fails_its_load(rig: AdapterBench) -> None:
     for name in ("..", "", "sample", "a/../b"):
-        assert re.match(r"lora_name (is )?'", desk.load_failure(name, desk.adapter()))
-    message = desk.load_failure("sql", "/nonexistent")
+        assert re.match(r"lora_name (is )?'", rig.load_failure(name, rig.adapter()))
+    message = rig.load_failure("sql", "/nonexistent")
     assert message == "No adapter found for /nonexistent: there is no such folder on the engine's machine"
 
 
@@ -313,38 +315,38 @@ def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_p
     good, bad = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "bad", value=float("nan"))
     broken = adapter_spec(tmp_path / "run 0", lora_modules=[f"bad={bad}"])
     with (
-        closing(AdapterDesk(broken, lambda: None)) as desk,
+        closing(AdapterManager(broken, lambda: None)) as manager,
         pytest.raises(ConfigError, match=r"modules bad: .* is NaN"),
     ):
-        desk.load_modules()
+        manager.load_modules()
     spec = adapter_spec(tmp_path / "run", lora_modules=[f"good={good}"])
-    with closing(AdapterDesk(spec, lambda: None)) as first:
+    with closing(AdapterManager(spec, lambda: None)) as first:
         first.load_modules()
         assert [info.name for info in first.infos] == ["good"]
         replies: list[object] = []
-        first.answer(UnloadAdapter(query_id=1, name="good"), replies.append)
+        run(first.answer(UnloadAdapter(query_id=1, name="good"), replies.append))
         assert replies == [Done(query_id=1)]
-    with closing(AdapterDesk(spec, lambda: None)) as second:
+    with closing(AdapterManager(spec, lambda: None)) as second:
         second.load_modules()
         assert second.infos == [], "the operator has unloaded it since the start"
 
 
-def test_many_names_are_cut_in_errors(desk: AdapterBench) -> None:
-    source = desk.adapter()
+def test_many_names_are_cut_in_errors(rig: AdapterBench) -> None:
+    source = rig.adapter()
     for number in range(30):
-        desk.load(f"a{number:02}", source)
-    message = desk.error("x")
+        rig.load(f"a{number:02}", source)
+    message = rig.error("x")
     assert message.endswith("a17, a18 and 11 more") and len(message) < 300
 
 
-def test_a_prefetch_loads_blocks_of_an_adapter(new_desk: NewDesk, tmp_path: Path) -> None:
-    desk = new_desk(kv_disk=str(tmp_path / "kv"))
-    source = desk.adapter()
-    desk.load("sql", source)
+def test_a_prefetch_loads_blocks_of_an_adapter(new_rig: NewRig, tmp_path: Path) -> None:
+    rig = new_rig(kv_disk=str(tmp_path / "kv"))
+    source = rig.adapter()
+    rig.load("sql", source)
     for query_id, name in enumerate(("sql", "", "sample")):
         control = Control(query_id=query_id, action="prefetch_kv", prompt="The capital", adapter=name)
-        assert desk.say(control) == []
-    commands = [message for message in desk.to_core if isinstance(message, EngineControl)]
+        assert rig.say(control) == []
+    commands = [message for message in rig.to_core if isinstance(message, EngineControl)]
     assert [command.adapter_digest for command in commands] == [adapter_digest(source), b"", b""]
-    message = desk.failure(Control(query_id=1, action="prefetch_kv", prompt="The capital", adapter="nil"))
+    message = rig.failure(Control(query_id=1, action="prefetch_kv", prompt="The capital", adapter="nil"))
     assert "the model 'nil' is not served here" in message

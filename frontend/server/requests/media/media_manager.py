@@ -1,4 +1,4 @@
-"""MediaDesk: gets the media of requests into the blob store, has them decoded, and keeps them until a request ends.
+"""MediaManager: gets the media of requests into the blob store, has them decoded, and keeps them until a request ends.
 
 Everything runs in an event loop of its own thread: writing and hashing bytes, fetching URLs, waiting for the processes
 that decode. The frontend's loop only starts and releases jobs, and gets their results at a wake-up. A medium is pinned
@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .....ipc.blobs.store import BlobStore
 from .....ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
@@ -28,7 +28,6 @@ from .....ipc.shortages.threads import Threads, start_thread
 from .....ipc.spec.config.engine_spec import EngineSpec
 from ....forms.media.data_url import decode_data_url, is_data_url
 from ....forms.media_limits import MediaLimits
-from ...helpers.thread_pool import Then
 from ...sources.media_sources import MediaSources
 from .media_input import MediaInput, MediaReader, ReadMedium, ReadPiece
 from .media_job import MediaJob, NeedBytes
@@ -47,7 +46,7 @@ PINS_SHARE = 4  # of the descriptors that this process may have, pinned media ta
 _Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
 
 
-class MediaDesk:
+class MediaManager:
     """Owner of the media of all requests. The frontend's loop calls the public methods, except `hold`."""
 
     def __init__(
@@ -86,38 +85,35 @@ class MediaDesk:
     def read(
         self,
         media: list[Medium],
-        then: Then[list[ReadMedium]],
         *,
         need: NeedBytes | None = None,
         owner: str = "",
         scope: str = "",
         wait_s: float = WAIT_S,
-    ) -> MediaJob:
-        """Read the media of a request and pin them until the job is released; the loop later calls `then` with them in
-        order, or with an error. `need` is called for bytes that the store lacks. `owner`: the caller, for fair
-        queueing; `scope`: of uuids."""
-        job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
-        self._submit(job, self._read_all, then, wait_s)
+    ) -> MediaJob[list[ReadMedium]]:
+        """Read the media of a request and pin them until the job is released; its reply has them in order, or an error.
+        `need` is called for bytes that the store lacks. `owner`: the caller, for fair queueing; `scope`: of uuids."""
+        job: MediaJob[list[ReadMedium]] = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
+        self._submit(job, self._read_all, wait_s)
         return job
 
     def read_pieces(
         self,
         clip: Medium,
         piece_s: float,
-        then: Then[Sequence[ReadPiece]],
         *,
         owner: str = "",
         scope: str = "",
         wait_s: float = WAIT_S,
-    ) -> MediaJob:
+    ) -> MediaJob[Sequence[ReadPiece]]:
         """Read an audio clip in pieces of at most `piece_s`, cut at quiet places; pin and hand them over as `read`
         does. Until the release, other requests may name a piece by its digest as an audio clip of its own."""
-        job = MediaJob(f"job-{next(self._numbers)}", [clip], owner, scope, None, piece_s)
-        self._submit(job, self._read_all_pieces, then, wait_s)
+        job: MediaJob[Sequence[ReadPiece]] = MediaJob(f"job-{next(self._numbers)}", [clip], owner, scope, None, piece_s)
+        self._submit(job, self._read_all_pieces, wait_s)
         return job
 
-    def release(self, job: MediaJob) -> None:
-        """Unpin the media of a job; if it is not done, drop it without a call of its `then`."""
+    def release(self, job: MediaJob[Any]) -> None:
+        """Unpin the media of a job, which is dropped without a reply if it is not done."""
         job.is_over = True
         with contextlib.suppress(TokenloomError):  # no thread has begun the job
             self._call(partial(self._release, job))
@@ -187,22 +183,22 @@ class MediaDesk:
         self._done.append(callback)
         self._wake()
 
-    def _end(self, job: MediaJob, then: Then[T], result: T | TokenloomError) -> None:
-        self._post(lambda: None if job.is_over else then(result))
+    def _end(self, job: MediaJob[T], result: T | TokenloomError) -> None:
+        self._post(lambda: None if job.is_over else job.reply.bring(result))
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _submit(self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float) -> None:
+    def _submit(self, job: MediaJob[T], work: Callable[[MediaJob[T]], Awaitable[T]], wait_s: float) -> None:
         try:
-            self._call(partial(self._begin, job, work, then, min(wait_s, WAIT_S)))
+            self._call(partial(self._begin, job, work, min(wait_s, WAIT_S)))
         except TokenloomError as error:
-            self._end(job, then, error.with_traceback(None))
+            self._end(job, error.with_traceback(None))
 
-    def _begin(self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float) -> None:
+    def _begin(self, job: MediaJob[T], work: Callable[[MediaJob[T]], Awaitable[T]], wait_s: float) -> None:
         if not job.is_over:
-            job.task = new_task(self._finish(job, work, then, wait_s))
+            job.task = new_task(self._finish(job, work, wait_s))
 
-    def _release(self, job: MediaJob) -> None:
+    def _release(self, job: MediaJob[Any]) -> None:
         if job.task is not None:
             job.task.cancel()
         for digest in job.pinned:
@@ -211,9 +207,7 @@ class MediaDesk:
         job.pinned.clear()
         self._puts.released.set()
 
-    async def _finish(
-        self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float
-    ) -> None:
+    async def _finish(self, job: MediaJob[T], work: Callable[[MediaJob[T]], Awaitable[T]], wait_s: float) -> None:
         result: T | TokenloomError
         try:
             async with asyncio.timeout(wait_s):
@@ -226,15 +220,15 @@ class MediaDesk:
             result = failure_of(error, "reading media failed")
             if isinstance(result, InternalError):
                 logger.exception("reading media failed")
-        self._end(job, then, result)
+        self._end(job, result)
 
-    async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
+    async def _read_all(self, job: MediaJob[Any]) -> list[ReadMedium]:
         return await self._with_sources(job, self._read_each)
 
-    async def _read_all_pieces(self, job: MediaJob) -> Sequence[ReadPiece]:
+    async def _read_all_pieces(self, job: MediaJob[Any]) -> Sequence[ReadPiece]:
         return await self._with_sources(job, self._read_pieces)
 
-    async def _with_sources(self, job: MediaJob, work: Callable[[MediaJob, list[bytes]], Awaitable[T]]) -> T:
+    async def _with_sources(self, job: MediaJob[Any], work: Callable[[MediaJob[Any], list[bytes]], Awaitable[T]]) -> T:
         """Do the work of a job with the digests of its media's bytes, which are pinned meanwhile if they are needed."""
         num_new = sum(medium.digest not in self._pinned for medium in job.media)  # a piece of a clip is pinned
         while num_new and self._pinned and len(self._pinned) + num_new > self._max_pinned:
@@ -248,14 +242,14 @@ class MediaDesk:
                 self.store.unpin(source, job.source_user)
             self._puts.released.set()
 
-    async def _read_each(self, job: MediaJob, sources: list[bytes]) -> list[ReadMedium]:
+    async def _read_each(self, job: MediaJob[Any], sources: list[bytes]) -> list[ReadMedium]:
         read: list[ReadMedium] = []
         for medium, source in zip(job.media, sources, strict=True):
             with job.naming(len(read)):
                 read.append(await self._read(job, (source, medium.kind, medium.detail)))
         return read
 
-    async def _sources_of(self, job: MediaJob, sources: set[bytes]) -> list[bytes]:
+    async def _sources_of(self, job: MediaJob[Any], sources: set[bytes]) -> list[bytes]:
         """Return the digests of the bytes of a job's media; pin them, and add them to `sources`, unless their media
         files are there already."""
         await self._arrive(job, sources)
@@ -271,7 +265,7 @@ class MediaDesk:
             found.append(digest)
         return found
 
-    async def _arrive(self, job: MediaJob, sources: set[bytes]) -> None:
+    async def _arrive(self, job: MediaJob[Any], sources: set[bytes]) -> None:
         """Wait until the bytes that a job names by digest are in the store, and pin them; request those that are
         missing from the client."""
         wanted = {each.digest: each for each in job.media if each.digest}
@@ -294,7 +288,7 @@ class MediaDesk:
             await asyncio.gather(*(each.wait() for each in arrivals))
         raise Overloaded("media of the request were dropped from a full store before they were read: send them again")
 
-    async def _fetch(self, job: MediaJob, medium: Medium) -> bytes:
+    async def _fetch(self, job: MediaJob[Any], medium: Medium) -> bytes:
         if is_data_url(medium.url):
             return await self._puts.put(decode_data_url(medium.url), job.source_user)
         if not medium.url:
@@ -303,14 +297,14 @@ class MediaDesk:
 
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_read(self, job: MediaJob, key: _Key) -> bool:
+    def _is_read(self, job: MediaJob[Any], key: _Key) -> bool:
         """Whether the media file of a source is in the store, and serves the job; pin it for the job."""
         if job.piece_s:
             return False
         known = self._known.get(key)
         return known is not None and self._pin(job, known)
 
-    def _pin(self, job: MediaJob, medium: ReadMedium) -> bool:
+    def _pin(self, job: MediaJob[Any], medium: ReadMedium) -> bool:
         if medium.digest in job.pinned:
             return True
         if not self.store.pin(medium.digest, job.user):
@@ -319,7 +313,7 @@ class MediaDesk:
         self._pinned[medium.digest] += 1
         return True
 
-    async def _read(self, job: MediaJob, key: _Key) -> ReadMedium:
+    async def _read(self, job: MediaJob[Any], key: _Key) -> ReadMedium:
         """Return a medium whose file is pinned for the job; read it unless it is known. Requests share one reading."""
         for _ in range(MAX_ASKS):
             known = self._known.get(key)
@@ -337,7 +331,7 @@ class MediaDesk:
     async def _read_file(self, key: _Key, owner: str) -> ReadMedium:
         return await self._puts.patiently(lambda: self._a_reader().read(*key, owner))
 
-    async def _read_pieces(self, job: MediaJob, sources: list[bytes]) -> Sequence[ReadPiece]:
+    async def _read_pieces(self, job: MediaJob[Any], sources: list[bytes]) -> Sequence[ReadPiece]:
         """Return the pieces of a job's clip, pinned for it; cut the clip unless they are known. Jobs share one cut."""
         key = (sources[0], job.piece_s)
         with job.naming(0):

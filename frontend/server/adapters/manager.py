@@ -1,4 +1,4 @@
-"""AdapterDesk: answers the queries about adapters, and finds the adapter of each request.
+"""AdapterManager: answers the queries about adapters, and finds the adapter of each request.
 
 Loads run in threads. A request keeps the adapter that its name stood for when it came, even if name and source
 change later. Without --enable-lora it refuses everything and touches no file.
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ....ipc.errors import ConfigError, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ....ipc.errors import ConfigError, Overloaded, RequestError, TokenloomError, error_info
 from ....ipc.messages.adapter import AdapterInfo, AdapterRef
 from ....ipc.messages.client import (
     AdapterQuery,
@@ -32,7 +32,8 @@ from ....ipc.process.pacer import Pacer
 from ....ipc.spec.adapters.modules import check_name, parse_modules
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..helpers.host import IntakeHost
-from ..helpers.thread_pool import THREAD_BYTES, Then, ThreadPool
+from ..helpers.task import Reply
+from ..helpers.thread_pool import THREAD_BYTES, Then, ThreadPool, error_of
 from .names_file import FILE_NAME
 from .registry import AdapterRegistry
 from .store import AdapterStore
@@ -42,6 +43,7 @@ NEVER = float("inf")  # as a time
 OFF = "this engine serves no adapters: start it with --enable-lora"
 
 Loaded: TypeAlias = AdapterInfo | AdapterRef
+L = TypeVar("L", bound=Loaded)
 Send: TypeAlias = Callable[[Adapters | Done | QueryFailed], None]
 
 
@@ -49,7 +51,7 @@ Send: TypeAlias = Callable[[Adapters | Done | QueryFailed], None]
 class Load:
     """Work in a thread, which may hang on a network file system. `then` is called once, by `end`."""
 
-    then: Then[Loaded]
+    then: Then[Any]
     deadline: float  # monotonic seconds
     is_over: bool = False  # if it was given up, the thread must change nothing any more
 
@@ -67,7 +69,7 @@ class _Name(NamedTuple):
     is_inplace: bool = False  # otherwise it is taken from no adapter
 
 
-class AdapterDesk:
+class AdapterManager:
     """Owner of registry, store and loads. The loop calls its methods, unless they say otherwise."""
 
     def __init__(
@@ -98,7 +100,7 @@ class AdapterDesk:
         self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
         self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note, 1 + len(THREAD_BYTES))
         self._placing = threading.Lock()  # a thread that has placed an adapter may name it before another drops it
-        self._first_uses: dict[str, list[Then[AdapterInfo]]] = {}  # by the name that is being looked for
+        self._first_uses: dict[str, list[Reply[AdapterInfo]]] = {}  # by the name that is being looked for
 
     @property
     def infos(self) -> list[AdapterInfo]:
@@ -127,31 +129,25 @@ class AdapterDesk:
 
     # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def answer(self, query: AdapterQuery, send: Send) -> None:
+    async def answer(self, query: AdapterQuery, send: Send) -> None:
         """Call `send` with the answer: of a load, when requests may name the adapter."""
-
-        def then(result: Loaded | TokenloomError | None) -> None:
-            if isinstance(result, TokenloomError):
-                send(QueryFailed(query_id=query.query_id, error=error_info(result)))
+        reply: Adapters | Done | QueryFailed = Done(query_id=query.query_id)
+        try:
+            if isinstance(query, ListAdapters):
+                reply = Adapters(query_id=query.query_id, adapters=self.infos)
+            elif self.registry is None:
+                raise RequestError(OFF)
+            elif isinstance(query, LoadAdapter):
+                await self.load(query)
             else:
-                send(Done(query_id=query.query_id))
-
-        if isinstance(query, ListAdapters):
-            send(Adapters(query_id=query.query_id, adapters=self.infos))
-        elif self.registry is None:
-            send(QueryFailed(query_id=query.query_id, error=ErrorInfo("request", OFF)))
-        elif isinstance(query, LoadAdapter):
-            self.load(query, then)
-        else:
-            try:
                 self.unload(query.name, query.order_id)
-                then(None)
-            except TokenloomError as error:
-                then(error)
+        except Exception as error:
+            reply = QueryFailed(query_id=query.query_id, error=error_info(error_of(error)))
+        send(reply)
 
-    def load(self, query: LoadAdapter, then: Then[Loaded], *, is_confined: bool = False) -> None:
-        """Load an adapter, only from beneath --adapter-folder if `is_confined`, and call `then` with it or an error."""
-        self._run(partial(self._carry_out, query, is_confined), then)
+    async def load(self, query: LoadAdapter, *, is_confined: bool = False) -> AdapterInfo:
+        """Load an adapter, only from beneath --adapter-folder if `is_confined`."""
+        return await self._run(partial(self._carry_out, query, is_confined))
 
     def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
         """Load the adapter of a query, in a thread."""
@@ -231,89 +227,66 @@ class AdapterDesk:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def resolve(self, submit: Submit, then: Then[AdapterRef | None]) -> None:
-        """Call `then` once, now or later, with the adapter of a request, counted as used until `release`; with None for
-        the model alone, or with an error."""
+    async def resolve(self, submit: Submit) -> AdapterRef | None:
+        """Return the adapter of a request, counted as used until `release`; None for the model alone."""
         name = submit.adapter
         if not name or name in self._spec.model_names:
-            then(None)
-        elif self.registry is None:
-            then(self.unknown(name))
-        elif submit.adapter_digest:
-            self._resume(submit.adapter_digest, then)
-        elif (info := self._names.get(name)) is not None:
-            if submit.adapter_path and submit.adapter_path != info.path:
-                then(
-                    RequestError(
-                        f"lora_path {submit.adapter_path:.200}: the adapter {name!r} was loaded from {info.path}: "
-                        "choose another name, or load it again in place"
-                    )
-                )
-            else:
-                then(self._held(name))
-        else:
+            return None
+        if self.registry is None:
+            raise self.unknown(name)
+        if submit.adapter_digest:
+            return await self._resume(submit.adapter_digest)
+        info = self._names.get(name)
+        if info is None:
+            await self._find(name, submit.adapter_path)
+        elif submit.adapter_path and submit.adapter_path != info.path:
+            raise RequestError(
+                f"lora_path {submit.adapter_path:.200}: the adapter {name!r} was loaded from {info.path}: "
+                "choose another name, or load it again in place"
+            )
+        ref = self._names.hold_name(name)
+        if ref is None:
+            raise Overloaded(f"the adapter {name!r} was dropped for want of room, or unloaded: ask again")
+        return ref
 
-            def on_info(info: AdapterInfo | TokenloomError) -> None:
-                if isinstance(info, TokenloomError):
-                    then(info)
-                else:
-                    then(self._held(name))
-
-            self._find(name, submit.adapter_path, on_info)
-
-    def _held(self, name: str) -> AdapterRef | TokenloomError:
-        """Return the adapter of a name that was there just before, counted as used."""
-        try:
-            dropped = Overloaded(f"the adapter {name!r} was dropped for want of room, or unloaded: ask again")
-            return self._names.hold_name(name) or dropped
-        except TokenloomError as error:
-            return error
-
-    def _resume(self, digest: bytes, then: Then[AdapterRef | None]) -> None:
+    async def _resume(self, digest: bytes) -> AdapterRef:
         """Find the adapter that a resumed request used."""
         ref = self._names.hold(digest)
-        if ref is not None:
-            then(ref)
-            return
-
-        def on_found(found: Loaded | TokenloomError) -> None:
-            then(self._names.hold(digest, found) if isinstance(found, AdapterRef) else found)  # type: ignore[arg-type]
-
-        self._run(lambda _: self._store.find(digest), on_found)
+        if ref is None:
+            found: AdapterRef = await self._run(lambda _: self._store.find(digest))
+            ref = self._names.hold(digest, found) or found
+        return ref
 
     def release(self, ref: AdapterRef) -> None:
         """Count the end of a request that `resolve` counted."""
         if self._names.release(ref.digest):
             self._store.touch(ref.digest)
 
-    def find(self, name: str, then: Then[AdapterInfo | None]) -> None:
-        """Call `then` with the adapter of a name, after loading it from --adapter-folder if it is there; with None for
-        the model itself, or with an error."""
+    async def find(self, name: str) -> AdapterInfo | None:
+        """Return the adapter of a name, after loading it from --adapter-folder if it is there; None for the model
+        itself."""
         if not name or name in self._spec.model_names:
-            then(None)
-        elif self.registry is None:
-            then(self.unknown(name))
-        elif (info := self._names.get(name)) is not None:
-            then(info)
-        else:
-            self._find(name, "", then)
+            return None
+        if self.registry is None:
+            raise self.unknown(name)
+        return self._names.get(name) or await self._find(name, "")
 
-    def _find(self, name: str, path: str, then: Then[AdapterInfo]) -> None:
+    async def _find(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter on its first use, from `path` or else --adapter-folder, once for all that ask meanwhile."""
         if not path and (self._folder is None or "/" in name):
-            then(self.unknown(name))
-            return
+            raise self.unknown(name)
         key = f"{name}\n{path}"
+        reply: Reply[AdapterInfo] = Reply()
         waiting = self._first_uses.setdefault(key, [])
-        waiting.append(then)
-        if len(waiting) > 1:
-            return
+        waiting.append(reply)
 
-        def on_loaded(result: Loaded | TokenloomError) -> None:
+        def end(result: AdapterInfo | TokenloomError) -> None:
             for each in self._first_uses.pop(key):
-                each(result)  # type: ignore[arg-type]
+                each.bring(result)
 
-        self._run(partial(self._first_use, name, path), on_loaded)
+        if len(waiting) == 1:
+            self._begin(partial(self._first_use, name, path), end)
+        return await reply
 
     def _first_use(self, name: str, path: str, load: Load) -> AdapterInfo:
         """Load an adapter that a request names, in a thread; another load of the name may just have ended."""
@@ -335,8 +308,13 @@ class AdapterDesk:
 
     # ── threads and time ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, work: Callable[[Load], Loaded], then: Then[Loaded]) -> None:
-        """Run work in a thread, and call `then` with its result, or with an error when it takes too long."""
+    async def _run(self, work: Callable[[Load], L]) -> L:
+        """Run work in a thread and return its result; raise an error when it takes too long."""
+        reply: Reply[L] = Reply()
+        self._begin(work, reply.bring)
+        return await reply
+
+    def _begin(self, work: Callable[[Load], L], then: Then[L]) -> None:
         load = Load(then, self._monotonic() + self._timeout_s)
         self._loads.append(load)
         self._pool.run(lambda: work(load), load.end)
