@@ -1,7 +1,7 @@
 """Messages of several channels: the base class, handshake, ping and bulk arrays.
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
-Each other file here but metrics.py defines one channel.
+Most other files here define one channel each; adapter.py, media.py and metrics.py define parts of messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message after each connect. A client's identity is that of its socket: 16 random bytes."""
+    """First message after each connect. A client is identified by its socket's identity: 16 random bytes."""
 
     protocol_version: int
     run_id: str = ""  # only between the engine's own processes
@@ -43,7 +43,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Sign of life; a client with open requests renews its lease by it. Pong replies."""
+    """Sign of life; with it a client that has open requests renews its lease. The reply is Pong."""
 
 
 LEASE_S = 3.0  # a client with open requests counts as dead after this time without a message
@@ -55,11 +55,11 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
     protocol_version: int
     run_id: str
-    model_digest: str = ""  # to clients: equal at engines and gateways whose answers are the same; empty: not known
+    model_digest: str = ""  # to clients: equal for engines and gateways that give the same answers; empty: unknown
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """Reply to a Hello that is not accepted, and to a message that violates the protocol."""
+    """Reply to a Hello that is not accepted, or to a message that violates the protocol."""
 
     error: ErrorInfo
 
@@ -69,7 +69,7 @@ class Unknown(Message, frozen=True, kw_only=True, tag="unknown"):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Memory that the workers are to hold: weights and KV pool, except the parts in `asleep`, which are freed."""
+    """The memory that workers are to hold: weights and KV pool, except the parts in `asleep`, which are freed."""
 
     model_folder: str = ""  # weights to load; empty: keep the current ones
     asleep: list[MemoryTag] = []
@@ -83,7 +83,7 @@ class Rank(msgspec.Struct, frozen=True, order=True, array_like=True):
     tp: int
 
     def __str__(self) -> str:
-        """Name the rank in logs and errors: "1", or "2.1" in a later stage than the first."""
+        """Return the rank's name in logs and errors: "1", or "2.1" in a later stage than the first."""
         return f"{self.pp}.{self.tp}" if self.pp else str(self.tp)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""A process without a blob → a process that has it, DEALER/ROUTER: GetBlob. Back: BlobChunk, NoBlob.
+"""Messages by which a process fetches a blob from another: GetBlob; replies: BlobChunk, NoBlob. DEALER/ROUTER.
 
-The owner of the connection exchanges Hello. A reply to a repeated request is harmless.
+The owner of the connection exchanges Hello, if it is needed. A second reply to a repeated request is harmless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_CHUNKS_IN_FLIGHT = 8  # of one blob: requested, or received before an earlie
 
 
 class GetBlob(Message, frozen=True, kw_only=True, tag="get_blob"):
-    """Request of a part of a blob, cut at the blob's end; BlobChunk or NoBlob replies."""
+    """Request for a part of a blob, cut at the blob's end. The reply is BlobChunk or NoBlob."""
 
     digest: bytes  # SHA-256 of the blob, 32 bytes
     offset: int
@@ -29,7 +29,7 @@ class BlobChunk(Message, frozen=True, kw_only=True, tag="blob_chunk"):
 
 
 class NoBlob(Message, frozen=True, kw_only=True, tag="no_blob"):
-    """The store has no such blob, or it was damaged, or the offset lies behind its end."""
+    """Reply to GetBlob: the store has no such blob, or it was damaged, or the offset is after its end."""
 
     digest: bytes
 

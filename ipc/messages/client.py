@@ -1,4 +1,7 @@
-"""client ⇄ frontend, DEALER/ROUTER: text or token ids in, deltas out (docs/reference/protocol.md)."""
+"""Messages between clients and frontends, over DEALER/ROUTER (docs/reference/protocol.md).
+
+Clients send Submit, Abort, Credit, PutMedium and queries; frontends reply with Accepted, Deltas and one reply per
+query."""
 
 from __future__ import annotations
 
@@ -52,17 +55,17 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a chat, as passed to the chat template."""
 
     role: str
-    content: str | list[ContentPart] | None  # nil: calls alone
+    content: str | list[ContentPart] | None  # nil: the message has only calls
     more: JsonObject = {}  # further fields for the template: name, reasoning_content, tool_calls, tool_call_id …
 
     @property
     def parts(self) -> list[ContentPart]:
-        """Return the content as parts."""
+        """The content as parts."""
         return [TextPart(self.content)] if isinstance(self.content, str) else self.content or []
 
     @property
     def text(self) -> str:
-        """Return the texts of the content, joined with line breaks."""
+        """The texts of the content, joined with line breaks."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content or () if isinstance(part, TextPart))
@@ -75,7 +78,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: JsonObject = {}  # of the template: tools, documents, add_generation_prompt and others
     add_special_tokens: bool = False  # add the tokenizer's special tokens to those that the template writes
     is_continued: bool = False  # the answer continues the last message, which the prompt leaves open
-    answer: str = ""  # begin of the answer, at the end of the prompt
+    answer: str = ""  # start of the answer, at the end of the prompt
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,20 +90,20 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Medium(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A medium of a request: bytes that the engine has or gets by PutMedium, or a URL that it fetches."""
+    """A medium of a request: bytes that the engine has or receives by PutMedium, or a URL that it fetches."""
 
     kind: MediaKind = "image"
-    digest: bytes = b""  # SHA-256 of the bytes; empty: those of `url`, or those that had `uuid` before
+    digest: bytes = b""  # SHA-256 of the bytes; empty: the bytes at `url`, or those that had this `uuid` before
     url: str = ""
-    uuid: str = ""  # the caller's name of the bytes, by which later requests may give them
+    uuid: str = ""  # the caller's name for the bytes, with which later requests may refer to them
     detail: Literal["", "auto", "low", "high"] = ""  # how large an image is shown to the model
 
 
 class PutMedium(Message, frozen=True, kw_only=True, tag="put_medium"):
-    """Bytes of a medium, a frame of their own before the Submit that names their digest. No reply."""
+    """The bytes of a medium, sent before the Submit that has their digest. No reply."""
 
     digest: bytes
-    data: memoryview  # decoded without a copy, and keeps the whole frame
+    data: memoryview  # decoded without a copy: it keeps the whole frame in memory
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
@@ -111,21 +114,21 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     prompt: str | None = None
     prompt_token_ids: bytes | None = None
     chat: list[ChatMessage] | None = None
-    chat_form: ChatForm | None = None  # of `chat`; nil: the model's own
-    attempt: int = 0  # a higher one replaces the running request of this id, an equal one is ignored
-    children: list[Child] = []  # of a resumed request: the tokens already delivered; empty for a new request
+    chat_form: ChatForm | None = None  # for `chat`; nil: the model's own form
+    attempt: int = 0  # a higher attempt replaces the running request of this id, an equal one is ignored
+    children: list[Child] = []  # for a resumed request: the tokens already delivered; empty for a new one
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
-    waited_s: float | None = None  # of a resumed request: since the first submit, instead of arrival_time
-    num_prompt_logprobs: int = 0  # of a resumed request: prompt tokens whose logprobs were delivered
+    waited_s: float | None = None  # for a resumed request, instead of arrival_time: seconds since the first submit
+    num_prompt_logprobs: int = 0  # for a resumed request: prompt tokens with delivered logprobs
     pooling: PoolingParams | None = None  # embed the prompt instead of generating
     add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`
     traceparent: str = ""  # W3C trace context: parent of the request's spans
     tracestate: str = ""  # W3C trace context: data of tracing systems
     adapter: str = ""  # name of a LoRA adapter; empty, or a name of the served model: the model alone
-    adapter_path: str = ""  # folder on the engine's machine to load it from, if no adapter has the name yet
-    adapter_digest: bytes = b""  # of a resumed request: from Accepted; the name may stand for other weights by now
-    shown_token_ids: bytes = b""  # special tokens that are text despite skip_special_tokens: a parser's markers
-    media: list[Medium] = []  # in the order of their placeholders in the prompt, or as parts of `chat` name them
+    adapter_path: str = ""  # folder on the engine's machine to load it from, if no adapter has this name yet
+    adapter_digest: bytes = b""  # for a resumed request: from Accepted; the name may have other weights by now
+    shown_token_ids: bytes = b""  # special tokens that are part of the text in any case: a parser's markers
+    media: list[Medium] = []  # in the order of their placeholders in the prompt; parts of `chat` name them by index
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
@@ -167,7 +170,7 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 class Control(Message, frozen=True, kw_only=True, tag="control"):
     """Order to pause, resume, reload weights, sleep, wake up, clear caches, load KV blocks, profile, set the log level
     or restart replicas.
-    Done replies after the action is complete."""
+    The reply is Done, after the action is complete."""
 
     query_id: int
     action: ControlAction
@@ -175,7 +178,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     model: str = ""  # for reload: folder or hub id of weights of the same architecture
     sleep_level: int = 1  # 1: keep the checkpoint in the machine's page cache; 2: drop it there too
     tags: list[MemoryTag] | None = None  # for wake_up: the memory to restore; nil: all
-    prompt: str | None = None  # for prefetch_kv: one of these two
+    prompt: str | None = None  # for prefetch_kv: either this or prompt_token_ids
     prompt_token_ids: bytes | None = None
     cache_salt: str | None = None  # for prefetch_kv: as in SamplingParams
     adapter: str = ""  # for prefetch_kv: as in Submit
@@ -185,17 +188,17 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
-    """Order to load a LoRA adapter. Done replies when requests may name it."""
+    """Order to load a LoRA adapter. The reply is Done, when requests may name it."""
 
     query_id: int
     name: str
     path: str  # folder on the engine's machine
-    is_inplace: bool = False  # requests that come later use it in place of the adapter that has the name
-    order_id: str = ""  # random; an order that is sent again, since its reply was lost, is carried out once
+    is_inplace: bool = False  # later requests use it in place of the adapter that has the name
+    order_id: str = ""  # random: an order that is sent again because its reply was lost is carried out once
 
 
 class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
-    """Order to forget the name of an adapter. Open requests keep the adapter. Done replies."""
+    """Order to forget the name of an adapter. Open requests keep the adapter. The reply is Done."""
 
     query_id: int
     name: str
@@ -213,14 +216,15 @@ CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
-    """Reply to Submit: the core has the request, or it ended before. Until then a reconnect resubmits it."""
+    """Reply to Submit: the core has the request, or it has ended already. Until this reply, a reconnect resubmits
+    it."""
 
     request_id: str
     attempt: int
     prompt_token_ids: bytes
-    prompt: str | None  # None: the prompt came as token ids
+    prompt: str | None  # None: the prompt was given as token ids
     seed: int  # given or drawn; a resubmission must repeat it
-    adapter_digest: bytes = b""  # of the adapter that the name stood for; a resubmission must repeat it
+    adapter_digest: bytes = b""  # digest of the adapter with this name; a resubmission must repeat it
 
 
 class NeedMedia(Message, frozen=True, kw_only=True, tag="need_media"):
@@ -235,17 +239,17 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Times of a request by the frontend's clock in unix seconds, 0 = not yet, and counts."""
 
     arrival_time: float = 0.0
-    first_scheduled_time: float = 0.0  # of the first step that computed some of it
+    first_scheduled_time: float = 0.0  # of the first step that computed a part of the request
     first_token_time: float = 0.0
     finished_time: float = 0.0
     num_preemptions: int = 0
     num_drafts: int = 0  # guessed tokens that were verified
-    num_accepted_drafts: int = 0  # of them, those that were right
-    num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: host, disk, remote, peer; the rest: the pool
+    num_accepted_drafts: int = 0  # of num_drafts: those that were right
+    num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: those from host, disk, remote or peer
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs at m consecutive positions, k + 1 at each: of the token itself, then of k alternatives.
+    """Logprobs at m consecutive positions, k + 1 at each: that of the token itself, then those of k alternatives.
 
     The alternatives are the k likeliest by falling logprob (ranks 1 to k; the token itself may be among them), or
     the tokens of logprob_token_ids, without ranks.
@@ -254,32 +258,32 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_top: int  # k
     token_ids: bytes  # int32 [m, k + 1]
     logprobs: bytes  # float32 [m, k + 1]
-    ranks: bytes  # int32 [m]: of the tokens themselves; 1 = likeliest
+    ranks: bytes  # int32 [m]: ranks of the tokens themselves; 1 = likeliest
     texts: dict[int, str] = {}  # text of each token id by itself; empty without a tokenizer
-    are_named: bool = False  # the alternatives are those of logprob_token_ids, in that order
+    are_named: bool = False  # the alternatives are the tokens of logprob_token_ids, in that order
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New output of one answer: tokens [start, start + n) and the text that they complete."""
 
     request_id: str
-    index: int = 0  # of the answer, among n
+    index: int = 0  # number of the answer among the request's n
     start: int = 0  # output index of the first of token_ids
     token_ids: bytes = b""
     text: str = ""
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop string or stop token id that ended it
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended the answer
     num_cached_tokens: int = 0
-    metrics: RequestMetrics | None = None  # with the first and the last delta
+    metrics: RequestMetrics | None = None  # in the first and the last delta of the answer
     error: ErrorInfo | None = None  # with finish_reason error
     logprobs: Logprobs | None = None  # of token_ids, if requested
     prompt_logprobs: Logprobs | None = None  # of the prompt's tokens from prompt_start on, if requested
     prompt_start: int = 0  # at least 1: the first prompt token has no logprob
-    embedding: BulkArray | None = None  # [dimensions]: result of a request with pooling, in its last delta
+    embedding: BulkArray | None = None  # [dimensions]: the result of a request with pooling, in its last delta
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
-    """New output for one client: of one step, or of several while the client gave no credit."""
+    """New output for one client: that of one step, or of all steps while the client had no credit."""
 
     deltas: list[Delta]
 
@@ -295,8 +299,8 @@ class Text(Message, frozen=True, kw_only=True, tag="text"):
 
 
 class Health(Message, frozen=True, kw_only=True, tag="health_is"):
-    """Reply to GetHealth. is_ready: new requests are accepted, and wait while is_paused or is_asleep; is_stalled: there
-    are requests, is_paused and is_asleep are false, no host is missing, and no step finishes."""
+    """Reply to GetHealth. is_ready: new requests are accepted; they wait while is_paused or is_asleep. is_stalled:
+    there are requests, is_paused and is_asleep are false, no host is missing, but no step finishes."""
 
     query_id: int
     is_ready: bool
@@ -311,11 +315,11 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     last_failure: str = ""
     is_paused: bool = False
     is_draining: bool = False
-    is_asleep: bool = False  # weights or KV pool are released, and requests wait
+    is_asleep: bool = False  # weights or KV pool are freed, and requests wait
 
     @property
     def state(self) -> Literal["stalled", "draining", "asleep", "paused", "ready", "starting"]:
-        """The state in a word, for users."""
+        """The state in one word, for users."""
         if self.is_stalled:
             return "stalled"
         if self.is_draining:
@@ -328,13 +332,13 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
 
 
 class SpeechModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model that hears audio is asked for transcripts."""
+    """The properties of a speech model that a client needs to ask for transcripts."""
 
     family: str
-    piece_s: float  # of the longest piece of a clip
-    language_ids: dict[str, int] | None = None  # tokens that name a language, by its code; {}: it knows English alone
-    has_times: bool = False  # it gives times of segments
-    max_context_tokens: int = 0  # of a text before the prompt
+    piece_s: float  # seconds of the longest piece of a clip
+    language_ids: dict[str, int] | None = None  # tokens that name a language, by its code; {}: only English
+    has_times: bool = False  # transcripts have the times of segments
+    max_context_tokens: int = 0  # longest text before the prompt, in tokens
 
 
 class Info(Message, frozen=True, kw_only=True, tag="info_is"):
@@ -355,11 +359,11 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     tokenizer_folder: str = ""  # on the engine's machine; empty: none
     chat_template: str = ""  # Jinja; empty: none
     max_loras: int = 0  # adapters in one batch; 0: the engine serves none
-    modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: text alone
+    modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: only text
     max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
     max_media_bytes: int = 0  # of one medium
-    has_answer_rules: bool = False  # which tokens may come depends on the place in the answer, as with timestamps
-    speech: SpeechModel | None = None  # None: it hears no audio
+    has_answer_rules: bool = False  # the tokens that may be sampled depend on the position in the answer
+    speech: SpeechModel | None = None  # None: the model transcribes no speech
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
@@ -368,14 +372,14 @@ class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """Reply to Control, LoadAdapter and UnloadAdapter, after the action."""
+    """Reply to Control, LoadAdapter and UnloadAdapter, when the action is complete."""
 
     query_id: int
-    num_tokens: int = 0  # of prefetch_kv: the first tokens of the prompt that need not be computed now
+    num_tokens: int = 0  # for prefetch_kv: number of the prompt's first tokens that need not be computed now
 
 
 class Adapters(Message, frozen=True, kw_only=True, tag="adapters_are"):
-    """Reply to ListAdapters: the adapters that requests may name, by name."""
+    """Reply to ListAdapters: the adapters that requests may name, sorted by name."""
 
     query_id: int
     adapters: list[AdapterInfo]

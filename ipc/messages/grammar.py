@@ -1,4 +1,5 @@
-"""core ⇄ grammar process, DEALER/DEALER: grammars in, masks out."""
+"""Messages between the core and its grammar process, over DEALER/DEALER: the core sends grammars and tokens, the
+grammar process sends token masks."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from .base import Message
 
 
 class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
-    """Order to compile a grammar and advance it by the answer's tokens so far; GrammarOpened replies."""
+    """Order to compile a grammar and advance it by the answer's tokens so far. The reply is GrammarOpened."""
 
-    grammar_id: int  # the core's number for one answer's grammar state
+    grammar_id: int  # the core's number for the grammar state of one answer
     kind: GrammarKind
     text: str
     token_ids: bytes = b""  # int32: output tokens so far
@@ -25,15 +26,17 @@ class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
 
 
 class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
-    """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`; GrammarsAdvanced replies.
+    """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`. The reply is
+    GrammarsAdvanced.
 
-    A grammar with drafts gets a mask after each of them, too, up to the first that it forbids; it does not advance."""
+    For a grammar with drafts a mask is also made after each draft, up to the first that it forbids; drafts do not
+    advance it."""
 
     grammar_ids: bytes  # int32 [n]
     token_ids: bytes  # int32 [n]
     serial: int  # repeated in the reply
     mask_ids: bytes = b""  # int32 [m]
-    draft_counts: bytes = b""  # int32 [m]: drafts of each; empty: none
+    draft_counts: bytes = b""  # int32 [m]: number of drafts of each grammar of mask_ids; empty: no drafts
     draft_ids: bytes = b""  # int32, flat: sum(draft_counts)
 
 
@@ -52,11 +55,11 @@ class GrammarFailure(msgspec.Struct, frozen=True):
 
 
 class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advanced"):
-    """The requested masks, in order; complete and failed grammars have none."""
+    """Reply to AdvanceGrammars: the requested masks, in order; complete and failed grammars have none."""
 
     serial: int
     mask_ids: bytes = b""  # int32 [m]
-    mask_counts: bytes = b""  # int32 [m]: masks of each, as TokenMask.counts; empty: 1
+    mask_counts: bytes = b""  # int32 [m]: number of masks of each, as in TokenMask.counts; empty: 1 each
     bits: bytes = b""  # uint32 [sum(mask_counts), ceil(vocab_size / 32)], as in TokenMask
     jump_counts: bytes = b""  # int32 [m]: number of jump-forward tokens; the mask allows only the first of them
     jump_ids: bytes = b""  # int32, flat: sum(jump_counts)

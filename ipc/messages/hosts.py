@@ -1,7 +1,8 @@
-"""agents → head, DEALER/ROUTER: a host and the ends of its processes. head → agents: the processes to start and kill.
+"""Messages between the head and the agents of other hosts, over DEALER/ROUTER: the head orders processes to be started
+and killed; agents report on their host and its processes.
 
-An agent runs on each host but the head (`frontend/launcher/hosts/agent.py`). The processes that it starts speak to the
-head themselves; `process` is their identity there, which is never used twice in an engine.
+An agent runs on each host but the head (`frontend/launcher/hosts/agent.py`). The processes that it starts connect to
+the head themselves; `process` is their identity there, which is never used twice in an engine.
 """
 
 from __future__ import annotations
@@ -15,43 +16,43 @@ from .base import Message, Ping
 
 
 class HostHello(Message, frozen=True, kw_only=True, tag="host_hello"):
-    """First message of an agent. Its identity is new for each connection: an agent that comes back is a new one."""
+    """First message of an agent. An agent has a new identity for each connection: one that reconnects counts as new."""
 
     protocol_version: int
     version: str  # of tokenloom
-    numerics: str  # digest of the sources that decide about numbers
+    numerics: str  # digest of the sources that determine computed numbers (version.py)
     address: str  # its IP address, at which other hosts reach it
     num_gpus: int
     num_cpus: int
-    placement: str = ""  # its name at the launcher that placed it; empty: it was started by hand
+    placement: str = ""  # the agent's name at the launcher that placed it; empty: it was started by hand
 
 
 class HostPrepared(Message, frozen=True, kw_only=True, tag="host_prepared"):
-    """The host has the model: the digest of its checkpoint."""
+    """Notice that the host has the model. `digest`: that of its checkpoint."""
 
     digest: str
 
 
 class HostFailed(Message, frozen=True, kw_only=True, tag="host_failed"):
-    """The host cannot serve; its agent ends."""
+    """Notice that the host cannot serve and its agent ends."""
 
     error: ErrorInfo
 
 
 class HostLeaving(Message, frozen=True, kw_only=True, tag="host_leaving"):
-    """The agent was told to stop and has killed its processes."""
+    """Notice that the agent was stopped and has killed its processes."""
 
 
 class ProcessUse(msgspec.Struct, frozen=True, array_like=True):
-    """CPU waits and memory of a process."""
+    """A process's wait for CPUs, and its memory."""
 
     process: str
-    starved_s: float  # since the last report, as ChildProcess.take_starved_s
+    starved_s: float  # seconds that it waited for a CPU since the last report (ChildProcess.take_starved_s)
     resident_bytes: int
 
 
 class HostReport(Message, frozen=True, kw_only=True, tag="host_report"):
-    """Reply to a Ping: the running processes."""
+    """Reply to a Ping: the running processes that the agent has started."""
 
     processes: list[ProcessUse] = []
 
@@ -63,17 +64,17 @@ class Words(Message, frozen=True, kw_only=True, tag="words"):
 
 
 class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
-    """A process runs."""
+    """Notice that a process has been started."""
 
     process: str
     pid: int
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended"):
-    """A process has ended, by itself or by a Kill."""
+    """Notice that a process has ended, by itself or by a Kill."""
 
     process: str
-    how: str  # as ChildProcess.describe_exit
+    how: str  # text of ChildProcess.describe_exit
 
 
 ProcessNews: TypeAlias = HostReport | Words | Spawned | Ended
@@ -81,40 +82,41 @@ AgentToHead: TypeAlias = HostHello | HostPrepared | HostFailed | HostLeaving | P
 
 
 class HostAccepted(Message, frozen=True, kw_only=True, tag="host_accepted"):
-    """Reply to HostHello: the engine's specification, as JSON. HostPrepared or HostFailed replies."""
+    """Reply to HostHello: the engine's specification, as JSON. The agent replies with HostPrepared or HostFailed."""
 
     spec: bytes
 
 
 class HostRefused(Message, frozen=True, kw_only=True, tag="host_refused"):
-    """The head does not take this host."""
+    """Reply to HostHello: the head does not take this host."""
 
     error: ErrorInfo
-    may_retry: bool = False  # the reason may pass
+    may_retry: bool = False  # the reason may be temporary
 
 
 class HostUnknown(Message, frozen=True, kw_only=True, tag="host_unknown"):
-    """Reply to an agent that the head has given up: it kills its processes and says HostHello anew."""
+    """Reply to an agent that the head has given up: the agent kills its processes and sends HostHello again."""
 
 
 class HostReleased(Message, frozen=True, kw_only=True, tag="host_released"):
-    """The engine ends: the agent kills its processes and waits for the next engine."""
+    """Notice that the engine ends: the agent kills its processes and waits for the next engine."""
 
 
 class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
-    """Order to start a process. Those that were killed before have ended by then."""
+    """Order to start a process, after all processes killed before have ended."""
 
     process: str
     role: Literal["worker", "tier"]  # an agent starts nothing else
     replica: int = 0
     number: int  # as in ProcessSpec
-    host: int = 0  # likewise
-    rank: str = ""  # of a worker
+    host: int = 0  # as in ProcessSpec
+    rank: str = ""  # a worker's rank
     arguments: list[str]
 
 
 class Kill(Message, frozen=True, kw_only=True, tag="kill"):
-    """Order to kill a process, if it still runs, and to wait for its end; Ended replies, or is on its way."""
+    """Order to kill a process, if it still runs, and to wait for its end. The reply is Ended, if that was not sent
+    yet."""
 
     process: str
 

@@ -1,4 +1,5 @@
-"""frontend → intake process and back, a stream socket: large bodies and long texts in, tokens out."""
+"""Messages between a frontend and its intake process, over a stream socket: the frontend sends large HTTP bodies and
+long texts, the intake process replies with tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from .client import ChatForm, ChatMessage, Medium
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
     """Order to decode and check an HTTP body and to tokenize its long texts. The bytes of the body follow."""
 
-    body_type: str  # name of the struct to decode
-    boundary: str = ""  # of a form; empty: the body is JSON
+    body_type: str  # name of the struct that the body is decoded to
+    boundary: str = ""  # boundary of a multipart form; empty: the body is JSON
     max_bytes_per_token: int | None  # see PromptLimits
 
 
 class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
-    """Order to tokenize a prompt. Exactly one of prompt, token_ids and chat is set; token_ids stay in the frontend."""
+    """Order to tokenize a prompt. Exactly one of prompt, token_ids and chat is set. With token_ids the order is
+    not sent: the frontend carries it out itself."""
 
     prompt: str | None = None
     token_ids: bytes | None = None
@@ -37,21 +39,21 @@ IntakeQuestion: TypeAlias = ReadBody | ReadPrompt
 class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prompt of an HTTP body, or tokens to detokenize: text, token ids, or both.
 
-    With a chat `text` is the beginning of its answers.
+    For a chat, `text` is the start of its answers.
     """
 
     text: str | None = None
     token_ids: bytes | None = None
     is_of_chat: bool = False
     is_inside_thought: bool = False  # the chat's prompt ends inside a <think> block
-    media: list[Medium] = []  # of a chat: `token_ids` has a marker for each; or the file of a form
+    media: list[Medium] = []  # media of a chat, each with a marker in `token_ids`; or the file of a form
 
 
 class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):
     """Reply to ReadBody."""
 
     rest: bytes  # JSON: the body without its inputs
-    inputs: list[BodyInput]  # in order; a chat has one, its prompt
+    inputs: list[BodyInput]  # in the body's order; a chat has one, its prompt
     ignored: list[str]  # unknown fields, removed from `rest`
 
 
@@ -59,15 +61,16 @@ class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
     """Reply to ReadPrompt."""
 
     token_ids: bytes
-    text: str | None = None  # the rendered chat, unless it is long
+    text: str | None = None  # the rendered chat; None if it is long
 
 
 class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
-    """Reply to ReadBody or ReadPrompt: the caller's body or text is invalid."""
+    """Reply to a ReadBody or ReadPrompt that failed: the body or text is invalid (status 4xx), or the process is short
+    of something (503)."""
 
     message: str
     status: int = 400  # of the HTTP response
-    param: str | None = None  # the invalid field; None: the message begins with its name, if any
+    param: str | None = None  # the invalid field; None: `message` begins with its name, if a field is invalid
     code: str | None = None
 
 

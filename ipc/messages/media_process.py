@@ -1,4 +1,5 @@
-"""frontend → media process and back, a stream socket: media to decode. Bytes stay in the blob store."""
+"""Messages between a frontend and a media process, over a stream socket: orders to decode media, and replies. The bytes
+of media stay in the blob store."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from .base import Message
 
 
 class MediaReady(Message, frozen=True, kw_only=True, tag="media_ready"):
-    """First message of a media process: it waits for orders."""
+    """First message of a media process: it can receive orders."""
 
 
 class ReadImage(Message, frozen=True, kw_only=True, tag="read_image"):
-    """Order to make a media file of an image; MediaRead or MediaNotRead replies."""
+    """Order to make a media file of an image. The reply is MediaRead or MediaNotRead."""
 
     source: bytes  # SHA-256 of the image as it was sent, in the blob store
     settings: bytes  # JSON of an ImageProcessorConfig
@@ -23,12 +24,12 @@ class ReadImage(Message, frozen=True, kw_only=True, tag="read_image"):
 
 
 class ReadAudio(Message, frozen=True, kw_only=True, tag="read_audio"):
-    """Order to make a media file of an audio clip, or one of each of its pieces; MediaRead or MediaNotRead replies."""
+    """Order to make a media file of an audio clip, or of each of its pieces. The reply is MediaRead or MediaNotRead."""
 
     source: bytes  # SHA-256 of the clip as it was sent, in the blob store
     settings: bytes  # JSON of an AudioProcessorConfig
-    max_seconds: float  # of the whole clip
-    piece_s: float = 0.0  # longest piece; the clip is cut at quiet places. 0: it stays whole
+    max_seconds: float  # limit of the whole clip
+    piece_s: float = 0.0  # limit of a piece: the clip is cut at quiet places; 0: it stays whole
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,12 +38,12 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: bytes
     num_bytes: int
     grid: tuple[int, int, int]
-    start_s: float = 0.0  # of a piece, in the clip
+    start_s: float = 0.0  # start of a piece in the clip
     end_s: float = 0.0
 
 
 class MediaRead(Message, frozen=True, kw_only=True, tag="media_read"):
-    """The media files are in the blob store; the process pins them until it has made others."""
+    """Reply: the media files are in the blob store; the media process pins them until it has made others."""
 
     parts: list[MediaPart]  # one, unless the order has a piece_s
 

@@ -1,4 +1,4 @@
-"""Metrics of an engine for programs: one struct per name and labels, named as on /metrics."""
+"""Metrics of an engine for programs: one struct for each metric and its labels, with the names of /metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gauge(_Metric, frozen=True, kw_only=True, tag="gauge"):
 
 
 class Histogram(_Metric, frozen=True, kw_only=True, tag="histogram"):
-    """Numbers of observations at or below each bound; +Inf counts all."""
+    """A distribution. `buckets`: bound → number of observations at or below it; +Inf counts all."""
 
     count: int
     sum: float

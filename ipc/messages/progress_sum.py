@@ -1,4 +1,4 @@
-"""Adds up the Progress of several cores, for metrics and /health, which show an engine as one."""
+"""The sum of the Progress of several cores, for metrics and /health, which show an engine as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from .supervisor import DraftSource, Progress
 from .tier import SourceState
 
-_NOW = (  # fields that are no totals: they are of a core that runs
+_NOW = (  # fields that are not totals but the current state of a running core
     *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_blocks", "num_free_blocks", "kv_map"),
     *("num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
     *("running", "waiting", "capacity"),
@@ -22,8 +22,8 @@ _NOW = (  # fields that are no totals: they are of a core that runs
 
 
 def add_up(parts: Sequence[Progress]) -> Progress:
-    """Return the sum. A step is as old as the oldest one of the cores that have work, and the KV map has a share of
-    each map."""
+    """Return the sum of at least one Progress. step_age_s is the largest of the cores that have work, and kv_map has
+    evenly spread bytes of all maps."""
     if len(parts) == 1:
         return parts[0]
     total: Progress = parts[0]
@@ -39,7 +39,7 @@ def add_up(parts: Sequence[Progress]) -> Progress:
 
 
 def totals_of(progress: Progress) -> Progress:
-    """Return only the totals, which stay true after the core's end."""
+    """Return `progress` with only its totals, which stay true after the core's end; other fields are empty or 0."""
     totals: Progress = _without_now(progress)
     return totals
 
@@ -58,7 +58,8 @@ def _without_now(struct: Any) -> Any:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Add two values of a field: numbers and histograms are summed, lists of names joined, either flag counts."""
+    """Return the sum of two values of a field: numbers, structs and dicts are added, lists see `_add_lists`; of flags
+    and texts the first that is not empty is taken."""
     if one is None or other is None:
         return one if other is None else other
     if isinstance(one, DraftSource):
@@ -78,7 +79,8 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def _add_lists(one: list[Any], other: list[Any]) -> list[Any]:
-    """Add histograms number by number, and the sources of drafts and tiers by their names; join lists of digests."""
+    """Return the sum of two lists: histograms are added number by number, sources of drafts and tiers by name; lists of
+    digests are joined without repetitions."""
     values = [*one, *other]
     if values and isinstance(values[0], bytes):
         return list(dict.fromkeys(values))

@@ -1,8 +1,10 @@
-"""core ⇄ tier process, DEALER/DEALER: blocks of the KV cache are found, loaded into slots and stored from slots.
+"""Messages between the core and tier processes, over DEALER/DEALER: KV blocks are found, loaded into slots and stored
+from slots.
 
-A slot is a place in the arena (process/arena.py) for one block: on each host the parts of its ranks, side by side. The
-core hands out the slots and alone decides which content goes where; the tier process of a host reads and writes disks
-and networks. Each order goes to the tier processes of all hosts, whose answers become one (core/links/tier_answers.py).
+A slot is a place in the arena (process/arena.py) for one block: on each host the parts of its ranks, one after another.
+The core allocates the slots and alone decides which content goes where; the tier process of a host reads and writes
+disks and networks. Each order goes to the tier processes of all hosts, and their answers are merged into one
+(core/links/tier_answers.py).
 From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the tier
 process. Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in
 SOURCES.
@@ -20,34 +22,34 @@ from .media import MediaSpan
 SourceName: TypeAlias = Literal["disk", "remote", "peer"]
 SOURCES: tuple[SourceName, ...] = ("disk", "remote", "peer")
 PlaceName: TypeAlias = Literal["pool", "host", "disk", "remote", "peer"]
-PLACES: tuple[PlaceName, ...] = ("pool", "host", *SOURCES)  # of blocks that a request finds
+PLACES: tuple[PlaceName, ...] = ("pool", "host", *SOURCES)  # where a request may find blocks
 STORE_ON_DISK, STORE_REMOTELY = 1, 2  # bits of `targets`
 
 
 class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
-    """Order to read the digest of the weights and to open all sources under the namespace made of it; TierOpened
-    replies. It replaces the namespace that was open before."""
+    """Order to read the digest of the weights and to open all sources under the namespace made from it, which replaces
+    the one that was open before. The reply is TierOpened."""
 
     serial: int
-    model_folder: str  # empty: that of the start, which each host has in a place of its own
-    facts: bytes  # JSON: all but the weights that decides about the bytes of a block
+    model_folder: str  # empty: the folder of the start, which has another path on each host
+    facts: bytes  # JSON: everything that determines the bytes of a block, except the weights
 
 
 class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
-    """Question how many blocks in a row some source has. BlocksFound replies within about 0.25 s, with those found
-    until then; an answer that waits for another host may come after those of later questions."""
+    """Question how many of the first blocks are in some source. The reply is BlocksFound, within about 0.25 s, with the
+    blocks found until then; a reply that waits for another host may come after the replies to later questions."""
 
     serial: int
-    parent: bytes  # key of the block before, or the root
+    parent: bytes  # key of the block before the first, or the root
     token_ids: bytes  # int32, of whole blocks
     block_size: int  # tokens
-    skips_remote: bool = False  # the blocks of this request are not looked up outside this machine
+    skips_remote: bool = False  # do not look the blocks up outside this machine
     start: int = 0  # index in the prompt of the first of these tokens
-    media: list[MediaSpan] = []  # of the prompt
+    media: list[MediaSpan] = []  # all media of the prompt
 
 
 class LoadBlocks(Message, frozen=True, kw_only=True, tag="load_blocks"):
-    """Order to read blocks into slots and to check them; BlocksLoaded replies, several times for one job."""
+    """Order to read blocks into slots and to check them. BlocksLoaded replies, several for one job."""
 
     job: int
     keys: bytes
@@ -56,19 +58,20 @@ class LoadBlocks(Message, frozen=True, kw_only=True, tag="load_blocks"):
 
 
 class CancelLoad(Message, frozen=True, kw_only=True, tag="cancel_load"):
-    """Order to start no further read of a job; its last BlocksLoaded follows all the same."""
+    """Order to start no further reads of a job; its last BlocksLoaded still follows."""
 
     job: int
 
 
 class StoreBlocks(Message, frozen=True, kw_only=True, tag="store_blocks"):
-    """Order to write the content of slots; BlocksStored replies, at once for slots without room in the write queue."""
+    """Order to write the content of slots. BlocksStored replies, immediately for slots that do not fit into the write
+    queue."""
 
     job: int
     keys: bytes
     slots: bytes  # int32
     targets: bytes  # uint8: STORE_ON_DISK, STORE_REMOTELY or both
-    owners: bytes  # uint64: number of the tenant for quotas; 0: requests without a salt
+    owners: bytes  # uint64: number of each block's tenant, for quotas; 0: requests without a salt
 
 
 class PinnedBlocks(Message, frozen=True, kw_only=True, tag="pinned_blocks"):
@@ -79,13 +82,14 @@ class PinnedBlocks(Message, frozen=True, kw_only=True, tag="pinned_blocks"):
 
 
 class ClearTier(Message, frozen=True, kw_only=True, tag="clear_tier"):
-    """Order to remove every object of the open namespace from the disk and the remote; TierCleared replies."""
+    """Order to remove every object of the open namespace from the disk and the remote store. The reply is
+    TierCleared."""
 
     serial: int
 
 
 class FlushTier(Message, frozen=True, kw_only=True, tag="flush_tier"):
-    """Order to report when everything that was sent before is written; TierFlushed replies."""
+    """Order to report when everything sent before is written. The reply is TierFlushed."""
 
     serial: int
 
@@ -102,20 +106,20 @@ class TierOpened(Message, frozen=True, kw_only=True, tag="tier_opened"):
 
 class BlocksFound(Message, frozen=True, kw_only=True, tag="blocks_found"):
     serial: int
-    sources: bytes  # uint8: the source of each block, from the first to the last before a miss
+    sources: bytes  # uint8: the source of each block, from the first up to the first miss
 
 
 class BlocksLoaded(Message, frozen=True, kw_only=True, tag="blocks_loaded"):
-    """Slots of a job that the core owns again."""
+    """Reply to LoadBlocks: slots of a job that belong to the core again."""
 
     job: int
-    slots: bytes = b""  # int32: they hold the content of their keys
-    bad_slots: bytes = b""  # int32: their blocks were missing, late, damaged, or their load was cancelled
+    slots: bytes = b""  # int32: slots that hold the content of their keys
+    bad_slots: bytes = b""  # int32: slots with blocks that were missing, late or damaged, or with a cancelled load
     is_last: bool = False
 
 
 class BlocksStored(Message, frozen=True, kw_only=True, tag="blocks_stored"):
-    """Slots of a job that the core owns again."""
+    """Reply to StoreBlocks: slots of a job that belong to the core again."""
 
     job: int
     slots: bytes  # int32
@@ -124,7 +128,7 @@ class BlocksStored(Message, frozen=True, kw_only=True, tag="blocks_stored"):
 
 
 class PinBlocks(Message, frozen=True, kw_only=True, tag="pin_blocks"):
-    """Question of another engine for blocks in the host tier; PinnedBlocks replies."""
+    """Request, for another engine, to pin blocks in the host tier. The reply is PinnedBlocks."""
 
     serial: int
     keys: bytes
@@ -147,12 +151,12 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     name: PlaceName
     is_open: bool = False
-    is_broken: bool = False  # its breaker is open: it is asked for nothing until a probe succeeds
-    error: str = ""  # the last one, with its remedy
+    is_broken: bool = False  # its circuit breaker is open: it is not used until a probe succeeds
+    error: str = ""  # the last error, with its remedy
     num_objects: int = 0
     held_bytes: int = 0
     max_bytes: int = 0  # 0: unknown
-    queued_bytes: int = 0  # to be written
+    queued_bytes: int = 0  # in the write queue
     num_read: int = 0  # blocks
     read_bytes: int = 0
     read_s: float = 0.0
@@ -161,23 +165,23 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     write_s: float = 0.0
     num_dropped: int = 0  # blocks not written: the queue was full, or the write failed
     num_failed: int = 0  # reads and lookups that failed
-    rejected: dict[str, int] = {}  # objects by reason: checksum, key, version, mac, length
+    rejected: dict[str, int] = {}  # rejected objects by reason: checksum, key, version, mac, length
 
 
 class TiersProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of all tiers, and totals since the core's start. Tokens are those of found blocks."""
+    """The state of all tiers, and totals since the core's start."""
 
-    num_tokens_by_place: list[int]  # in the order of PLACES
+    num_tokens_by_place: list[int]  # tokens of found blocks, in the order of PLACES
     num_slots: int
-    num_filled_slots: int  # that hold a block which can be found
-    num_used_slots: int  # that a step, the tier process or a peer refers to
+    num_filled_slots: int  # slots with a block that lookups find
+    num_used_slots: int  # slots that a step, the tier process or a peer refers to
     num_waiting: int = 0  # requests that wait for blocks
-    is_open: bool = False  # the namespace of the weights is known: sources are asked and written to
-    sources: list[SourceState]  # first the host: the slots, without seconds, since workers copy blocks in steps
+    is_open: bool = False  # the namespace of the weights is known, so that sources are in use
+    sources: list[SourceState]  # first the host (the slots), without seconds, since workers copy its blocks in steps
 
 
 class TierState(Message, frozen=True, kw_only=True, tag="tier_state"):
-    """The state of all configured sources, after a change and at most once a second."""
+    """The state of all configured sources, sent after a change, at most once a second."""
 
     sources: list[SourceState]
 

@@ -1,5 +1,5 @@
-"""core → workers, PUB/SUB: numbered SchedulerOutput for all ranks. workers → core, PUSH/PULL: rank 0's
-ModelRunnerOutput, and errors of every rank."""
+"""Messages between the core and its workers. Core → all ranks, PUB/SUB: SchedulerOutput and other numbered orders.
+Workers → core, PUSH/PULL: rank 0's ModelRunnerOutput, and acknowledgements and errors of every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .media import Encode, FailedEntry
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters of a row; ranges as in SamplingParams."""
+    """Sampling parameters of a row, with the ranges of SamplingParams."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -33,9 +33,9 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stop_token_ids: bytes = b""  # int32
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
     extra_args: dict[str, object] = {}  # for logits_processors that take them
-    thought_markers: list[bytes] = []  # int32: begin and end tokens of a thought; or empty
-    thinking_token_budget: int = 0  # tokens of a thought after which its end is forced
-    thinks_once: bool = False  # only the first thought counts
+    thought_markers: list[bytes] = []  # int32: tokens that start reasoning, and that end it; or empty
+    thinking_token_budget: int = 0  # reasoning tokens after which the end is forced
+    thinks_once: bool = False  # only the first reasoning counts
     trace_token_ids: bytes = b""  # int32: forced output tokens, independent of logits
     num_logprobs: int = -1  # likeliest alternatives per sampled token; -1: no logprobs
     logprob_token_ids: bytes = b""  # int32 [num_logprobs]: alternatives instead of the likeliest
@@ -51,13 +51,13 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache
     sampling: RowSampling
-    pooling: PoolingParams | None = None  # embed instead of sampling: the prompt's last token gives the vector
-    adapter_slot: int = NO_SLOT  # filled on every rank
-    spans: bytes = b""  # int32 [m, 5]: start, length and grid of each medium of the prompt, by rising starts
+    pooling: PoolingParams | None = None  # return an embedding after the prompt's last token instead of sampling
+    adapter_slot: int = NO_SLOT  # a slot that is filled on every rank
+    spans: bytes = b""  # int32 [m, 5]: start, length and grid of each medium of the prompt, in order
 
 
 class StepMessage(Message, frozen=True, kw_only=True):
-    """Base class of the messages of one step, or of an order that has a number like a step."""
+    """Base class of the messages about one step, or about an order that is numbered like a step."""
 
     step: int  # numbered without gaps from 1 in each (core_epoch, generation)
     core_epoch: int
@@ -79,23 +79,24 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     freed_rows: bytes = b""  # int32
     new_rows: list[NewRow] = []
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
-    token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, which follow its sampled ones
+    token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, after its sampled ones
     drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses, the last n of its `counts`
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
-    stores: bytes = b""  # int32 [m, 2]: block, slot of the arena that gets its content
-    loads: bytes = b""  # int32 [m, 2]: slot, block that gets its content
+    stores: bytes = b""  # int32 [m, 2]: block, and the slot of the arena to copy it to
+    loads: bytes = b""  # int32 [m, 2]: slot, and the block to copy it to
     fills: list[FillSlot] = []  # begun before the step, finished some time later
     encodes: list[Encode] = []  # run before the step's rows, in this order
     freed_entries: bytes = b""  # int32: entries of the encoder cache that are free before this step's encodes
-    span_entries: bytes = b""  # int32 [m, 3]: row, index of a span, and its entry, from this step on; it is complete
+    span_entries: bytes = b""  # int32 [m, 3]: row, index of a span, its complete entry; from this step on
 
 
 class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):
-    """Tokens that rows with a grammar may sample in `step`; rows that have ended meanwhile are left out."""
+    """Tokens that rows with a grammar may sample in `step`; rows that have ended since its SchedulerOutput are left
+    out."""
 
     rows: bytes  # int32 [n]
     bits: bytes  # uint32 [sum(counts), ceil(vocab_size / 32)]: bit t % 32 of word t / 32 is set if token t is allowed
-    counts: bytes = b""  # int32 [n]: masks of each row, for its next token and those after its first drafts; empty: 1
+    counts: bytes = b""  # int32 [n]: masks of each row, for its next token and after its first drafts; empty: 1
 
 
 class ReloadWeights(StepMessage, frozen=True, kw_only=True, tag="reload_weights"):
@@ -121,30 +122,30 @@ CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Profile 
 
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
-    """Reply to a Probe. The core that sent it may use `slots` at once: a slot leaves the list when a FillSlot for it
-    arrives, and returns when all fills of it, which may be of several cores, are done."""
+    """Reply to a Probe. The core that sent the Probe may use `slots` at once: a rank takes a slot off the list when a
+    FillSlot for it arrives, and lists it again when all its fills, which may be from several cores, are done."""
 
     rank: Rank
     core_epoch: int
     generation: int
-    slots: list[SlotContent] = []  # adapters that the rank holds, from a core before this one
+    slots: list[SlotContent] = []  # adapters that the rank already holds, loaded for an earlier core
 
 
 class SlotFilled(StepMessage, frozen=True, kw_only=True, tag="slot_filled"):
-    """Reply of each rank to each FillSlot, once, when the slot may be used or the load has failed. Its number is that
-    of the step with the FillSlot. A rank fills one slot after the other, in the order of the steps."""
+    """Reply of each rank to each FillSlot, once, when the slot may be used or the load has failed. `step` is the step
+    with the FillSlot. A rank fills one slot after the other, in the order of the steps."""
 
     rank: Rank
     slot: int
     digest: bytes
     duration_s: float = 0.0
     num_bytes: int = 0
-    error: str = ""  # reason why the slot stays empty
+    error: str = ""  # why the slot stays empty; "" if it is filled
 
 
 class ControlAck(StepMessage, frozen=True, kw_only=True, tag="control_ack"):
     rank: Rank
-    error: str = ""  # reason why a Profile failed, which is not fatal
+    error: str = ""  # why a Profile failed, which is not fatal
 
 
 class RowLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,9 +166,9 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
     rows: bytes  # int32
-    counts: bytes  # int32: tokens per row, at most 1 + its drafts; with 0 its next step computes the last known again
+    counts: bytes  # int32: tokens per row, at most 1 + its drafts; 0: its next step computes its last known token again
     token_ids: bytes  # int32, flat
-    execute_s: float = 0.0  # seconds that the step took on this rank
+    execute_s: float = 0.0  # seconds that the step took on rank 0
     logprobs: RowLogprobs | None = None  # of sampled tokens
     prompt_logprobs: RowLogprobs | None = None
     fully_masked_rows: bytes = b""  # int32: rows without any allowed token; ignore their token_ids
@@ -176,7 +177,7 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):
-    """Request of a worker that missed messages: repeat all from `from_step` on."""
+    """Request of a worker that missed messages: repeat all messages from `from_step` on."""
 
     rank: Rank
     generation: int
@@ -184,7 +185,7 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
 
 
 class WorkerError(Message, frozen=True, kw_only=True, tag="worker_error"):
-    """A step failed on a rank; the group cannot continue."""
+    """Report that a step failed on a rank, so that the group cannot continue."""
 
     rank: Rank
     generation: int
