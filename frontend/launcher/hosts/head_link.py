@@ -42,8 +42,8 @@ class HeadAddress:
     """Address of the head, and the address of this host from which to connect to it."""
 
     def __init__(self, head: str, own: str | None) -> None:
-        """ConfigError if `head` is not tcp://HOST:PORT. `own`: this host's address; None: the one that routing
-        selects."""
+        """Parse `head`, which is tcp://HOST:PORT; ConfigError if it is not. `own`: this host's address; None: the one
+        that routing selects."""
         self.head, self._own = head, own
         try:
             self.host, self.port = split_tcp(head)

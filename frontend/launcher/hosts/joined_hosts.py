@@ -95,7 +95,7 @@ class JoinedHosts:
 
     @property
     def next_at(self) -> float:
-        """The latest time of the next call of `turn`, for a ping or the end of a lease, in monotonic seconds; inf
+        """Latest time at which `turn` must be called for a ping or the end of a lease, in monotonic seconds; inf
         without hosts."""
         lease_ends = (host.last_sign_at + LEASE_S for host in self.all)
         return min(self._ping_at, *lease_ends) if self._host_by_identity else math.inf
@@ -200,7 +200,7 @@ class JoinedHosts:
             self.lose(host, reason)
 
     def lose(self, host: Host, reason: str) -> None:
-        """Remove a host, all of whose processes then count as ended."""
+        """Remove a host. All its processes then count as ended."""
         del self._host_by_identity[host.identity]
         if host.is_prepared:
             logger.error("host %s is lost: %s", host.name, reason)

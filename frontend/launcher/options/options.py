@@ -1,4 +1,4 @@
-"""Options by name → EngineConfig.
+"""Conversion of options, given by name, to an EngineConfig.
 
 Each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of engine-launch and a key of its file, with the
 same checks and error texts.
@@ -145,7 +145,7 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
     """Return the EngineConfig for options by name or alias; ignored options are skipped. ConfigError names option and
     place.
 
-    If max_num_seqs is not given, it is at most max_num_batched_tokens, if that is given."""
+    If max_num_batched_tokens is given and max_num_seqs is not, max_num_seqs is limited to it."""
     known: dict[str, Given] = {}
     for name, given in with_nodes(options).items():
         if (option := VLLM_OPTIONS.get(name)) is not None:

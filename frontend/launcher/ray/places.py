@@ -113,7 +113,7 @@ class Places:
 
     @property
     def next_at(self) -> float:
-        """The latest time of the next call of `arrange` if nothing is reported before; inf if there is nothing to
+        """Latest time at which `arrange` must be called if nothing is reported before; inf if there is nothing to
         do."""
         if sum(placement.is_taken for placement in self.all) >= self.num_wanted:
             return math.inf

@@ -158,4 +158,4 @@ class Launcher(Protocol):
         supervisor."""
 
     def close(self) -> None:
-        """Release other machines. All processes must be closed."""
+        """Release other machines. All processes must be closed before."""

@@ -44,8 +44,8 @@ class Replica:
         self.progress_at = 0.0  # monotonic seconds
 
     def fit(self, group: Measured) -> Initialize:
-        """Decide the sizes of the replica, from what holds for all its workers, and return them. ConfigError if the
-        memory of the KV tiers does not fit."""
+        """Decide the sizes of the replica from the values that hold for all its workers, and return them. ConfigError
+        if the memory of the KV tiers does not fit."""
         arena = self.arena.fit(group, group.max_blocks)
         self.sizes = Initialize(
             num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
