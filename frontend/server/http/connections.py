@@ -332,9 +332,9 @@ class HttpConnection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, why: str) -> None:
         """Send an error without the app, and close the connection.
 
-        It is closed at once if the client is slow, or if the client could take the error for the answer to another
-        request (the error is then not sent). Otherwise it is closed once the client closes: closing a socket with
-        unread bytes resets the connection, and the client may lose the error."""
+        If the client could take the error for the answer to another request, close at once without sending it. If the
+        client is slow (408), close right after sending it. Otherwise close once the client has closed: closing a socket
+        with unread bytes resets the connection, and the client may lose the error."""
         may_send = self._may_send_error
         if may_send:
             error = HttpError(status, message)

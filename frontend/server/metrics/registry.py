@@ -164,7 +164,7 @@ class Histogram:
 
     @property
     def buckets(self) -> dict[str, int]:
-        """`cumulative` by its bound as text; the last bound is +Inf."""
+        """The counts of `cumulative`, by bound as text; the last bound is +Inf."""
         bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return dict(zip(bounds, self.cumulative, strict=True))
 

@@ -77,8 +77,8 @@ class SharedCounts:
         return [{**counts.totals, **counts.gauges} for counts in self.others] if self._paths else ()
 
     def tick(self, now: float) -> None:
-        """Write the file if that is due and its content has changed; otherwise set `next_at`. To be called in each
-        turn."""
+        """If a write is due, write the file unless its content is unchanged; otherwise schedule the write by `next_at`.
+        To be called in each turn."""
         if not self._paths:
             return
         due = self._written_at + WRITE_INTERVAL_S

@@ -39,8 +39,8 @@ class Rate:
 
 
 class CoreLoad:
-    """Load of one core. Owns, by request and in the order of sending, the tokens of requests that wait for their first
-    output token."""
+    """Load of one core. Owns the number of tokens of each request that waits for its first output token, in the order
+    of sending."""
 
     def __init__(self, num_inserted: int = 0, capacity_tokens: int | None = None) -> None:
         """num_inserted: tokens sent to the core so far, whose KV blocks no longer exist. capacity_tokens: the size of

@@ -16,8 +16,8 @@ POPULAR = 32  # a key with more holders is held by almost any core
 
 
 class PrefixIndex:
-    """Owner of pairs of key and core, each with a stamp; at most `max_entries`. The keys that were not sent for longest
-    are removed first. An entry with one holder, the usual case, is one integer: stamp << 16 | core."""
+    """Owner of pairs of key and core, each with a stamp; at most `max_entries`. The least recently sent keys are
+    removed first. An entry with one holder, the usual case, is one integer: stamp << 16 | core."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries

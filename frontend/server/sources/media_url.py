@@ -96,7 +96,8 @@ def _host(given: str) -> str:
 
 
 def parse_url(url: str) -> MediaUrl:
-    """Return an http(s) URL parsed. RequestError if it is invalid, too long, or contains a user name or password."""
+    """Return the MediaUrl for an http(s) URL. RequestError if it is invalid, too long, or contains a user name or
+    password."""
     if len(url) > MAX_URL_LENGTH:
         raise RequestError(f"a URL has {len(url)} characters, at most {MAX_URL_LENGTH} are read: use a shorter one")
     try:

@@ -17,8 +17,8 @@ _LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallba
 
 
 class PieceTable(dict[int, "str | bytes"]):
-    """Token id → its piece after other text, computed on first use: str if it consists of whole characters, else
-    bytes."""
+    """Token id → the piece that the token adds after other text, computed on first use: str if it consists of whole
+    characters, else bytes."""
 
     def __init__(self, tokenizer: Tokenizer, probe: int | None, hidden_ids: frozenset[int]) -> None:
         """`probe`: a result of `find_probe`; if None, a token's piece is the text that it decodes to alone.
@@ -68,7 +68,7 @@ def find_probe(tokenizer: Tokenizer) -> int | None:
 
 
 def comes_in_pieces(tokenizer: Tokenizer) -> bool:
-    """Return whether a token's text depends on the tokens before it only by whether there are any."""
+    """Return whether a token always adds the same text, except at the start of a text."""
     if tokenizer.backend is None:
         return False
     is_fused = False

@@ -6,8 +6,8 @@ from .pieces import PieceTable
 
 
 class TokenTexts(dict[int, str]):
-    """Cache: token id → the token's text after other text. A word keeps its leading space; a part of a character is
-    U+FFFD.
+    """Cache: token id → the text that the token adds after other text. A word keeps its leading space; a part of a
+    character is U+FFFD.
 
     The bytes of consecutive tokens join to the bytes of their text, except for one space with which a text begins."""
 

@@ -41,7 +41,7 @@ _JSON = re.compile(r"application/([^/]+\+)?json")
 
 WARNING = "tokenloom.warning"  # key in a scope: the text of the response's warning header
 LOG_EVERY_S = 60.0  # interval between log lines about unknown fields
-MAX_HELD_BYTES = 1 << 30  # total size of the bodies being received or decoded
+MAX_HELD_BYTES = 1 << 30  # limit of all bodies being received or decoded together
 
 
 class BodyReader:
@@ -116,7 +116,8 @@ class BodyReader:
     async def parse(
         self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = "", boundary: str = ""
     ) -> ParsedBody[BodyT]:
-        """Return a body decoded; errors as in `read`, and HttpError 413 if a large body's type is not in LARGE_TYPES.
+        """Decode a body and return it; errors as in `read`, and HttpError 413 if a large body's type is not in
+        LARGE_TYPES.
 
         Intake processes share their time fairly among `owner`s, which are client connections. `boundary`: the boundary
         of a form; empty: the body is JSON."""

@@ -207,7 +207,7 @@ class Transcription(EngineResponse):
 
 
 async def prompt_tokens(engine: LocalEngine, prompt: TaskPrompt) -> bytes:
-    """Return the token ids of a prompt, with the end of its context, if it has one, before it."""
+    """Return the token ids of a prompt, preceded by the end of its context, if it has one."""
     text = (await engine.rendered([*prompt.turns]) if prompt.turns else "") + prompt.text
     token_ids = await engine.text_tokens(BodyInput(text=text), False)
     if prompt.context is None:
