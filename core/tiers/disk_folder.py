@@ -31,8 +31,8 @@ class DiskFolder:
     """Open and locked folder. `path` leads to it even if another folder gets its name later."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError if the folder is not ours, or if other users can write to it; OSError if it cannot be opened or
-        locked."""
+        """Open and lock the folder. ConfigError if it is not ours, or if other users can write to it; OSError if it
+        cannot be opened or locked."""
         self._fd = open_private(path)
         self._lock_fd = -1
         self.path = f"/proc/self/fd/{self._fd}"

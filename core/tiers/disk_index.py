@@ -58,8 +58,8 @@ class DiskIndex:
         return len(self._stamps)
 
     def find(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first keys are here without a gap, and count that as their use. The first key counts
-        as used last, since the blocks after it are of no use without it."""
+        """Return how many of the first keys are on the disk without a gap, and count that as their use. The first key
+        counts as used last, since the blocks after it are of no use without it."""
         with self._lock:
             count = next((index for index, key in enumerate(keys) if key not in self._stamps), len(keys))
             for key in reversed(keys[:count]):
@@ -67,7 +67,7 @@ class DiskIndex:
             return count
 
     def owner_of(self, key: bytes) -> int | None:
-        """Return the owner of an object; None if the object is not here."""
+        """Return the owner of an object; None if the object is not on the disk."""
         with self._lock:
             return self._owners.get(key, 0) if key in self._stamps else None
 
@@ -156,7 +156,7 @@ class DiskIndex:
             return self._take(key) if key in self._stamps else None
 
     def put_back(self, victim: Victim, now: int) -> None:
-        """Add an object again whose file could not be removed."""
+        """Add a victim again, because its file could not be removed."""
         with self._lock:
             if victim.path:
                 heapq.heappush(self._foreign, (now, victim.path, victim.num_bytes))

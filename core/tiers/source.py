@@ -44,7 +44,7 @@ class Source(Protocol):
         """Start to serve the objects of `namespace`. Returns at once; connects or scans in the background."""
 
     def find(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Return how many of the first keys are here without a gap; 0 after the deadline (monotonic seconds) or a
+        """Return how many of the first keys the source has without a gap; 0 after the deadline (monotonic seconds) or a
         failure. Loading a block may fail although it was found."""
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
@@ -52,7 +52,8 @@ class Source(Protocol):
         order, when its slot is no longer written."""
 
     def store(self, items: Sequence[Item]) -> list[bool]:
-        """Write the items, and return for each whether it is now here; True for an object that was here before."""
+        """Write the items, and return for each whether the source now has it; an object that it had before counts as
+        written."""
 
     def clear(self) -> None:
         """Remove all objects of the namespace, even those that are being written."""

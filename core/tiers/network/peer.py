@@ -296,7 +296,7 @@ class PeerSource:
 
 
 def _copy(form: SealedFormat, item: Item, head: memoryview, payload: memoryview, tail: memoryview) -> str | None:
-    """Copy a block into its slot and check it there; return why it is not good, or None if it is."""
+    """Copy a block into its slot and check it there; return its defect, or None if it has none."""
     if len(payload) != len(item.slot):
         return "length"
     item.slot[:] = payload

@@ -1,8 +1,8 @@
 """PeerServer: gives other engines the blocks that this engine has in its host tier or on its disk.
 
-    request  find │ serial │ namespace │ keys      reply  found │ serial │ number of first keys that are here
+    request  find │ serial │ namespace │ keys      reply  found │ serial │ number of first keys that this engine has
     request  load │ serial │ namespace │ keys      block │ serial │ index │ head │ tail │ payload: a sealed object, for
-                                                   each block that is here; then end │ serial
+                                                   each block that this engine has; then end │ serial
 
 One thread serves one request at a time, from one client after the other. Blocks of the host tier are pinned only while
 they are copied, so a client that stops reading occupies memory of this process, within limits, but no slot. To serve a
@@ -51,7 +51,8 @@ class HostBlocks(Protocol):
     """Interface of the host tier for the server."""
 
     def pin(self, keys: Sequence[bytes], deadline: float) -> Sequence[int]:
-        """Return the slot of each key; -1 for a key that is not here. The slots keep their content until `unpin`."""
+        """Return the slot of each key; -1 for a key that the host tier does not have. The slots keep their content
+        until `unpin`."""
 
     def unpin(self, slots: Sequence[int]) -> None:
         """Release pinned slots; -1 is skipped."""
@@ -220,7 +221,7 @@ class PeerServer:
             self._send_blocks(client, request, form)
 
     def _count(self, keys: list[bytes]) -> int:
-        """Return how many of the first keys are here without a gap."""
+        """Return how many of the first keys this engine has without a gap."""
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         self._host.unpin(slots)
         deadline, count = time.monotonic() + PIN_S, 0
@@ -245,7 +246,7 @@ class PeerServer:
         self._reply(client, [END, request.serial])
 
     def _payloads(self, keys: list[bytes], form: SealedFormat) -> list[memoryview | None]:
-        """Return copies of the blocks of these keys; None for a block that is not here."""
+        """Return copies of the blocks of these keys; None for a block that this engine does not have."""
         payloads: list[memoryview | None] = [None] * len(keys)
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         try:
@@ -267,7 +268,7 @@ class PeerServer:
         return payloads
 
     def _decline(self, client: bytes, request: _Request) -> None:
-        """Reply that no block is here."""
+        """Reply to a request that this engine has none of the blocks."""
         nothing = [FOUND, request.serial, encode_ids([0])] if request.verb == FIND else [END, request.serial]
         self._reply(client, nothing)
 

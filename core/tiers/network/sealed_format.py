@@ -17,7 +17,7 @@ MAC_BYTES = 32
 
 
 class SealedFormat:
-    """Form of the objects of one namespace."""
+    """Writer and checker of the objects of one namespace in sealed form."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.digest = namespace.digest
