@@ -27,7 +27,7 @@ class UnservedOptions(TypedDict, total=False):
 
 
 class AdapterOptions(UnservedOptions, total=False):
-    """Keywords that choose a LoRA adapter; at most one of both."""
+    """Keywords that choose a LoRA adapter; at most one of them may be given."""
 
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None  # for all prompts or for each
     model: str | None  # name of a loaded adapter, or of the served model
@@ -36,14 +36,14 @@ class AdapterOptions(UnservedOptions, total=False):
 class CallOptions(AdapterOptions, total=False):
     """Keywords of `generate` besides prompts and sampling parameters."""
 
-    priority: int | Sequence[int] | None  # for all prompts or for each; None: that of SamplingParams
+    priority: int | Sequence[int] | None  # for all prompts or for each; None: the priority in SamplingParams
 
 
 class ChatOptions(CallOptions, total=False):
     """Keywords of `chat` besides messages and sampling parameters."""
 
     chat_template: str | None  # Jinja, in place of the model's own
-    chat_template_content_format: Literal["auto", "string"] | None  # templates get content as text
+    chat_template_content_format: Literal["auto", "string"] | None  # has no effect: templates get content as text
     chat_template_kwargs: JsonMapping | None  # further variables of the template
     tools: Sequence[JsonMapping] | None  # functions in OpenAI's form
     documents: Sequence[JsonMapping] | None
@@ -53,13 +53,13 @@ class ChatOptions(CallOptions, total=False):
 
 
 class TranscribeOptions(CallOptions, total=False):
-    """Keywords of `transcribe` besides the audio. There is one of each for all clips."""
+    """Keywords of `transcribe` besides the audio. Each value holds for all clips."""
 
-    sampling_params: SamplingParams | None  # None: the model's own, but for a temperature of 0
-    language: str | None  # code or English name of the speech's; None: unknown
+    sampling_params: SamplingParams | None  # None: the model's defaults, with temperature 0
+    language: str | None  # code or English name of the spoken language; None: unknown
     prompt: str | None  # names and words that may occur
     to_language: str | None  # translate into it
-    return_timestamps: bool  # segments with the times that the model gives
+    return_timestamps: bool  # return segments with the model's times
 
 
 _TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")
@@ -75,7 +75,7 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
 
 
 def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest | None]:
-    """Return the adapter of each prompt, None for the model itself; RequestError for a bad value."""
+    """Return the adapter of each prompt, None for the model itself. RequestError if a value is invalid."""
     given, model = options.get("lora_request"), options.get("model")
     if model is not None and (given is not None or not isinstance(model, str)):
         raise RequestError(
@@ -93,8 +93,8 @@ def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest |
 
 
 def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:
-    """Replace the priority in each prompt's parameters by the `priority` keyword, if it is given. RequestError unless
-    it is one number or one for each."""
+    """Return the parameters with their priorities replaced by the `priority` keyword, if it is given. RequestError
+    unless it is one number for all prompts, or one for each."""
     priority = options.get("priority")
     if priority is None:
         return params
@@ -105,7 +105,7 @@ def with_priority(params: list[SamplingParams], options: CallOptions) -> list[Sa
 
 
 def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:
-    """Build the ChatForm of a call from its keywords; None if they change nothing, RequestError for a bad value."""
+    """Return the ChatForm for a call's keywords; None if they change nothing. RequestError if a value is invalid."""
     given: JsonMapping = options
     content_format, template = given.get("chat_template_content_format"), given.get("chat_template")
     if content_format not in (None, "auto", "string"):

@@ -11,7 +11,7 @@ import msgspec
 from ...ipc.codec import decode_ids
 from ...ipc.messages.client import Logprobs
 
-UNDECODABLE = "\ufffd"  # in the text of a token with a part of a character
+UNDECODABLE = "\ufffd"  # stands for a part of a character in the text of a token
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -27,9 +27,9 @@ TokenLogprobs = dict[int, Logprob]  # the token itself, then the top ones or log
 
 
 class FlatLogprobs(Sequence[TokenLogprobs]):
-    """Logprobs of consecutive tokens in six lists, which cost the garbage collector less than one dict per token.
+    """Logprobs of consecutive tokens in six lists, which are cheaper for the garbage collector than a dict per token.
 
-    Token i has the entries [start_indices[i], end_indices[i]) of the other lists; without entries it is an empty dict.
+    Token i has the entries [start_indices[i], end_indices[i]) of the other lists. Item i is a dict; {} if it has none.
     """
 
     def __init__(self, tokens: Iterable[TokenLogprobs | None] = ()) -> None:

@@ -1,6 +1,6 @@
 """MediaLimits: refuses media that the model or the operator does not allow, before any of them is read.
 
-Needs numbers alone, so that the intake process and the frontend refuse with the same words.
+It consists of plain values, so that the intake process and the frontend refuse the same media with the same messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class MediaLimits(msgspec.Struct, frozen=True):
     """Limits on the media of one prompt."""
 
     model: str
-    kind: MediaKind | None  # that the model takes; None: it takes text alone
-    off_by: dict[MediaKind, str]  # options that turned kinds off
-    max_count: int | None  # media of a prompt; None: as many as fit
-    max_bytes: int  # of one medium as it is sent
+    kind: MediaKind | None  # kind of media that the model takes; None: it takes only text
+    off_by: dict[MediaKind, str]  # kind → the option that turned it off
+    max_count: int | None  # most media of a prompt; None: as many as fit
+    max_bytes: int  # most bytes of one medium as it is sent
 
     @classmethod
     def of(cls, spec: EngineSpec) -> MediaLimits:
@@ -40,12 +40,12 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
     @property
     def max_media(self) -> dict[MediaKind, int]:
-        """Return how many media of a kind one prompt may have; of a kind that is missing, as many as fit."""
+        """Kind → most media of it in one prompt; of a kind that is missing, as many as fit."""
         limits = dict.fromkeys(self.off_by, 0)
         return limits if self.kind is None or self.max_count is None else limits | {self.kind: self.max_count}
 
     def check_count(self, kind: MediaKind, count: int) -> None:
-        """Raise RequestError for a kind that the model does not take, or more media than one prompt may have."""
+        """Raise RequestError if the model does not take this kind, or `count` media are too many for one prompt."""
         if kind != self.kind:
             why = f", as {self.off_by[kind]} says" if kind in self.off_by else ""
             if kind == "audio":
@@ -65,7 +65,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
                 raise RequestError(f"the detail {medium.detail} is given for {A_MEDIUM[medium.kind]}: leave it out")
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Raise RequestError for a medium of too many bytes."""
+        """Raise RequestError if a medium of `num_bytes` is too large."""
         if num_bytes > self.max_bytes:
             name = "a medium" if self.kind is None else A_MEDIUM[self.kind]
             raise RequestError(
@@ -74,8 +74,8 @@ class MediaLimits(msgspec.Struct, frozen=True):
             )
 
     def check(self, submit: Submit) -> None:
-        """Raise RequestError unless the media of a request may be read, and the parts of its chat name each of them
-        once."""
+        """Raise RequestError unless the media of a request are allowed and identified, and the parts of its chat name
+        each of them once."""
         media, chat = submit.media, submit.chat
         self.check_media(media)
         if media and submit.params.truncate_prompt_tokens is not None:

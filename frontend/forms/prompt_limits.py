@@ -1,7 +1,7 @@
 """PromptLimits: refuses prompts that are too long to be tokenized or served.
 
-Needs numbers of the model alone, neither tokenizer nor request, so that the intake process applies the same limits as
-the frontend.
+It consists of numbers of the model and needs neither tokenizer nor request, so that the intake process applies the same
+limits as the frontend.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PromptLimits(msgspec.Struct, frozen=True):
     """Limits of one model. Call `check_text` before a text is tokenized, `check_length` after."""
 
     max_model_len: int
-    max_answers: int  # of one request, all its prompts together
-    max_tokens: int  # of one request's prompts, times its answers
+    max_answers: int  # most answers of one request, over all its prompts
+    max_tokens: int  # most tokens of one request's prompts, counted for each answer
     max_bytes_per_token: int | None = None  # None: unknown, no text is refused by its bytes
 
     @classmethod
@@ -29,8 +29,8 @@ class PromptLimits(msgspec.Struct, frozen=True):
         return cls(spec.max_model_len, spec.config.max_request_answers, spec.max_request_tokens, max_bytes_per_token)
 
     def check_share(self, num_prompts: int, num_answers: int, num_tokens: int = 0) -> None:
-        """Raise RequestError for a request that would fill more than its share of the waiting queue. `num_answers`: for
-        each prompt; `num_tokens`: of all prompts, 0 if unknown."""
+        """Raise RequestError if a request would fill more than its share of the waiting queue. `num_answers`: answers
+        to each prompt; `num_tokens`: tokens of all prompts together, 0 if unknown."""
         asked = f"n is {num_answers} and " * (num_answers > 1)
         if num_prompts * num_answers > self.max_answers:
             many = f"n is {num_answers}" if num_prompts == 1 else f"{asked}the prompts are {num_prompts}"
@@ -45,13 +45,13 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_text(self, text: str) -> None:
-        """Raise RequestError for a text that is certain to have more than max_model_len tokens."""
+        """Raise RequestError if `text` certainly has more than max_model_len tokens."""
         self.check_characters(len(text))
         if len(text) > self.max_model_len and not text.isascii():
             self._check_bytes(len(text.encode(errors="replace")))
 
     def check_characters(self, num_characters: int) -> None:
-        """Raise RequestError if the number of characters alone makes certain that a text is too long."""
+        """Raise RequestError if a text with this many characters is too long, whatever it contains."""
         if num_characters > self.max_model_len:
             self._check_bytes(num_characters)
 
@@ -64,7 +64,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_length(self, num_tokens: int, *, is_answered: bool = True) -> None:
-        """Raise RequestError for a prompt that does not fit or, if it `is_answered`, leaves no room for an answer."""
+        """Raise RequestError if a prompt does not fit or, if it `is_answered`, leaves no room for an answer."""
         if num_tokens + is_answered > self.max_model_len:
             raise self._too_long(f"{num_tokens} tokens" + " and the answer needs at least 1" * is_answered)
 
@@ -75,12 +75,14 @@ class PromptLimits(msgspec.Struct, frozen=True):
         )
 
     def cut_side(self, truncate_prompt_tokens: int | None, side: CutSide | None) -> CutSide | None:
-        """Return the side at which these parameters truncate any prompt to a length that fits; None: they do not."""
+        """Return the side at which these parameters truncate every prompt to a length that fits; None if they do not
+        guarantee that."""
         cuts = truncate_prompt_tokens is not None and truncate_prompt_tokens <= self.max_model_len
         return (side or "left") if cuts else None
 
     def kept(self, token_ids: bytes, cut_side: CutSide | None) -> bytes:
-        """Return the tokens, at most max_model_len, that a truncation at `cut_side` may keep; all if it is None."""
+        """Return the tokens that a truncation at `cut_side` may keep, at most max_model_len; all if `cut_side` is
+        None."""
         if cut_side is None or num_ids(token_ids) <= self.max_model_len:
             return token_ids
         return token_ids[: 4 * self.max_model_len] if cut_side == "right" else token_ids[-4 * self.max_model_len :]

@@ -1,8 +1,8 @@
-"""Converts the forms of prompts into Submit messages.
+"""Convert prompts, in all their forms, to Submit messages.
 
-A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, both with an optional "cache_salt" and
-vLLM's "multi_modal_data" and "multi_modal_uuids", or vLLM's pair of an "encoder_prompt" with these and a
-"decoder_prompt"; a chat is a list of messages. All checks that need no model happen here, before a message is sent.
+A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may also have "cache_salt" and
+vLLM's "multi_modal_data" and "multi_modal_uuids". It may also be vLLM's pair of an "encoder_prompt" with media and a
+"decoder_prompt". A chat is a list of messages. All checks that need no model happen here, before a message is sent.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
 Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and further fields for the template
 Chat: TypeAlias = Sequence[Turn]
 
-MAX_REQUEST_ID_CHARACTERS = 256  # every delta repeats it
+MAX_REQUEST_ID_CHARACTERS = 256  # limited since every delta repeats the id
 MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # space for the other fields and the tokens of a resubmission
 _IDS = "prompt_token_ids"
 _MEDIA = ("multi_modal_data", "multi_modal_uuids")
-_OPTIONS = ("cache_salt", *_MEDIA, "mm_processor_kwargs")  # of a prompt that is a dict
+_OPTIONS = ("cache_salt", *_MEDIA, "mm_processor_kwargs")  # optional keys of a prompt that is a dict
 _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
 class CheckedChat(NamedTuple):
-    """Messages of a conversation, and the media that their parts name."""
+    """The messages of a conversation, and the media that their parts name by index."""
 
     turns: list[ChatMessage]
     media: list[Medium]
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many as a list. An empty list is no prompts, a list of integers is one prompt. RequestError
-    for anything else."""
+    """Return one prompt or many as a list. An empty list means no prompts, a list of integers one prompt. RequestError
+    unless it is text, a dict or an iterable."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
@@ -53,7 +53,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
-    """Return one conversation or many as a list of conversations; RequestError for no list."""
+    """Return one conversation or many as a list of conversations; RequestError unless it is a list."""
     if isinstance(messages, (str, Mapping, ChatMessage)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages is {_type_name(messages)}: a chat is a list of {{'role': …, 'content': …}}, or a list of chats"
@@ -62,14 +62,14 @@ def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
 
 
 def list_clips(audio: object) -> list[object]:
-    """Return one audio clip or many as a list. A pair of samples and a rate is one, any other list or tuple is many."""
+    """Return one audio clip or many as a list. A tuple (samples, rate) is one clip, any other list or tuple is many."""
     is_pair = isinstance(audio, tuple) and len(audio) == 2 and is_number(audio[1])
     return [*audio] if isinstance(audio, list | tuple) and not is_pair else [audio]
 
 
 def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return checked parameters for each prompt; `params`: one for all prompts, one each, or None for the defaults.
-    RequestError for another number of them."""
+    """Return checked parameters for each prompt. `params`: one for all prompts, one each, or None for the defaults.
+    RequestError if their number is another, or a value is invalid."""
     if params is None or isinstance(params, SamplingParams):
         return [check_params(params)] * num_prompts
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
@@ -80,7 +80,7 @@ def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
-    """Return a checked copy of `params`, or the defaults for None; RequestError for an invalid value."""
+    """Return a checked copy of `params`, or the defaults for None; RequestError if a value is invalid."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
@@ -105,8 +105,8 @@ def new_submit(
     pooling: PoolingParams | None = None,
     form: ChatForm | None = None,
 ) -> Submit:
-    """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens.
-    RequestError for an invalid id or prompt."""
+    """Return the Submit for a prompt or a chat. `form`: how the chat is rendered; `pooling`: return a vector instead of
+    tokens. RequestError if the id or the prompt is invalid."""
     check_request_id(request_id)
     if isinstance(prompt, CheckedChat) or is_chat(prompt):
         turns, media = prompt if isinstance(prompt, CheckedChat) else read_chat(prompt)
@@ -137,14 +137,14 @@ def new_submit(
 
 
 def check_request_id(request_id: object) -> None:
-    """Raise RequestError if `request_id` is no string, empty or too long."""
+    """Raise RequestError if `request_id` is not a string, is empty or too long."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
         most = MAX_REQUEST_ID_CHARACTERS
         raise RequestError(f"request_id is {request_id!r:.80}: it must be text and must have 1 to {most} characters")
 
 
 def id_is_open(request_id: str) -> RequestError:
-    """Return the error for a request_id that another open request already has; checks nothing."""
+    """Return the error for a request_id that another open request has; the caller has checked that."""
     return RequestError(f"request_id {request_id} is open already: choose another")
 
 
@@ -156,7 +156,8 @@ def check_text(text: str) -> str:
 
 
 def check_token_ids(ids: object) -> bytes:
-    """Encode token ids, also of a numpy array or tensor, as int32 bytes; RequestError if they are not valid ids."""
+    """Return token ids, given as a list, a numpy array or a tensor, as int32 bytes; RequestError if they are no valid
+    ids."""
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
@@ -177,8 +178,8 @@ def check_token_ids(ids: object) -> bytes:
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat]:
-    """Return whether `prompt` is a sequence, but no str, that begins with a chat message: a ChatMessage, or a mapping
-    with a role. The other items are not looked at."""
+    """Return whether `prompt` is a sequence, other than str, with a chat message as its first item: a ChatMessage, or a
+    mapping with a role. The other items are not checked."""
     if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     first = prompt[0]
@@ -186,7 +187,8 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """Convert a conversation without media to ChatMessages; RequestError as `read_chat`, and for a medium."""
+    """Return the messages of a conversation as ChatMessages. RequestError if it has no message, an invalid one, or
+    media."""
     turns, media = read_chat(messages)
     if media:
         raise RequestError(f"the chat has {len(media)} media, only text is taken here: leave them out")
@@ -194,8 +196,8 @@ def check_chat(messages: Chat) -> list[ChatMessage]:
 
 
 def read_chat(messages: Chat) -> CheckedChat:
-    """Convert a conversation's messages to ChatMessages and media; RequestError if there is no message, one lacks role
-    or content, or a medium cannot be read."""
+    """Return the messages of a conversation as ChatMessages, and its media. RequestError if there is no message, one
+    lacks role or content, or a medium cannot be read."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     given = GivenMedia()
@@ -227,7 +229,7 @@ def _check_turn(position: int, turn: Turn, given: GivenMedia) -> ChatMessage:
 
 
 def _check_call(position: int, call: object) -> None:
-    """Raise RequestError for a tool call with arguments as text that is not JSON: templates may expect an object."""
+    """Raise RequestError if a tool call's arguments are a text that is not JSON: templates may expect an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     text = function.get("arguments") if isinstance(function, Mapping) else None
     try:
@@ -250,8 +252,8 @@ def _part(position: int, part: object, given: GivenMedia) -> ContentPart:
 
 
 def _joined(prompt: Mapping[str, object]) -> Mapping[str, object]:
-    """Return {"encoder_prompt": …, "decoder_prompt": …} as one prompt: the decoder's, with the media of the encoder's.
-    Others are returned as they are. RequestError unless the encoder gets media alone, and the decoder none."""
+    """Return {"encoder_prompt": …, "decoder_prompt": …} as one prompt: the decoder's text with the encoder's media.
+    Return other prompts unchanged. RequestError unless the encoder's has only media, and the decoder's has none."""
     if "encoder_prompt" not in prompt:
         return prompt
     encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
@@ -271,7 +273,7 @@ def _has_media(prompt: Mapping[str, object]) -> bool:
 
 
 def _unwrap(prompt: Mapping[str, object]) -> object:
-    """Return the text of {"prompt": …} or the ids of {"prompt_token_ids": …}."""
+    """Return the text of {"prompt": …} or the ids of {"prompt_token_ids": …}; RequestError for other dicts."""
     given = {name for name, value in prompt.items() if value is not None and name not in _OPTIONS}
     for name, is_text in (("prompt", True), ("prompt_token_ids", False)):
         if given == {name} and isinstance(prompt[name], str) == is_text:

@@ -1,4 +1,5 @@
-"""Queries and orders of a client, checked. Each function returns a constructor, which is called with the query's id."""
+"""Constructors of a client's queries and orders. Each function here checks its arguments, raising RequestError, and
+returns a function that makes the message from the query's id."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from .prompts import Chat, Prompt, check_chat, check_text, new_submit
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
-    """Make the query for the token ids of a text or a chat."""
+    """Return the constructor of the query for the token ids of a text or a chat."""
     if isinstance(prompt, str):
         return partial(Tokenize, prompt=check_text(prompt))
     return partial(Tokenize, chat=check_chat(prompt))
 
 
 def words_query(text: str) -> Callable[..., Tokenize]:
-    """Make the query for the tokens of a text alone."""
+    """Return the constructor of the query for the tokens of a text, without special tokens."""
     return partial(Tokenize, prompt=check_text(text), add_special_tokens=False)
 
 

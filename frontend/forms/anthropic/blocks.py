@@ -1,6 +1,6 @@
 """Write the parts of an answer as content blocks of /v1/messages, and as the events that build them.
 
-At most one block is open: thinking until content comes, text until a call comes, a call until its end. The blocks and
+At most one block is open: thinking until content starts, text until a call starts, a call until its end. The blocks and
 their joined deltas do not depend on how the answer is split into deltas.
 """
 
@@ -17,17 +17,17 @@ from ....ipc.codec import JSON_STRING, JsonObject
 from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_object
 
 Event = tuple[str, JsonObject]  # type, fields
-SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
+SIGNATURE = "unsigned"  # of every thinking block, since clients drop those without one; never checked
 _TOKENS = re.compile(rf"{JSON_STRING}|[\[\]{{}},]")
-MAX_DEPTH = 1000  # of brackets: the decoder reads fewer
-MAX_TRIES = 8  # to close an incomplete object; only text that is not JSON would need more
+MAX_DEPTH = 1000  # levels of brackets; the decoder reads fewer
+MAX_TRIES = 8  # attempts to close an incomplete object; only text that is not JSON would need more
 
 
 class BlockWriter:
     """Writer of one answer. `blocks` holds the closed blocks in order; `has_calls`: one of them is a complete call."""
 
     def __init__(self) -> None:
-        self._open: JsonObject = {}  # the open block as it began
+        self._open: JsonObject = {}  # the open block, with the fields it started with
         self._kind = ""  # type of the open block, "" if none is open
         self._texts: list[str] = []  # deltas of the open block
         self._blanks = BlankFilter()
@@ -82,9 +82,10 @@ class BlockWriter:
 
 
 def partial_object(text: str) -> JsonObject:
-    """Return the object of a JSON text; if the text is incomplete, its complete values. {} if it is not an object."""
+    """Return the object in a JSON text; if the text is incomplete, an object with its complete values. {} if the text
+    is not an object."""
     closers = ""
-    ends: deque[tuple[int, str]] = deque(maxlen=MAX_TRIES)  # where a value may end, and the brackets to add there
+    ends: deque[tuple[int, str]] = deque(maxlen=MAX_TRIES)  # (place where a value may end, brackets to add there)
     for token in _TOKENS.finditer(text):
         sign = token[0]
         if sign in "{[":

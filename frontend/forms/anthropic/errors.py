@@ -9,7 +9,7 @@ import msgspec
 
 from ..openai.errors import HttpError
 
-VERSION_HEADER = b"anthropic-version"  # of Anthropic's clients alone
+VERSION_HEADER = b"anthropic-version"  # sent only by Anthropic's clients
 OVERLOADED = 529  # Anthropic's own status, which its clients retry
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _KINDS |= {429: "rate_limit_error", OVERLOADED: "overloaded_error"}
@@ -26,8 +26,8 @@ class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_message_errors(path: str, headers: Collection[bytes] = ()) -> bool:
-    """Return whether the errors of this path have Anthropic's form; those of models do if Anthropic's clients ask.
-    `headers`: names of the request's headers."""
+    """Return whether errors of this path have Anthropic's form: under /v1/messages always, under /v1/models for
+    Anthropic's clients. `headers`: names of the request's headers."""
     is_of_models = f"{path}/".startswith("/v1/models/") and VERSION_HEADER in headers
     return is_of_models or f"{path}/".startswith("/v1/messages/")
 

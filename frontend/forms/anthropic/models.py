@@ -1,4 +1,4 @@
-"""Write cards of models in Anthropic's form."""
+"""Write descriptions of models («cards») in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ....ipc.codec import JsonObject
 
 
 def model_info(card: JsonObject) -> JsonObject:
-    """Return the card of a model in Anthropic's form. `card`: in OpenAI's, with vLLM's max_model_len."""
+    """Return the card of a model in Anthropic's form. `card`: the model in OpenAI's form, with vLLM's max_model_len."""
     created, max_model_len = card["created"], card["max_model_len"]
     assert isinstance(created, int) and isinstance(max_model_len, int), "as our cards have them"
     return {
@@ -24,7 +24,7 @@ def model_info(card: JsonObject) -> JsonObject:
 
 
 def model_page(cards: Sequence[JsonObject]) -> JsonObject:
-    """Return all cards as the only page of a list."""
+    """Return all cards, given in OpenAI's form, as the only page of Anthropic's list."""
     data = [model_info(card) for card in cards]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"data": data, "has_more": False, "first_id": first, "last_id": last}

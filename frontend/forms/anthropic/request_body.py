@@ -13,23 +13,23 @@ from ..openai.params import refuse_unserved
 from ..openai.parts import MessagePart, Sent, content_of, refuse_left_out
 from ..openai.schema import ChatRequest, Message, Scheduled, TokenizeRequest
 
-BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that differs in each request
+BILLING = "x-anthropic-billing-header"  # start of a block of Claude Code's that differs in each request: left out
 _CALLS = ("tool_use", "tool_result")
 _CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
-_SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # as in a chat
+_SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # equal in a chat
 
 
 class ResultPart(MessagePart, frozen=True, kw_only=True):
     """Part of a tool's result."""
 
-    LEFT_OUT: ClassVar = "tool_reference"  # of a search for tools that is left out too
+    LEFT_OUT: ClassVar = "tool_reference"  # result of a search for tools, which is left out too
 
     def __post_init__(self) -> None:
         refuse_left_out(self.type, self.LEFT_OUT)
 
 
 class Block(MessagePart, frozen=True, kw_only=True):
-    """Text, thought, image, document, tool call or tool result. Other types decode, so that an error can name them."""
+    """Text, thinking, image, document, tool call or tool result. Other types decode, so that an error can name them."""
 
     LEFT_OUT: ClassVar = r"server_tool_use|mcp_tool_use|.+_tool_result|container_upload|compaction"
 
@@ -45,14 +45,14 @@ class Block(MessagePart, frozen=True, kw_only=True):
 
 
 class Turn(Sent, frozen=True, kw_only=True):
-    LEFT_OUT: ClassVar = ""  # blocks of it may be left out, but no turn
+    LEFT_OUT: ClassVar = ""  # some blocks are left out, but turns never
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class MessageTool(Sent, frozen=True, kw_only=True):
-    """Function of the caller. Anthropic's own tools, whose types are known to its models alone, are left out."""
+    """Function of the caller. Anthropic's own tools, which only its models know, are left out."""
 
     LEFT_OUT: ClassVar = "(?!custom$).*"
 
@@ -119,7 +119,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Rewrite a request as the chat that answers it; RequestError for fields that are invalid or not served."""
+    """Return the chat request with the same meaning. RequestError if a field is invalid or not served."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
         function, choice = openai.NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
@@ -144,12 +144,14 @@ def schema_field(body: MessagesRequest) -> str:
 
 
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
-    """Rewrite a request as the request to /tokenize that counts its prompt; RequestError as in `chat_request`."""
+    """Return the request to /tokenize that counts the prompt. RequestError if a field of the prompt is invalid or not
+    served."""
     return TokenizeRequest(**_prompt(body))
 
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
-    """Return the fields of the prompt, which ChatRequest and TokenizeRequest share."""
+    """Return the fields of the prompt, which ChatRequest and TokenizeRequest share. RequestError if one is invalid or
+    not served."""
     refuse_unserved(body)
     if body.system is not None and not body.messages:
         raise RequestError("messages is empty: give at least one")

@@ -35,14 +35,14 @@ def decode_data_url(url: str) -> bytes:
 
 
 def least_bytes(url: str) -> int:
-    """Return a number of bytes that the content of a long data: URL in base64 has at least."""
-    num_others = 2 * url.count("%") + url.count("\n") + url.count("\r")  # of escapes and lines
-    return (len(url) - num_others) // 4 * 3 - 64  # after a head
+    """Return a lower bound of the bytes in a data: URL in base64, close for long ones."""
+    num_others = 2 * url.count("%") + url.count("\n") + url.count("\r")  # characters of escapes and line breaks
+    return (len(url) - num_others) // 4 * 3 - 64  # less the bytes of the head
 
 
 def decode_base64(content: str, where: str) -> bytes:
-    """Decode base64, also with white space in it, without its padding or of the alphabet for URLs; RequestError names
-    `where`."""
+    """Decode base64, even if it contains white space, lacks padding or has the alphabet for URLs. RequestError, about
+    `where`, if it is invalid."""
     try:
         return base64.b64decode(content, validate=True)
     except ValueError:

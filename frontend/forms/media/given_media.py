@@ -18,7 +18,7 @@ PART_KINDS: dict[str, MediaKind] = {  # by the type of a chat's part
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 DETAILS = ("", "auto", "low", "high")
 _IN_BASE64 = ("data", "base64")
-_FIELDS: dict[MediaKind, tuple[str, ...]] = {  # of a part, with the medium
+_FIELDS: dict[MediaKind, tuple[str, ...]] = {  # fields of a part that may hold the medium
     "image": ("image_url", "image", "url", *_IN_BASE64),
     "audio": ("audio_url", "audio", "input_audio", "url", "path", *_IN_BASE64),
 }
@@ -31,7 +31,8 @@ class GivenMedia:
         self.media: list[Medium] = []
 
     def add(self, given: object, kind: MediaKind, uuid: object = None, detail: object = None) -> MediaPart:
-        """Add a medium and return its part of a chat; RequestError for an invalid one."""
+        """Add a medium and return the part that stands for it in a chat. RequestError if the medium, `uuid` or `detail`
+        is invalid."""
         uuid, detail = uuid or "", detail or ""
         if not isinstance(uuid, str) or len(uuid) > 256:
             raise RequestError(
@@ -46,9 +47,11 @@ class GivenMedia:
         return MediaPart(len(self.media) - 1)
 
     def add_part(self, where: str, part: Mapping[str, Any]) -> MediaPart:
-        """Add the medium of a chat's part, a mapping with one of the types of PART_KINDS.
+        """Add the medium of a chat's part, a mapping with one of the types of PART_KINDS, and return the part that
+        stands for it. RequestError, about `where`, if it is invalid.
 
-        A text in it is a URL, never a path: a chat often comes from somebody else, who must not name files here."""
+        A text in the part is a URL, never a path: a chat often comes from another party, which must not name files
+        here."""
         kind, detail = PART_KINDS[part["type"]], part.get("detail")
         try:
             given, inner = _content(kind, part, (part["type"], *_FIELDS[kind]))
@@ -57,8 +60,8 @@ class GivenMedia:
             raise RequestError(f"{where}: {error}") from None
 
     def add_data(self, data: object, uuids: object) -> None:
-        """Add vLLM's multi_modal_data and multi_modal_uuids of a prompt; media of several kinds stand in the order of
-        their kinds in it."""
+        """Add vLLM's multi_modal_data and multi_modal_uuids of a prompt, kind by kind in their order. RequestError if
+        one is invalid, or their numbers differ."""
         media, names = _by_kind("multi_modal_data", data), _by_kind("multi_modal_uuids", uuids)
         for kind in dict.fromkeys((*media, *names)):
             listed, uuids_of = media.get(kind, []), names.get(kind, [])
@@ -72,7 +75,8 @@ class GivenMedia:
 
 
 def _content(kind: MediaKind, part: Mapping[str, Any], fields: Sequence[str]) -> tuple[object, Mapping[str, Any]]:
-    """Return the medium in the first of these fields, and the mapping that holds it."""
+    """Return the medium in the first of `fields` that is given, None if none is, and the mapping that holds it.
+    RequestError for a text that is neither a URL nor base64."""
     field = next((name for name in fields if name in part), None)
     if field is None:
         return None, part
@@ -90,7 +94,8 @@ def _content(kind: MediaKind, part: Mapping[str, Any], fields: Sequence[str]) ->
 
 
 def _by_kind(field: str, given: object) -> dict[MediaKind, list[object]]:
-    """Return the lists of media, or of their names, in a field of a prompt."""
+    """Return the media, or their uuids, in a field of a prompt, as a list for each kind. RequestError if the field is
+    malformed or has other kinds."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -1,7 +1,7 @@
 """HeldMedium: a medium of a request as its caller gives it, with its bytes in this process.
 
-Paths and bytes go to the engine as they are; a PIL image as PNG, samples as WAV. Pillow and numpy are not imported: who
-has a PIL image or an array has them.
+The engine gets the content of files and bytes unchanged, a PIL image as PNG, and samples as WAV. Pillow and numpy are
+not imported: a caller with a PIL image or an array has imported them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .wav_writer import wav_of
 
 Detail: TypeAlias = Literal["", "auto", "low", "high"]
 
-MAX_BYTES = MAX_CLIENT_MESSAGE_BYTES - 4096  # of a medium: it is one frame
+MAX_BYTES = MAX_CLIENT_MESSAGE_BYTES - 4096  # largest medium: it is sent in one frame
 PNG_MODES = ("1", "I", "I;16", "L", "LA", "P", "RGB", "RGBA")
 FORMS: dict[MediaKind, str] = {
     "image": "an image is a PIL image, bytes of a file, a path, or a data:, http(s): or file: URL",
@@ -31,7 +31,7 @@ FORMS: dict[MediaKind, str] = {
 
 
 class HeldMedium(Medium, frozen=True, kw_only=True, dict=True):
-    """A medium whose bytes are `data`; they are no field, so that no message of this medium contains them."""
+    """A medium with its bytes, `data`. They are not a field of the struct, so messages with this medium omit them."""
 
     @property
     def data(self) -> bytes:
@@ -39,7 +39,8 @@ class HeldMedium(Medium, frozen=True, kw_only=True, dict=True):
 
 
 def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail = "") -> Medium:
-    """Return the medium of an image or a clip in any form; RequestError if it has none of them, or cannot be read."""
+    """Return the medium for an image or a clip in any of the FORMS. RequestError if it has another form, is empty or
+    too large, or cannot be read."""
     if isinstance(given, Medium):
         return given
     if given is None:
@@ -61,7 +62,8 @@ def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail 
 
 
 def bytes_of(given: object, kind: MediaKind) -> bytes:
-    """Return the bytes of a medium in any form but None and URLs to fetch; RequestError as `to_medium`."""
+    """Return the bytes of a medium in any of the FORMS but a URL to fetch. RequestError if it has another form or
+    cannot be read."""
     if isinstance(given, bytes):
         return given
     if isinstance(given, bytearray | memoryview):
@@ -77,7 +79,7 @@ def bytes_of(given: object, kind: MediaKind) -> bytes:
             raise RequestError(f"the {MEDIUM[kind]} {str(path)!r:.200} cannot be read: {why}") from None
     if kind == "image" and (type(given).__module__.startswith("PIL.") or hasattr(given, "_repr_png_")):
         return _png(given)
-    if kind == "audio" and isinstance(given, Mapping) and given.keys() >= {"array", "sampling_rate"}:  # of `datasets`
+    if kind == "audio" and isinstance(given, Mapping) and given.keys() >= {"array", "sampling_rate"}:  # from `datasets`
         return wav_of(given["array"], given["sampling_rate"])
     if kind == "audio" and isinstance(given, tuple) and len(given) == 2:
         return wav_of(*given)
@@ -86,7 +88,8 @@ def bytes_of(given: object, kind: MediaKind) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """Encode a PIL image; the modes that PNG does not know become RGB, as they do before a model sees them."""
+    """Return a PIL image as PNG. An image of a mode that PNG lacks becomes RGB, as it would before it is encoded
+    anyway."""
     buffer = io.BytesIO()
     try:
         (image if image.mode in PNG_MODES else image.convert("RGB")).save(buffer, "PNG", compress_level=1)

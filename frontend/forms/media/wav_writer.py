@@ -9,7 +9,7 @@ from typing import Any
 from ....ipc.errors import RequestError
 
 PCM, FLOAT = 1, 3
-CODECS = {  # by the dtype of numpy's array interface: codec, dtype in the file
+CODECS = {  # dtype of the samples, as in numpy's array interface → codec, dtype in the file
     "f2": (FLOAT, "<f4"),
     "f4": (FLOAT, "<f4"),
     "f8": (FLOAT, "<f4"),  # the engine computes in float32
@@ -20,11 +20,11 @@ CODECS = {  # by the dtype of numpy's array interface: codec, dtype in the file
 
 
 def wav_of(samples: Any, rate: object) -> bytes:
-    """Return a WAV file of samples [n], [channels, n] or [n, channels], where the smaller number counts channels.
+    """Return a WAV file of samples [n], [channels, n] or [n, channels]; the smaller size is the number of channels.
 
     Floats have a full scale of ±1, integers that of their type. RequestError for other samples, or an invalid rate."""
     if not isinstance(rate, int | float) and hasattr(rate, "item"):
-        rate = rate.item()  # a number of numpy
+        rate = rate.item()  # a numpy number
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1 << 32 or rate % 1:
         raise RequestError(f"the rate of an audio clip is {rate!r:.80}: give whole samples a second, such as 16000")
     codec, width, num_channels, content = _content(samples)
@@ -37,7 +37,8 @@ def wav_of(samples: Any, rate: object) -> bytes:
 
 
 def _content(samples: Any) -> tuple[int, int, int, bytes]:
-    """Return codec, bytes of a sample, number of channels and the samples, those of one time together."""
+    """Return the codec, the bytes per sample, the number of channels, and the samples, interleaved by channel.
+    RequestError for samples of another type or shape."""
     if isinstance(samples, list):
         try:
             return FLOAT, 4, 1, _filled(array.array("f", samples).tobytes())

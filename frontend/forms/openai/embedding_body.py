@@ -18,16 +18,16 @@ INPUT_TYPES = ("search_document", "search_query", "classification", "clustering"
 class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
     """POST /v1/embeddings: texts or token ids, or a chat."""
 
-    input: Prompts | None = None  # as prompt of a completion
+    input: Prompts | None = None  # in the forms of a completion's prompt
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     dimensions: int | None = None
     # beyond OpenAI
     messages: Annotated[list[Message], items(1)] | None = None
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # of packed numbers
-    endianness: Literal["native", "big", "little"] | None = None  # likewise
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # if packed
+    endianness: Literal["native", "big", "little"] | None = None  # byte order, if packed
     pooling: Literal["last", "mean"] | None = None
     use_activation: bool | None = None
-    normalize: bool | None = None  # the older name
+    normalize: bool | None = None  # the older name of use_activation
     add_special_tokens: bool | None = None  # null: with texts, but not with a chat
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -36,7 +36,7 @@ class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> TokenizeRequest:
-        """Return the chat to embed as a TokenizeRequest. Its default is no generation prompt."""
+        """The chat to embed, as a TokenizeRequest; by default without a generation prompt."""
         names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
         given = {name: getattr(self, name) for name in names}
         return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
@@ -63,7 +63,7 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
 
     @property
     def embedding(self) -> EmbeddingRequest:
-        """Return the options of the request, without its texts, as an EmbeddingRequest."""
+        """The options of the request, without its texts, as an EmbeddingRequest."""
         return EmbeddingRequest(
             dimensions=self.output_dimension,
             truncate_prompt_tokens=None if self.truncate == "NONE" else self.max_tokens or -1,
@@ -86,11 +86,11 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
 
 
 class GenerativeScoringRequest(Scheduled, frozen=True, kw_only=True):
-    """POST /generative_scoring: each prompt is the query and one of the items."""
+    """POST /generative_scoring: each prompt consists of the query and one of the items."""
 
     query: _Part
     items: _Parts
-    label_token_ids: _Labels  # the score is the probability of the first
+    label_token_ids: _Labels  # the score is the probability of the first label
     apply_softmax: bool | None = None  # normalize over the labels; null: true
     item_first: bool | None = None
-    add_special_tokens: bool | None = None  # to the query; null: true
+    add_special_tokens: bool | None = None  # add them to the query; null: true

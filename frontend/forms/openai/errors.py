@@ -23,7 +23,7 @@ _LEADING_NAME = re.compile(
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
-    param: str | None  # the field at fault
+    param: str | None  # the invalid field
     code: str | None
 
 
@@ -63,7 +63,7 @@ def unknown_model(error: TokenloomError) -> HttpError:
 
 
 def to_http_error(error: BaseException) -> HttpError:
-    """Convert an error to its HTTP error. An unexpected exception is a 500 that names its type."""
+    """Return the HTTP error for an error. For an unexpected exception it has status 500 and names the type."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
@@ -80,7 +80,7 @@ def to_http_error(error: BaseException) -> HttpError:
 
 
 def stream_error(error: Exception) -> HttpError:
-    """Convert an error of a stream that has begun to its HTTP error, and log an unexpected exception."""
+    """Return the HTTP error for an error in a stream that has begun; log an unexpected exception."""
     answer = to_http_error(error)
     if answer.status == 500 and not isinstance(error, TokenloomError):
         logger.error("a stream failed", exc_info=error)

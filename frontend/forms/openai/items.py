@@ -1,6 +1,6 @@
 """Write the parts of an answer as output items of /v1/responses, and as the events that build them.
 
-At most one item is open: reasoning until content comes, a message until a call comes, a call until its end. The items
+At most one item is open: reasoning until content starts, a message until a call starts, a call until its end. The items
 and their joined deltas do not depend on how the answer is split into deltas.
 """
 
@@ -24,19 +24,20 @@ class ItemWriter:
     """Writer of one answer. `items` holds the closed items in order."""
 
     def __init__(self, unique: str, tool_names: Mapping[str, JsonObject] | None = None) -> None:
-        """`unique` stands in the ids of all items and calls: generating the answer again repeats its ids. `tool_names`:
-        the fields of a call that name its tool, by the name that the model writes; None: that is the name."""
+        """`unique`: part of the ids of all items and calls, so that generating the answer again repeats its ids.
+        `tool_names`: name that the model writes → the fields of a call that name its tool. A name that is missing there
+        is the tool's name."""
         self._unique, self._tool_names = unique, tool_names or {}
-        self._open: JsonObject = {}  # the open item as it began
-        self._type = ""  # of the open item, "" if none is open
+        self._open: JsonObject = {}  # the open item, with the fields it started with
+        self._type = ""  # type of the open item, "" if none is open
         self._texts: list[str] = []  # deltas of the open item
         self._blanks = BlankFilter()
-        self._logprobs: list[JsonObject] = []  # of the open message
-        self._new_logprobs: list[JsonObject] = []  # of tokens that no event has carried yet
+        self._logprobs: list[JsonObject] = []  # logprobs in events of the open message
+        self._new_logprobs: list[JsonObject] = []  # logprobs that no event has had yet
         self.items: list[JsonObject] = []
 
     def write(self, parts: Sequence[Part], logprobs: Sequence[JsonObject] = ()) -> Iterator[Event]:
-        """Add parts and yield their events. `logprobs`: of the parts' tokens, used only for content."""
+        """Add parts and yield their events. `logprobs`: those of the parts' tokens, used only for content."""
         self._new_logprobs += logprobs
         if parts and not any(isinstance(part, Content) for part in parts):
             self._new_logprobs = []
@@ -61,8 +62,8 @@ class ItemWriter:
         yield from self.close("completed" if is_whole else "incomplete")
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """Close the open item, if any, and yield its events. `status` is that of a message or thought; a function call
-        is incomplete if its JSON is invalid, and any other call is completed."""
+        """Close the open item, if any, and yield its events. `status`: for a message or reasoning; a function call is
+        incomplete if its JSON is invalid, and any other call is completed."""
         if not self._type:
             return
         text, item = "".join(self._texts), self._open | {"status": status}
@@ -105,7 +106,7 @@ class ItemWriter:
         return f"{_TEXT_EVENTS[self._type]}.delta", {**self._where(), "delta": text, **self._take_logprobs()}
 
     def _take_logprobs(self) -> JsonObject:
-        """Move new logprobs to the open message and return them as an event's field; {} unless a message is open."""
+        """Move new logprobs to the open message and return them as a field of an event; {} unless a message is open."""
         if self._type != "message":
             return {}
         taken, self._new_logprobs = self._new_logprobs, []

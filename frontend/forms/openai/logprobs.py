@@ -14,16 +14,16 @@ from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
 from ..logprobs import UNDECODABLE, Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
 
-TokenBytes: TypeAlias = Callable[[int], bytes]  # of a token id
+TokenBytes: TypeAlias = Callable[[int], bytes]  # returns the bytes of a token id
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs")
 LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
 
 
 class TokenOffsets(Protocol):
-    """Offsets of the tokens of one text, in characters."""
+    """Interface of the offsets of one text's tokens, in characters."""
 
     def next(self, token_id: int) -> int:
-        """Return the offset of the next token."""
+        """Return the offset of the next token of the text."""
 
 
 class CompletionLogprobs:
@@ -54,11 +54,11 @@ class CompletionLogprobs:
             self._rows.append((own.name, own.logprob, first | top | first, offsets.next(own.token_id)))
 
     def take(self, num_characters: int, *, is_last: bool) -> JsonObject:
-        """Return the columns of the added tokens that begin within the first `num_characters` of the choice's text, all
-        that the caller has; they are returned once.
+        """Return, once, the columns of the added tokens that start within the first `num_characters` of the choice's
+        text: the text that the caller may send.
 
-        Later tokens wait for their text, which may become a stop string. If `is_last`, that text was cut off: all
-        tokens are returned, and those in it begin at the end."""
+        Later tokens wait, since their text may become a stop string. If `is_last`, their text was cut off: all tokens
+        are returned, and the offsets of those tokens are the end of the text."""
         offset = itemgetter(3)
         count = len(self._rows) if is_last else bisect_right(self._rows, num_characters, key=offset)
         rows, self._rows = self._rows[:count], self._rows[count:]
@@ -67,9 +67,9 @@ class CompletionLogprobs:
 
 
 def chat_logprobs(delta: Delta, token_bytes: TokenBytes, *, with_ids: bool = False) -> list[JsonObject]:
-    """Return one object per token of the delta: the token and the likeliest, or the named ones, at its position.
+    """Return one object per token of the delta: the token, and the likeliest or the requested tokens at its position.
 
-    `with_ids`: write tokens as token_id:ID; only `bytes` has their text."""
+    `with_ids`: write tokens as token_id:ID, so that only `bytes` has their text."""
 
     def shown(token: _Token) -> JsonObject:
         return token_logprob(token.token_id, token.text, token.logprob, token_bytes) | {"token": token.name}
@@ -81,14 +81,15 @@ def chat_logprobs(delta: Delta, token_bytes: TokenBytes, *, with_ids: bool = Fal
 
 
 def token_logprob(token_id: int, text: str, logprob: float, token_bytes: TokenBytes) -> JsonObject:
-    """Return OpenAI's object of one token. `bytes` of consecutive tokens join to whole characters, `token` may not."""
+    """Return OpenAI's object for one token. The joined `bytes` of several tokens are whole characters; `token` has
+    U+FFFD for a part of a character."""
     shown = token_bytes(token_id) if UNDECODABLE in text else text.encode()
     return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(shown)}
 
 
 def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[TokenLogprobs | None]:
-    """Return vLLM's prompt_logprobs: None for the first token, for others a dict of the token itself and the `num_top`
-    likeliest (-1: all)."""
+    """Return vLLM's prompt_logprobs: None for the first token, for each other token a dict with the token itself and
+    the `num_top` likeliest (-1: all that `parts` have)."""
     tokens = (token for part in parts for token in unpack_logprobs(narrowed(part, num_top)))
     first: list[TokenLogprobs | None] = [None]  # the first token has no logprob
     return first + [{token_id: _finite(each) for token_id, each in token.items()} for token in tokens]
@@ -99,7 +100,8 @@ def _finite(logprob: Logprob) -> Logprob:
 
 
 def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
-    """Keep at most the `num_top` likeliest tokens per position beside the token itself; -1 keeps all."""
+    """Return logprobs with at most the `num_top` likeliest tokens per position besides the token itself; -1 keeps
+    all."""
     if num_top < 0 or num_top >= logprobs.num_top:
         return logprobs
     width, kept = 4 * (logprobs.num_top + 1), 4 * (num_top + 1)
@@ -119,10 +121,10 @@ class _Token(NamedTuple):
 
 
 def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[_Token]]:
-    """Return per position the sampled token and then the likeliest ones.
+    """Return, for each position, the sampled token and then the likeliest ones.
 
-    If the request named tokens (logprob_token_ids), the sampled token once more and the named ones come in place of
-    the likeliest. `with_ids`: a token's name is its id."""
+    If the request has logprob_token_ids, the sampled token (again) and those tokens replace the likeliest. `with_ids`:
+    a token's name is token_id:ID."""
     if logprobs is None:
         return []
     texts, rows = logprobs.texts, unpack_rows(logprobs)

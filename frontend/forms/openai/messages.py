@@ -1,6 +1,6 @@
 """Convert the messages of a chat request to the turns and variables of a chat template.
 
-Templates take role and content as text, and for tools `tool_calls`, `tool_call_id` and `name`, in the form that
+Templates take role and content as text, and for tools also `tool_calls`, `tool_call_id` and `name`, in the form that
 `text/turn_shape.py` finds.
 """
 
@@ -33,24 +33,24 @@ from .schema import (
     ToolCall,
 )
 
-_ROLES = {"developer": "system", "function": "tool"}  # those that templates know
-_CALL_ID = "call{:05}"  # of a call without one, by its message; templates of Mistral want 9 characters
+_ROLES = {"developer": "system", "function": "tool"}  # role in a request → role that templates know
+_CALL_ID = "call{:05}"  # id of a call without one, from its message's index; Mistral's templates need 9 characters
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 )
 
 
 class ChatInput(NamedTuple):
-    """Input of a chat template."""
+    """The input of a chat template, and the media of the chat."""
 
     turns: list[ChatMessage]
     form: ChatForm
-    echoed: str | None = None  # text of the last turn, if answers begin with it
+    echoed: str | None = None  # text of the last turn, if answers start with it
     media: Sequence[Medium] = ()
 
     def prompt(self, token_ids: bytes, text: str | None) -> BodyInput:
-        """Return the tokenized prompt, with `echoed` as its text and with whether it ends inside a thought. `text`: the
-        rendered chat, if known."""
+        """Return the BodyInput of the tokenized prompt: `echoed` is its text, and it says whether the prompt ends
+        inside reasoning. `text`: the rendered chat, if known."""
         is_inside = ends_inside(text or "", is_continued=self.form.is_continued)
         return BodyInput(
             text=self.echoed,
@@ -62,7 +62,7 @@ class ChatInput(NamedTuple):
 
 
 class ChatMedia:
-    """Media of a chat, gathered in order and checked before they are decoded."""
+    """The media of a chat, collected in order and checked before they are decoded."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits, self._given = limits, GivenMedia()
@@ -72,7 +72,8 @@ class ChatMedia:
         return self._given.media
 
     def add(self, part: MediumPart) -> MediaPart:
-        """Add a medium; RequestError names its place in the body."""
+        """Add a medium and return the part that stands for it. RequestError, with its place in the body, if it is not
+        allowed or invalid."""
         url = None if part.url is None else part.url.strip()
         try:
             self._limits.check_count(part.kind, len(self.media) + 1)
@@ -86,7 +87,8 @@ class ChatMedia:
 
 
 def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> ChatInput:
-    """Return the template's input for a chat; RequestError for fields that contradict each other."""
+    """Return the template's input for a chat. RequestError if a field or a medium is invalid, or fields contradict each
+    other."""
     media = ChatMedia(limits)
     if isinstance(body, ChatRequest):
         body = with_allowed_tools(body)
@@ -122,7 +124,8 @@ def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> Chat
 
 
 def _with_functions(body: ChatRequest) -> ChatRequest:
-    """Put `functions` and `function_call`, OpenAI's older form, into tools and tool_choice. An answer has one call."""
+    """Return the body with `functions` and `function_call`, OpenAI's older form, as tools and tool_choice; answers then
+    have at most one call. RequestError if they are invalid or both forms are given."""
     functions, choice = body.functions or (), body.function_call
     if isinstance(choice, NamedFunction) and choice.name not in (names := [each.name for each in functions]):
         raise RequestError(f"function_call names {choice.name!r:.80}, functions has {', '.join(names) or 'none'}")
@@ -142,8 +145,9 @@ def _with_functions(body: ChatRequest) -> ChatRequest:
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """Apply functions and function_call, and a tool_choice of type allowed_tools, if given: keep only these tools, and
-    replace the choice by its mode. RequestError if it allows no tool, or one that `tools` lacks."""
+    """Return the body with OpenAI's older `functions` as tools, and without a tool_choice of type allowed_tools: only
+    the allowed tools are kept, and the choice becomes its mode. RequestError if it allows no tool, or one that `tools`
+    lacks."""
     body = _with_functions(body)
     choice = body.tool_choice
     if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":

@@ -23,7 +23,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _GUIDED = ("json", "regex", "choice", "grammar")
 _STYLE = ("disable_any_whitespace",)
 _SCHEMA = "response_format.json_schema.schema"
-_INSTEAD = {  # of unsupported fields: how else to get their effect; the others can only be left out
+_INSTEAD = {  # unsupported field → how else to get its effect; other fields can only be left out
     "suffix": "put the prompt and the suffix into `prompt`, with the model's own markers of the gap",
     "audio": "answers are text, leave it out",
     "modalities": 'answers are text, send ["text"] or leave it out',
@@ -33,8 +33,8 @@ _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the n
 
 
 def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
-    """Fill a Generation's null fields with the model's sampling defaults, and apply the engine's flags for logprobs and
-    usage; return other bodies unchanged."""
+    """Return a Generation with its null fields set to the model's sampling defaults, and with the engine's options for
+    logprobs and usage applied; return other bodies unchanged."""
     if not isinstance(body, Generation):
         return body
     defaults: dict[str, Any] = dict(spec.default_sampling_params)
@@ -51,8 +51,8 @@ def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """Return a request's parameters; RequestError for fields that are invalid, not served or contradict each other.
-    `more`: values that replace those of `body`."""
+    """Return a request's parameters. RequestError if fields are invalid, not served, or contradict each other. `more`:
+    values that replace those of `body`."""
     refuse_unserved(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not served in a stream: leave it out or set stream to false")
@@ -61,14 +61,14 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
             raise RequestError("logprob_token_ids needs logprobs: ask for them too")
         more["logprobs"] = None  # the logprobs of these tokens replace those of the likeliest
     more["extra_args"] = body.vllm_xargs
-    more["best_of"] = body.best_of or None  # 0, the least that OpenAI takes: no more answers than are returned
+    more["best_of"] = body.best_of or None  # 0, which OpenAI accepts: as many answers as are returned
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
     return given_params(body, **more)
 
 
 def refuse_unserved(body: Body) -> None:
-    """Raise RequestError for a field of NOT_SERVED that has an effect."""
+    """Raise RequestError if a field of NOT_SERVED has a value with an effect."""
     for name, harmless in body.NOT_SERVED.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
@@ -76,14 +76,15 @@ def refuse_unserved(body: Body) -> None:
 
 
 def given_params(body: Scheduled, **more: object) -> SamplingParams:
-    """Return SamplingParams from the body's fields of the same names, replaced by `more`; None means the default."""
+    """Return SamplingParams from the body's fields of the same names; values in `more` replace them, None means the
+    default. RequestError if a value is invalid."""
     given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__} | more
     return SamplingParams.from_optional(**{name: value for name, value in given.items() if value is not None})
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
-    """Return the constraint that the body asks for, in any of its fields, or None. RequestError for several that
-    differ, or for an invalid one."""
+    """Return the constraint that the body asks for, in any of its fields; None if there is none. RequestError if it is
+    invalid, or fields ask for different constraints."""
     given = list(_constraints(body))
     distinct = [each for place, each in enumerate(given) if each[1:] not in [other[1:] for other in given[:place]]]
     if len(distinct) > 1:
@@ -113,23 +114,25 @@ def _constraints(body: Generation) -> Iterator[tuple[str, str, object]]:
 
 
 def constraint_field(body: Generation) -> str:
-    """Return the name of the field that constrains a request's answers; structured_outputs if there is none."""
+    """Return the name, for errors, of the field that constrains a request's answers; structured_outputs if there is
+    none."""
     return _shown_field(next((field for field, *_ in _constraints(body)), ""))
 
 
 def _shown_field(field: str) -> str:
-    """Return a constraint's field for errors, which are about structured_outputs unless they are renamed."""
+    """Return the name of a constraint's field for `errors_about`; structured_outputs if errors need no other name."""
     return "structured_outputs" if not field or field.startswith("structured_outputs.") else field
 
 
 def schema_errors_about(field: str) -> contextlib.AbstractContextManager[None]:
-    """In RequestErrors about the schema of a response_format, which a body of another form became, name its `field`."""
+    """Replace the name of response_format's schema, in RequestErrors, by `field`: the field of the original body from
+    which the response_format was made."""
     return errors_about(field, re.escape(_SCHEMA))
 
 
 @contextlib.contextmanager
 def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
-    """In RequestErrors replace the parameter's name, which the regex `begin` matches at the start, by `field`."""
+    """Replace the start of each RequestError that matches the regex `begin`, a parameter's name, by `field`."""
     try:
         yield
     except RequestError as error:
@@ -140,7 +143,8 @@ def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterato
 
 @contextlib.contextmanager
 def prompt_errors_about(field: str) -> Iterator[None]:
-    """Begin each RequestError about the prompt or its media with `field`, the field that holds the prompt."""
+    """Put `field`, the name of the field with the prompt, at the start of each RequestError about the prompt or its
+    media."""
     with (
         errors_about(f"{field}: ", r"(?=(?:the|a) (?:prompts?|image|audio clip)\b)"),
         errors_about(field, r"prompt_token_ids\b"),
@@ -150,7 +154,7 @@ def prompt_errors_about(field: str) -> Iterator[None]:
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
     """Return max_completion_tokens or else max_tokens, the limit of new tokens; None if neither is given. RequestError
-    for a limit out of range."""
+    if the limit is out of range."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most is not None:

@@ -1,4 +1,4 @@
-"""Parts of messages: texts, thoughts, images and audio, in the forms of OpenAI, Anthropic and Hugging Face."""
+"""Parts of messages: text, reasoning, images and audio, in the forms of OpenAI, Anthropic and Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..media.given_media import PART_KINDS
 TEXTS = ("text", "input_text", "output_text", "refusal")
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 DOCUMENTS = ("document", "search_result")
-MEDIA = {name: kind for name, kind in PART_KINDS.items() if name != "image_pil"}  # an object of Python
+MEDIA = {name: kind for name, kind in PART_KINDS.items() if name != "image_pil"}  # image_pil is a Python object
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_left_out(kind: str, left_out: str) -> None:
-    """Raise ValueError for a type that matches LEFT_OUT of its struct, so that it is left out before decoding."""
+    """Raise ValueError if the type `kind` matches `left_out`, the LEFT_OUT of its struct: such parts are removed before
+    the body is decoded."""
     if re.fullmatch(left_out, kind):
         raise ValueError(f"type {kind:.80} is not served: leave it out")
 
@@ -36,7 +37,7 @@ class MediaUrl(Sent, frozen=True, kw_only=True):
 
 
 class AudioData(Sent, frozen=True, kw_only=True):
-    """OpenAI's form of audio in a chat. The content says its format."""
+    """OpenAI's form of audio in a chat. The audio's format is read from its content."""
 
     data: str | None = None  # base64
     url: str | None = None
@@ -44,17 +45,18 @@ class AudioData(Sent, frozen=True, kw_only=True):
 
 
 class ImageSource(Sent, frozen=True, kw_only=True):
-    """Anthropic's form of an image, or of a document."""
+    """The source of an image or a document, in Anthropic's form."""
 
     type: str = ""
     media_type: str = "image/png"
     data: str | None = None
     url: str | None = None
-    content: str | list[MessagePart] | None = None  # of a document
+    content: str | list[MessagePart] | None = None  # content of a document
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
-    """Part of a message. Types other than text, thought, image and audio decode, so that an error can name them."""
+    """Part of a message. Types other than text, reasoning, image and audio decode too, so that an error can name
+    them."""
 
     type: str
     text: str | None = None
@@ -66,16 +68,17 @@ class MessagePart(Sent, frozen=True, kw_only=True):
     audio: str | AudioData | None = None  # Hugging Face's: a URL
     url: str | None = None  # Hugging Face's
     base64: str | None = None  # Hugging Face's
-    source: ImageSource | str | None = None  # a text in blocks that are not served
+    source: ImageSource | str | None = None  # text: in a search result
     detail: str | None = None
-    uuid: str | None = None  # vLLM's: the caller's name of the medium
+    uuid: str | None = None  # vLLM's: the caller's name for the medium
     file_id: str | None = None
-    title: str | None = None  # Anthropic's: of a document
-    context: str | None = None  # Anthropic's: of a document
+    title: str | None = None  # Anthropic's: title of a document
+    context: str | None = None  # Anthropic's: context of a document
 
 
 class MediumPart(MessagePart, frozen=True, kw_only=True):
-    """Image or audio in any form, read by `content_of`; `url` is None for the bytes that had the uuid before."""
+    """Image or audio in any form, read by `content_of`. If `url` is None, it is the medium that had this uuid
+    before."""
 
     kind: MediaKind
     where: str  # path in the body, for errors
@@ -84,11 +87,11 @@ class MediumPart(MessagePart, frozen=True, kw_only=True):
 def content_of(
     where: str, content: str | Sequence[MessagePart] | None, *, besides: Sequence[str] = ()
 ) -> tuple[str | list[MessagePart], str | None]:
-    """Return the content of a message as a text or as parts, MediumParts or of type text, and its thoughts joined with
-    line breaks.
+    """Return the content of a message, as text or as parts (MediumParts and parts of type text), and its reasoning,
+    joined with line breaks; None if there is none.
 
-    `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts of
-    another type."""
+    `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError if a part has an
+    unknown type or is invalid."""
     if content is None or isinstance(content, str):
         return content or "", None
     parts, thoughts = list[MessagePart](), list[str]()
@@ -113,10 +116,10 @@ def content_of(
 
 
 def _document(where: str, part: MessagePart) -> list[MessagePart]:
-    """Return a document or search result as texts and images: its title and context or source, then its content.
-    RequestError for one that is no text."""
+    """Return a document or a search result as texts and images: its title and its context or source, then its content.
+    RequestError if it has no text, such as a PDF."""
     source, heads = ImageSource() if part.source is None else part.source, [part.title, part.context]
-    if isinstance(source, str):  # of a search result: where it was found
+    if isinstance(source, str):  # a search result: `source` is its origin
         content, heads = getattr(part, "content", None), [part.title, source]
     else:
         content = source.data if source.type == "text" else source.content
@@ -141,7 +144,7 @@ def _medium(where: str, part: MessagePart) -> MediumPart:
 
 
 def _image(where: str, part: MessagePart) -> tuple[str | None, str | None]:
-    """Return URL and detail of an image."""
+    """Return the URL, None if there is none, and the detail of an image."""
     if part.source is not None:
         return _url_of(where, part.source), part.detail
     if isinstance(part.image_url, MediaUrl):
@@ -150,7 +153,7 @@ def _image(where: str, part: MessagePart) -> tuple[str | None, str | None]:
 
 
 def _audio(part: MessagePart) -> tuple[str | None, str | None]:
-    """Return URL and detail of audio, which has none."""
+    """Return the URL, None if there is none, and the detail of audio, which is not served but refused later."""
     given = part.input_audio or part.audio or part.audio_url
     if isinstance(given, AudioData):
         return given.url or _data_url("audio", given.data), part.detail
@@ -160,7 +163,7 @@ def _audio(part: MessagePart) -> tuple[str | None, str | None]:
 
 
 def _data_url(kind: MediaKind, data: str | None) -> str | None:
-    """Return base64 as a data: URL, if it is none; the format is read from the content."""
+    """Return base64 as a data: URL, unless it is one already. The format is read from the content later."""
     return data if data is None or is_data_url(data) else f"data:{kind}/*;base64,{data}"
 
 

@@ -1,6 +1,6 @@
 """Convert the prompts of a request, texts or token ids, to Submit messages.
 
-A request with one prompt submits it under its own id, `cmpl-…`; of several prompts the fourth is `cmpl-…/3`.
+A single prompt is submitted under the request's id, `cmpl-…`; of several prompts, the fourth has the id `cmpl-…/3`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECRET = re.compile("_[0-9a-f]{32}$")
 
 
 def answer_id(prefix: str, given: str | None) -> str:
-    """Return `prefix-ID` with the caller's id, or with a random one; RequestError for an invalid id."""
+    """Return `prefix-ID`, with the caller's id or a random one; RequestError if the caller's is invalid."""
     if given is None:
         return f"{prefix}-{secrets.token_hex(16)}"
     if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:
@@ -32,8 +32,8 @@ def answer_id(prefix: str, given: str | None) -> str:
 
 
 def new_response_id(chat_id: str) -> str:
-    """Return an id for the response of the chat chatcmpl-X: resp_X_SECRET. A caller may choose X, and logs and traces
-    show it; the secret keeps others from a stored response."""
+    """Return an id for the response to the chat chatcmpl-X: resp_X_SECRET. X may be chosen by the caller and is shown
+    in logs and traces; without the secret others cannot read a stored response."""
     return f"resp_{chat_id.partition('-')[2]}_{secrets.token_hex(16)}"
 
 
@@ -46,8 +46,8 @@ def submitted_id(answer_id: str) -> str:
 
 
 def body_inputs(field: str, prompts: Prompts, limits: PromptLimits, n: int | None = None) -> list[BodyInput]:
-    """Return the prompts; RequestError if one fails a check that needs no model. `field`: name for errors; `n`: answers
-    per prompt."""
+    """Return the prompts, after the checks that need no model; RequestError if one fails. `field`: the prompts' field,
+    for errors; `n`: answers per prompt."""
     listed = _listed(field, prompts)
     if len(listed) > MAX_PROMPTS:
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")

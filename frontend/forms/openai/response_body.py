@@ -34,14 +34,14 @@ from .schema import (
     items,
 )
 
-PLAIN = "functions"  # the namespace of tools that have no other one
-LOGPROBS = "message.output_text.logprobs"  # in `include`
+PLAIN = "functions"  # the namespace of tools without a namespace
+LOGPROBS = "message.output_text.logprobs"  # value in `include` that asks for logprobs
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
     """Message, tool call, output of a call, or reasoning of an earlier answer."""
 
-    # calls of tools that are left out too, and their outputs, as other servers answer with them
+    # calls of tools that are left out too, and their outputs, which answers of other servers contain
     LEFT_OUT: ClassVar = (
         r"(?!(?:custom_tool|function)_call(?:_output)?$)(?:.+_call(?:_output)?|mcp_.+|tool_search_output|compaction.*)"
     )
@@ -60,17 +60,17 @@ class InputItem(Sent, frozen=True, kw_only=True):
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
-    """Function, custom tool, or namespace of such tools. The fields of a tool stand beside the type; in a chat they
-    stand in a field of the type's name."""
+    """Function, custom tool, or namespace of such tools. The tool's fields are on one level with `type`; in a chat they
+    are in an object that is named by the type."""
 
     LEFT_OUT: ClassVar = "(?!(?:function|custom|namespace)$).*"  # tools that the server would run
 
     type: Literal["function", "custom", "namespace"]
     format: CustomFormat | None = None
-    tools: list[ResponseTool] | None = None  # of a namespace
+    tools: list[ResponseTool] | None = None  # the tools of a namespace
 
     def members(self) -> Iterator[tuple[str | None, ResponseTool]]:
-        """Yield the tools of a namespace with its name, or the tool itself with none."""
+        """Yield (name of the namespace, tool) for each tool of a namespace, or (None, self) for a tool."""
         if self.type != "namespace":
             yield None, self
         for each in self.tools or () if self.type == "namespace" else ():
@@ -87,7 +87,7 @@ class ResponseToolName(NamedFunction, frozen=True, kw_only=True, omit_defaults=T
 
 
 class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Tool that must be called, or a list of allowed ones."""
+    """The tool that must be called, or a list of allowed tools."""
 
     type: Literal["function", "custom", "allowed_tools"]
     name: str = ""
@@ -132,7 +132,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     input: str | Annotated[list[InputItem], items(1)]
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    max_tool_calls: int | None = None  # limits tools that run on the server, and there are none
+    max_tool_calls: int | None = None  # no effect: it limits tools that run on the server, of which there are none
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     text: TextOptions | None = None
@@ -148,7 +148,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """Rewrite a request as the chat that answers it; RequestError for fields that are not served."""
+    """Return the chat request with the same meaning. RequestError if a field is invalid or not served."""
     refuse_unserved(body)
     if body.max_output_tokens is not None:
         LENGTH.check("max_output_tokens", body.max_output_tokens)
@@ -167,19 +167,21 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
 
 def tool_names(body: ResponsesRequest) -> dict[str, JsonObject]:
-    """Map the name under which the model sees a tool to the fields of a call that name it: also its namespace."""
+    """Return, for tools in namespaces, the name that the model writes → the fields of a call that name the tool: its
+    name and its namespace."""
     members = (member for tool in body.tools or () for member in tool.members())
     return {flat_name(space, each.name): {"name": each.name, "namespace": space} for space, each in members if space}
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name under which the model sees a tool. The namespace `functions` is that of tools without one."""
+    """Return the name under which the model sees a tool: NAMESPACE__NAME, or NAME without a namespace or in
+    `functions`."""
     return f"{namespace.rstrip('_')}__{name}" if namespace and namespace != PLAIN else name
 
 
 def _chat_tools(body: ResponsesRequest) -> Iterator[Tool]:
-    """Yield the tools as a chat has them; RequestError if the names of two tools, one in a namespace, become the same
-    one, or if a namespace holds another one."""
+    """Yield the tools in a chat's form. RequestError if a tool of a namespace gets the same name as an earlier tool, or
+    if a namespace contains a namespace."""
     seen = set[str]()
     for namespace, tool in (member for each in body.tools or () for member in each.members()):
         name = flat_name(namespace, tool.name)
@@ -206,14 +208,15 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
-    """Return the input as messages of a chat. The items of one answer become one message: a call joins the text or the
-    call before it, and reasoning the next item."""
+    """Return `instructions`, as the system message, and the input as chat messages. The items of one answer are merged:
+    a tool call into the text or call before it, reasoning into the item after it. RequestError if the input is empty or
+    an item is invalid."""
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
     if not body.input:
         raise RequestError("input is empty: give a text or at least one item")
-    thought: str | None = None  # of the turn whose next item is not read yet
+    thought: str | None = None  # reasoning that belongs to the next item
     for position, item in enumerate(body.input):
         where = f"input[{position}]"
         if item.type == "reasoning":
@@ -232,7 +235,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
 
 
 def _message(where: str, item: InputItem) -> Message:
-    """Return the message of an item that is no reasoning."""
+    """Return the message for an item other than reasoning; RequestError if it is invalid."""
     if item.type in ("function_call", "custom_tool_call"):
         call = FunctionCall(name=flat_name(item.namespace, item.name or ""), arguments=item.arguments, input=item.input)
         return Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)])

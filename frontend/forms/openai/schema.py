@@ -3,8 +3,8 @@
 A null field counts as absent. `params.py` converts fields to SamplingParams and refuses fields that the engine does not
 support.
 
-The ranges beside the types are for /openapi.json (`http/openapi.py`); decoding ignores them. SamplingParams, endpoints
-and input processor check values, because their errors name the mend. schemathesis compares schema and checks in both
+The ranges in the types are only for /openapi.json (`http/openapi.py`); decoding ignores them. SamplingParams, endpoints
+and input processor check the values, since their errors name a remedy. schemathesis compares schema and checks in both
 directions (`tests/system/test_http_tools.py`).
 """
 
@@ -49,7 +49,7 @@ MAX_ID_CHARACTERS = 200
 MOST = 2**31 - 1
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
 TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
-Length: TypeAlias = Annotated[int, within(1, MOST)]  # of an answer that is not only a prompt's score
+Length: TypeAlias = Annotated[int, within(1, MOST)]  # of an answer; 0, only to score the prompt, is not served
 Truncation: TypeAlias = Annotated[
     int, Meta(extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1, "maximum": MOST}]})
 ]
@@ -96,7 +96,7 @@ _CONSTRAINTS: dict[str, tuple[str, ...]] = {  # fields of a ResponseFormat by it
 
 class ResponseFormat(Body, frozen=True, kw_only=True):
     """Form of an answer, in the spellings of OpenAI, TGI (`value`), llama.cpp, Together and Fireworks (`schema`,
-    `pattern`, `grammar`) and Cohere (a bare `json_schema`)."""
+    `pattern`, `grammar`) and Cohere (a schema directly in `json_schema`)."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex", "grammar"]
     json_schema: JsonObject | None = None  # {name, description, schema, strict}, or the schema itself
@@ -111,7 +111,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
     def constraints(self) -> Iterator[tuple[str, str, object]]:
         """Yield (field, kind, value) for each constraint, with the kinds of StructuredOutputsParams.
 
-        RequestError for one that the type does not have, and if the type needs one and there is none."""
+        RequestError if the type does not use a given field, or lacks the field that it needs."""
         kind, is_free = self.type if self.type in ("regex", "grammar") else "json", True
         for name in ("json_schema", "schema", "value", "pattern", "grammar"):
             value = getattr(self, name)
@@ -134,7 +134,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class Scheduled(Body, frozen=True, kw_only=True):
-    """Base with the fields for model, truncation, scheduling and caching, which most endpoints share."""
+    """Base with the fields that most endpoints share: for model, truncation, scheduling and caching."""
 
     model: str | None = None
     user: str | None = None
@@ -216,7 +216,7 @@ class FunctionCall(Sent, frozen=True, kw_only=True):
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of structs with a tool in the field that `type` names. RequestError if a Body lacks the tool's name."""
+    """Base of structs that have a tool in the field named by `type`. RequestError if the tool in a Body has no name."""
 
     def __post_init__(self) -> None:
         if isinstance(self, Body) and (kind := getattr(self, "type", "")) != "allowed_tools" and not self.called.name:
@@ -224,7 +224,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> Any:
-        """Return the tool: the field `custom` if that is its type, otherwise `function`."""
+        """The tool: the field `custom` if that is the type, otherwise `function`."""
         return getattr(self, "custom" if getattr(self, "type", "") == "custom" else "function")
 
 
@@ -250,7 +250,7 @@ class Message(Sent, frozen=True, kw_only=True):
     refusal: str | None = None
     annotations: list[JsonObject] | None = None
     audio: JsonObject | None = None
-    function_call: FunctionCall | None = None  # the older form of one tool call, answered by the role `function`
+    function_call: FunctionCall | None = None  # the older form of one tool call; its result has the role `function`
 
 
 class Function(Body, frozen=True, kw_only=True):
@@ -261,12 +261,12 @@ class Function(Body, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> JsonObject:
-        """Return the schema of the arguments."""
+        """The JSON schema of the arguments."""
         return self.parameters or {"type": "object", "properties": {}}
 
 
 class CustomFormat(Body, frozen=True, kw_only=True):
-    """Form of a custom tool's text. A chat has its grammar in `grammar`, a response in the other fields."""
+    """Form of a custom tool's text. In a chat the grammar is in `grammar`, in a response in the other fields."""
 
     type: Literal["text", "grammar"] = "grammar"
     syntax: Literal["lark", "regex"] | None = None
@@ -275,14 +275,14 @@ class CustomFormat(Body, frozen=True, kw_only=True):
 
 
 class CustomTool(Function, frozen=True, kw_only=True):
-    """Tool that takes a text. The model sees a function with one argument."""
+    """Tool that takes a text. For the model it is a function with one argument."""
 
     format: CustomFormat | None = None
 
     @property
     def constraint(self) -> dict[str, object]:
-        """Return the structured_outputs of the tool's input; {} if it may be any text. RequestError for a grammar
-        without syntax or definition."""
+        """The structured_outputs for the tool's input; {} if it may be any text. RequestError if a grammar has no
+        syntax or no definition."""
         if self.format is None or self.format.type == "text":
             return {}
         given = self.format.grammar or self.format
@@ -325,7 +325,7 @@ class AllowedTools(Body, frozen=True, kw_only=True):
 
 
 class NamedTool(Called, Body, frozen=True, kw_only=True):
-    """Tool that must be called, or a list of allowed ones. Some clients of other servers leave out the type."""
+    """The tool that must be called, or a list of allowed tools. Some clients of other servers leave out the type."""
 
     type: Literal["function", "custom", "allowed_tools"] = "function"
     function: NamedFunction = NamedFunction(name="")
@@ -372,7 +372,7 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     # beyond OpenAI
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    echo: bool | None = None  # answers begin with the last message if its role is assistant
+    echo: bool | None = None  # answers start with the last message, if its role is assistant
     add_special_tokens: bool | None = None
     chat_template: str | None = None
     documents: list[JsonObject] | None = None

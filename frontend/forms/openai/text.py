@@ -1,4 +1,4 @@
-"""Split the text of one answer of a chat into thoughts, content and calls, delta by delta."""
+"""Split the text of one answer of a chat into reasoning, content and tool calls, delta by delta."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_parser: str
     reasoning_parser: str
-    schemas: Mapping[str, JsonObject]  # schema of the arguments by name of the tool
-    is_forced: bool  # a schema allows only calls, with at most a thought before them
-    is_text: bool = False  # the forced call is the input of a custom tool
+    schemas: Mapping[str, JsonObject]  # name of a tool → schema of its arguments
+    is_forced: bool  # a schema allows only calls, after reasoning at most
+    is_text: bool = False  # the forced call consists of a custom tool's input
     custom_names: frozenset[str] = frozenset()  # names of custom tools
     forced_name: str | None
-    is_inside_thought: bool  # the answer begins inside a thought
-    max_calls: int | None  # 1 without parallel calls; further calls are dropped
+    is_inside_thought: bool  # the answer starts inside reasoning
+    max_calls: int | None  # 1 without parallel calls; further calls are dropped. None: no limit
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Return the texts that the parsers look for."""
+        """The texts that the parsers look for."""
         return tuple(marker for parser in self.new_parsers() for marker in parser.markers)
 
     def new_parsers(self) -> list[Parser]:
@@ -45,25 +45,26 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerText:
-    """Reader of one answer: passes its text through the parsers and counts calls and the tokens of thoughts."""
+    """Reader of one answer: passes its text through the parsers, and counts tool calls and reasoning tokens."""
 
     def __init__(self, style: AnswerStyle) -> None:
         self._style = style
         self._parsers = style.new_parsers()
         self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
         self._is_dropping = False  # inside a call beyond max_calls
-        self._joiner, self._has_calls = CallJoiner(), False  # those of a whole answer
-        self._num_held_tokens = 0  # tokens with text that is held back
+        self._joiner, self._has_calls = CallJoiner(), False  # calls that a whole answer would have
+        self._num_held_tokens = 0  # tokens with text that the parsers hold back
         self.num_calls = 0
         self.num_thought_tokens = 0
 
     @property
     def is_plain(self) -> bool:
-        """Return whether no parser runs: all text is content."""
+        """Whether no parser runs: all text is content."""
         return not self._parsers
 
     def read(self, delta: Delta) -> list[Part]:
-        """Return a delta's parts without calls beyond max_calls; the last delta also brings the parts of held text."""
+        """Return the parts of a delta without calls beyond max_calls; those of text that is held back come with a later
+        delta, or the last one."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)
@@ -83,8 +84,9 @@ class AnswerText:
         return parts
 
     def _count(self, delta: Delta, parts: list[Part]) -> None:
-        """Count the tokens of thoughts. Held tokens count with the parts that their text becomes; a delta with thought
-        and other parts divides its tokens in proportion to the characters."""
+        """Add a delta's reasoning tokens to `num_thought_tokens`. Tokens with text that is held back are counted once
+        the parsers return parts. If a delta has reasoning and other parts, its tokens are split in proportion to their
+        characters."""
         count = self._num_held_tokens + num_ids(delta.token_ids)
         num_said = sum(len(part.text) for part in parts if isinstance(part, Content | Arguments))
         is_thought = any(isinstance(part, Thought) for part in parts)
@@ -102,7 +104,7 @@ class AnswerText:
     def finish_reason(self, delta: Delta) -> str | None:
         """Return "tool_calls" for an answer with calls that ends with "stop", otherwise the delta's own reason.
 
-        A call that is content of a whole answer does not count. A call that tool_choice names keeps "stop", as at
-        OpenAI and vLLM."""
+        A call that would be content in a whole answer does not count. If tool_choice names a tool, the reason stays
+        "stop", as with OpenAI and vLLM."""
         is_made = self._has_calls and self._style.forced_name is None
         return "tool_calls" if is_made and delta.finish_reason == "stop" else delta.finish_reason

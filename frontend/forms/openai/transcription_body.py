@@ -1,7 +1,7 @@
 """Define the forms of transcriptions and translations: OpenAI's fields and further ones under vLLM's names.
 
-A form comes as multipart/form-data (`intake/form_data.py`). Its file is in the struct as the SHA-256 of its bytes,
-which are put into the blob store.
+A form is sent as multipart/form-data (`bodies/form_data.py`). The struct has the SHA-256 of its file, which is put into
+the blob store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Upload: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
 
 class Form(Scheduled, frozen=True, kw_only=True):
-    """Base of the bodies that come as multipart/form-data. Fields of type Upload hold the SHA-256 of a file in hex."""
+    """Base of the bodies that are sent as multipart/form-data. Fields of type Upload hold the SHA-256 of a file in
+    hex."""
 
     FILES: ClassVar[tuple[str, ...]] = ()  # names of the fields that are files
 
@@ -41,7 +42,7 @@ class AudioForm(Form, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     temperature: float | None = None
     # beyond OpenAI
-    stream: bool | None = None  # of translations
+    stream: bool | None = None  # beyond OpenAI only for translations
     stream_include_usage: bool | None = None  # the last event always has it
     stream_continuous_usage_stats: bool | None = None
     top_p: float | None = None
@@ -82,5 +83,5 @@ class TranslationRequest(AudioForm, frozen=True, kw_only=True):
     """POST /v1/audio/translations."""
 
     # beyond OpenAI
-    language: str | None = None  # of the speech
-    to_language: str | None = None  # of the translation; English if not given
+    language: str | None = None  # the spoken language
+    to_language: str | None = None  # language of the translation; null: English

@@ -13,11 +13,11 @@ from ....ipc.errors import RequestError
 
 
 class Float(NamedTuple):
-    """Floating point format narrower than float32."""
+    """A floating point format narrower than float32."""
 
-    typecode: str  # of the array of bit patterns
+    typecode: str  # typecode of an array of its bit patterns
     num_fraction_bits: int
-    least_exponent: int  # of normal numbers
+    least_exponent: int  # least exponent of normal numbers
     top: int  # bit pattern for overflow: infinity, or the largest number if the format has no infinity
 
 
@@ -48,15 +48,16 @@ def _code(number: float, form: Float) -> int:
 
 
 def _bits(vector: array[float]) -> bytes:
-    """Return one bit per number, set if it is not negative; the first of eight numbers is the highest bit. RequestError
-    if the number of numbers is no multiple of 8."""
+    """Return one bit per number, set if the number is not negative; the first of eight numbers is the highest bit of a
+    byte. RequestError if their count is not a multiple of 8."""
     if len(vector) % 8:
         raise RequestError(f"embedding_types has bits of {len(vector)} numbers: give an output_dimension of 8, 16 …")
     return int("".join("01"[number >= 0] for number in vector), 2).to_bytes(len(vector) // 8, "big")
 
 
 def _int8(vector: array[float]) -> Iterable[int]:
-    """Scale the number of largest magnitude to ±127 and round all. Cosine similarity does not depend on the scale."""
+    """Yield the numbers as integers, scaled so that the largest magnitude is 127. Cosine similarity does not depend on
+    the scale."""
     scale = 127 / (max(map(abs, vector)) or 1)
     return (round(number * scale) for number in vector)
 

@@ -1,4 +1,4 @@
-"""prompts_of: the TranscriptionPrompts of a model."""
+"""The choice of the TranscriptionPrompts for a model's family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert a form to the Task and the SamplingParams of its pieces."""
+"""Convert the form of a transcription or translation to a Task, and to SamplingParams for the pieces of its clip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMED = ("verbose_json", "srt", "vtt")
 
 
 def check_form(body: AudioForm) -> None:
-    """Raise RequestError for fields that are not served, or contradict each other."""
+    """Raise RequestError if fields are not served, or contradict each other."""
     refuse_unserved(body)
     form = body.response_format or "json"
     if body.stream and form not in STREAMED:
@@ -39,7 +39,7 @@ def check_form(body: AudioForm) -> None:
 
 
 def task_of(body: TranscriptionRequest | TranslationRequest) -> Task:
-    """Return the task of a form; RequestError for an unknown language."""
+    """Return the task that a form describes; RequestError if a language is unknown."""
     language, prompt = _language("language", body.language), (body.prompt or "").strip()
     has_times = body.response_format in TIMED
     if isinstance(body, TranslationRequest):
@@ -48,7 +48,8 @@ def task_of(body: TranscriptionRequest | TranslationRequest) -> Task:
 
 
 def params_of(body: AudioForm, defaults: Mapping[str, object]) -> SamplingParams:
-    """Return the parameters of each piece's request. `defaults`: the model's, but for the temperature, which is 0."""
+    """Return the parameters of each piece's request; RequestError if one is invalid. `defaults`: the model's sampling
+    defaults; the default temperature is 0 all the same."""
     most = body.max_completion_tokens
     if most is not None:
         LENGTH.check("max_completion_tokens", most)

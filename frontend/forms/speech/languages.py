@@ -44,7 +44,7 @@ _OTHER_NAMES = {
 
 
 class Language(NamedTuple):
-    """A language: `name` is English, with a capital."""
+    """A language. `name`: its English name, capitalized."""
 
     code: str
     name: str
@@ -61,6 +61,6 @@ ENGLISH = LANGUAGES["en"]
 
 
 def find_language(text: str) -> Language | None:
-    """Return the language with this code or name, in any case; None if there is none."""
+    """Return the language with this code or English name, in upper or lower case; None if it is unknown."""
     wanted = text.strip().lower()
     return LANGUAGES.get(wanted) or _BY_NAME.get(wanted)

@@ -1,4 +1,4 @@
-"""PieceAnswer: the answer to one piece of a clip, as it grows: its transcript, and its tokens if they have logprobs."""
+"""PieceAnswer: the growing answer to one piece of a clip: its transcript, and its tokens if they have logprobs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .prompts import SPECIAL, AnswerReader, Spoken
 
 
 class Token(NamedTuple):
-    """A token of an answer. `place`: characters of the answer before it, exact where a delta begins and at special
-    tokens; of others it is an estimate where several tokens make one character."""
+    """A token of an answer. `place`: the number of the answer's characters before it. It is exact at the start of a
+    delta and at special tokens; elsewhere it is an estimate if several tokens make one character."""
 
     place: int
     token_id: int
@@ -22,16 +22,16 @@ class Token(NamedTuple):
 
 
 class PieceAnswer:
-    """Text and tokens of one answer."""
+    """The text and the tokens of one answer."""
 
     def __init__(self, reader: AnswerReader, left_out: Collection[int] = ()) -> None:
-        """`left_out`: ids of tokens that end an answer and are no part of it."""
+        """`left_out`: ids of tokens that end an answer and do not belong to it."""
         self.reader, self._left_out = reader, left_out
-        self.text = ""  # of the whole answer
+        self.text = ""  # the whole answer so far
         self.tokens: list[Token] = []
         self.finish_reason: FinishReason | None = None
-        self._shown: list[str] = []  # text of the transcript, until it is taken
-        self._num_taken = 0  # tokens
+        self._shown: list[str] = []  # text of the transcript that was not taken yet
+        self._num_taken = 0  # tokens that were taken
 
     def add(self, delta: Delta) -> None:
         self._add_tokens(delta)
@@ -46,7 +46,7 @@ class PieceAnswer:
             return
         texts = delta.logprobs.texts
         answer, place = self.text + delta.text, len(self.text)
-        exact, first = place, len(self.tokens)  # the place that is certain, and the first token behind it
+        exact, first = place, len(self.tokens)  # the last exact place, and the first token after it
         for (token_id, logprob), *_ in unpack_rows(delta.logprobs):
             text = texts.get(token_id, "")
             if token_id in self._left_out:
@@ -58,22 +58,23 @@ class PieceAnswer:
             place = min(place + len(text), len(answer))
 
     def _keep_before(self, first: int, last_place: int) -> None:
-        """Lower the places of the tokens from `first` on to `last_place`."""
+        """Limit the places of the tokens from index `first` on to `last_place`."""
         self.tokens[first:] = [token._replace(place=min(token.place, last_place)) for token in self.tokens[first:]]
 
     def take(self) -> str:
-        """Return the text of the transcript since the last call."""
+        """Return the transcript's text since the last call."""
         text = "".join(self._shown)
         self._shown.clear()
         return text
 
     def take_tokens(self) -> list[Token]:
-        """Return the tokens of the transcript since the last call; call it when some of the transcript is there."""
+        """Return the transcript's tokens since the last call. Call it only after `take` has returned text, since the
+        start of the transcript is unknown before."""
         new = self.tokens[self._num_taken :]
         self._num_taken = len(self.tokens)
         return [token for token in new if token.place >= self.reader.begin]
 
     def spoken(self, duration_s: float) -> list[Spoken]:
-        """Return the parts of the transcript with their times: one of `duration_s` if the answer has no times."""
+        """Return the parts of the transcript with their times; if the answer has no times, one part of `duration_s`."""
         begin = self.reader.begin
         return self.reader.spoken() or [Spoken(self.text[begin:], begin, len(self.text), 0.0, duration_s)]

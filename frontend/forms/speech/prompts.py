@@ -1,6 +1,6 @@
-"""TranscriptionPrompts: how a family of models is asked to transcribe or translate a clip, and how it answers.
+"""TranscriptionPrompts: prompts with which a model family transcribes or translates a clip, and readers of its answers.
 
-The same prompt goes with each piece of a clip. Families without a form of their own are asked in a chat.
+Each piece of a clip gets the same prompt. For families without a prompt format of their own, it is a chat.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ TaskKind: TypeAlias = Literal["transcribe", "translate"]
 
 
 class Task(NamedTuple):
-    """What a caller wants of a clip."""
+    """The task that a caller sets for a clip."""
 
     kind: TaskKind
-    language: Language | None = None  # of the speech; None: unknown
-    to_language: Language = ENGLISH  # of a translation
+    language: Language | None = None  # the spoken language; None: unknown
+    to_language: Language = ENGLISH  # language of a translation
     prompt: str = ""  # names and words that may occur
-    has_times: bool = False  # of the parts of a piece, if the model gives them
+    has_times: bool = False  # return times of the parts of a piece, if the model gives them
 
 
 class Context(NamedTuple):
-    """A text before the prompt, behind a token `mark`. At most `max_tokens` of it are kept, the last ones."""
+    """A text before the prompt, preceded by the token `mark`. Only its last `max_tokens` tokens are kept."""
 
     mark: str
     text: str
@@ -36,19 +36,19 @@ class Context(NamedTuple):
 
 
 class TaskPrompt(NamedTuple):
-    """Prompt of a piece: the context, the turns of a chat as the model's template shows them, and then `text`."""
+    """Prompt of a piece: the context, the turns of a chat rendered by the model's template, and then `text`."""
 
     turns: tuple[ChatMessage, ...] = ()
     text: str = ""
     context: Context | None = None
-    keeps_special_tokens: bool = False  # in the text of answers
+    keeps_special_tokens: bool = False  # the text of answers has its special tokens
 
 
 class LanguageQuestion(NamedTuple):
-    """A prompt `text` that a model answers with one of the tokens that name a language."""
+    """A prompt, `text`, to which a model answers with one of its tokens for languages."""
 
     text: str
-    languages: Mapping[int, Language]  # by their tokens
+    languages: Mapping[int, Language]  # by token id
 
     @property
     def any_language(self) -> Language:
@@ -56,7 +56,8 @@ class LanguageQuestion(NamedTuple):
 
 
 class Spoken(NamedTuple):
-    """A part of an answer with times: [begin, end) in characters of the answer, seconds from the begin of its piece."""
+    """A part of an answer with times. [begin, end): its characters in the answer; times are seconds from the start of
+    the piece."""
 
     text: str
     begin: int
@@ -66,42 +67,42 @@ class Spoken(NamedTuple):
 
 
 class AnswerReader(Protocol):
-    """Reader of the answer to one piece, as it grows."""
+    """Interface of a reader of the growing answer to one piece."""
 
     @property
     def language(self) -> Language | None:
-        """The language that the answer names."""
+        """The language that the answer names; None if it names none."""
 
     @property
     def begin(self) -> int:
-        """Where the transcript begins in the answer, in characters."""
+        """Number of characters before the transcript in the answer."""
 
     def append(self, text: str) -> str:
-        """Take the next text of the answer and return the next text of the transcript."""
+        """Read the next text of the answer, and return the text that it adds to the transcript."""
 
     def finish(self) -> str:
         """Return the last text of the transcript, after the end of the answer."""
 
     def spoken(self) -> list[Spoken]:
-        """Return the parts of the finished answer that have times; without any, the piece is one."""
+        """Return the parts of the finished answer that have times; [] if the answer has no times."""
 
 
 class TranscriptionPrompts(Protocol):
-    """Prompts of a family, and readers of its answers."""
+    """Interface of a family's prompts, and of the readers of its answers."""
 
-    has_marker: bool  # prompts have a token at the place of the clip
-    language_question: LanguageQuestion | None  # asked about the first piece if the caller names no language
+    has_marker: bool  # prompts have a token in place of the clip
+    language_question: LanguageQuestion | None  # for the first piece, if the caller names no language
 
     def prompt(self, task: Task) -> TaskPrompt:
-        """Return the prompt of each piece. RequestError, which begins with the name of a field, for a task that the
-        family does not know."""
+        """Return the prompt for each piece. RequestError, which begins with the name of a field, if the family does not
+        support the task."""
 
     def new_reader(self, task: Task) -> AnswerReader:
         """Return a reader for the answer to a piece."""
 
 
 class PlainReader:
-    """Reader of answers that are transcripts."""
+    """Reader of answers that contain only the transcript."""
 
     language: Language | None = None
     begin = 0
@@ -117,7 +118,7 @@ class PlainReader:
 
 
 class ChatPrompts:
-    """Prompts of a model that hears audio in chats: the clip, and an instruction."""
+    """Prompts of a model that takes audio in chats: the clip, and an instruction."""
 
     has_marker = True
     language_question: LanguageQuestion | None = None
@@ -130,7 +131,7 @@ class ChatPrompts:
 
 
 def instruction(task: Task) -> str:
-    """Return the order to a model that follows instructions."""
+    """Return the task as an instruction for a chat model."""
     if task.kind == "translate":
         sentences = [f"Translate the speech into {task.to_language.name}. Answer with the translation alone."]
     else:
@@ -143,7 +144,7 @@ def instruction(task: Task) -> str:
 
 
 def refuse_language(language: Language, known: list[Language]) -> RequestError:
-    """Return the error of a language that a family does not know."""
+    """Return the error for a language that a family does not support."""
     codes = ", ".join(f"{each.code} ({each.name})" for each in known)
     return RequestError(
         f"language is {language.code} ({language.name}), this model transcribes {codes}: choose another"
@@ -151,5 +152,5 @@ def refuse_language(language: Language, known: list[Language]) -> RequestError:
 
 
 def languages(codes: str) -> list[Language]:
-    """Return the languages of codes with blanks between them."""
+    """Return the languages of codes that are separated by blanks."""
     return [LANGUAGES[code] for code in codes.split()]

@@ -1,6 +1,7 @@
 """Qwen3-ASR's prompts, a chat with the context as system turn, and its answers: `language NAME<asr_text>transcript`.
 
-The answer's head is in the prompt if the caller names the language. The model transcribes and does not translate.
+If the caller names the language, the answer's head («language NAME<asr_text>») is part of the prompt. The model
+transcribes and does not translate.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from .prompts import AnswerReader, LanguageQuestion, PlainReader, Spoken, Task, 
 
 MARK = "<asr_text>"
 HEAD = "language "
-MAX_HEAD_CHARACTERS = 64  # of an answer; one without a mark in them is a transcript
+MAX_HEAD_CHARACTERS = 64  # an answer without the mark in its first characters is all transcript
 KNOWN = languages(
     "ar yue zh cs da nl en fil fi fr de el hi hu id it ja ko mk ms fa pl pt ro ru es sv th tr vi"  # as in its card
 )
@@ -38,12 +39,12 @@ class Qwen3AsrPrompts:
 
 
 class HeadReader:
-    """Reader of answers with a head, which is held back until it is whole."""
+    """Reader of answers with a head. It holds the text back until the head is complete."""
 
     def __init__(self) -> None:
         self.language: Language | None = None
         self.begin = 0
-        self._head: str | None = ""  # so far; None after its end
+        self._head: str | None = ""  # the head so far; None after its end
 
     def append(self, text: str) -> str:
         if self._head is None:

@@ -24,7 +24,7 @@ def vtt(segments: Iterable[Segment]) -> str:
 
 
 def _time(seconds: float, mark: str) -> str:
-    """Return HH:MM:SS,mmm with `mark` before the milliseconds, to which the time is rounded."""
+    """Return a time as HH:MM:SS and milliseconds, with `mark` between them."""
     rest, milliseconds = divmod(round(seconds * 1000), 1000)
     rest, whole = divmod(rest, 60)
     hours, minutes = divmod(rest, 60)
@@ -32,7 +32,7 @@ def _time(seconds: float, mark: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a text as one line without the arrow of times: an empty line or an arrow would end the cue."""
+    """Return a text as one line without the arrow «-->»: an empty line or that arrow would end the cue."""
     return " ".join(text.split()).replace("-->", "->")
 
 

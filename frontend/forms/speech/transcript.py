@@ -1,6 +1,7 @@
 """Transcript: the answers to the pieces of a clip, joined in order.
 
-Knows times and texts, neither requests nor formats. Pieces may be answered in any order; text is given out in theirs.
+Knows times and texts, neither requests nor formats. Pieces may be answered in any order; `take` returns their texts in
+the clip's order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WITHOUT_BLANKS = re.compile(
 
 
 class PieceTimes(Protocol):
-    """Where a piece is in its clip."""
+    """The start and the end of a piece in its clip, in seconds."""
 
     @property
     def start_s(self) -> float: ...
@@ -50,24 +51,24 @@ class Segment(NamedTuple):
 
     @property
     def compression_ratio(self) -> float:
-        """The bytes of the text by those of zlib's form of it: high for repetitive texts."""
+        """Bytes of the text divided by its bytes after compression with zlib: high for repetitive texts."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data))
 
 
 class Transcript:
-    """Answers to the pieces of one clip."""
+    """The answers to the pieces of one clip, and the text that was taken from them so far."""
 
     def __init__(
         self, pieces: Sequence[PieceTimes], new_reader: Callable[[], AnswerReader], left_out: Collection[int] = ()
     ) -> None:
-        """`left_out`: ids of tokens that end answers."""
+        """`left_out`: ids of tokens that end answers and do not belong to them."""
         self._pieces = pieces
         self._answers = [PieceAnswer(new_reader(), left_out) for _ in pieces]
-        self._texts: list[str] = []  # given out
-        self._place = 0  # of the piece that is given out
-        self._has_begun = False  # some text of it was given out
-        self._blanks = ""  # of it, which are given out before its next text
+        self._texts: list[str] = []  # texts that were taken
+        self._place = 0  # index of the piece that is being taken
+        self._has_begun = False  # whether some text of that piece was taken
+        self._blanks = ""  # blanks of that piece that precede its next text
 
     @property
     def duration_s(self) -> float:
@@ -75,12 +76,13 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The text that was given out."""
+        """All text that was taken."""
         return "".join(self._texts)
 
     @property
     def language(self) -> Language | None:
-        """The language that the answers name, that of the longest time if they name several."""
+        """The language that the answers name, the one with the longest time if there are several; None if there is
+        none."""
         seconds = Counter[Language]()
         for piece, answer in zip(self._pieces, self._answers, strict=True):
             if answer.reader.language is not None:
@@ -92,7 +94,7 @@ class Transcript:
         self._answers[place].add(delta)
 
     def take(self) -> tuple[str, list[Token]]:
-        """Give out all text up to the end of the first unfinished piece, and its tokens."""
+        """Return the new text up to the end of the first unfinished answer, and its tokens."""
         taken, tokens = "", list[Token]()
         while self._place < len(self._answers):
             answer = self._answers[self._place]
@@ -112,7 +114,8 @@ class Transcript:
         return self._texts[-1] if self._texts else ""
 
     def _stripped(self, text: str) -> str:
-        """Return the text of a piece without the blanks at its begin and at its end, which are held back."""
+        """Return the next text of a piece without blanks at the piece's start. Blanks at the end are held back until
+        more text follows."""
         text = self._blanks + text if self._has_begun else text.lstrip()
         shown = text.rstrip()
         self._blanks = text[len(shown) :] if shown or self._has_begun else ""
@@ -124,12 +127,12 @@ class Transcript:
             for spoken in answer.spoken(piece.end_s - piece.start_s):
                 text = spoken.text.strip()
                 tokens = [token for token in answer.tokens if spoken.begin <= token.place < spoken.end]
-                if text:  # times may lie behind the end of a piece, in the silence that fills the model's window
+                if text:  # times may be after the end of a piece, in the silence that fills the model's window
                     start_s, end_s = (min(piece.start_s + each, piece.end_s) for each in (spoken.start_s, spoken.end_s))
                     yield Segment(start_s, end_s, text, tokens)
 
 
 def joint(before: str, text: str) -> str:
-    """Return the text between the last character of a piece and the next piece's text: a blank, or nothing at the begin
-    and in scripts that have none between words."""
+    """Return the text to insert between two pieces: a blank, or nothing at the transcript's start and in scripts
+    without blanks between words. `before`: the last character before; `text`: the next piece's text."""
     return "" if not before or _WITHOUT_BLANKS.match(before) or _WITHOUT_BLANKS.match(text) else " "

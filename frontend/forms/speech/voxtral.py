@@ -1,4 +1,5 @@
-"""Voxtral's prompts: a form of its own for transcripts, as mistral-common writes it, and chats for translations."""
+"""Voxtral's prompts: for transcripts in a format of its own, as mistral-common writes it, for translations as a
+chat."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whisper's prompts: tokens that name language and task, behind the clip that each request begins with.
+"""Whisper's prompts: tokens that name language and task, after the clip with which each request starts.
 
-If the caller names no language, the model does: by the token that it puts behind <|startoftranscript|>. Answers have
-times if the task wants them: `<|0.00|> Hello there.<|1.50|><|1.50|> General Kenobi.<|2.84|>`.
+If the caller names no language, the model detects it: its token after <|startoftranscript|> names it. Answers have
+times if the task asks for them: `<|0.00|> Hello there.<|1.50|><|1.50|> General Kenobi.<|2.84|>`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .languages import ENGLISH, Language, find_language
 from .prompts import SPECIAL, AnswerReader, Context, LanguageQuestion, Spoken, Task, TaskPrompt, refuse_language
 
 BEGIN = "<|startoftranscript|>"
-OTHER_CODES = {"jw": "jv"}  # of tokens: code of ISO 639-1
+OTHER_CODES = {"jw": "jv"}  # code in a token → code of ISO 639-1
 TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
 
 
 class WhisperPrompts:
-    """Prompts of a Whisper, which translates into English alone. Some know English alone, and have no tokens for
-    languages and tasks in their prompts."""
+    """Prompts of a Whisper model, which translates only into English. Some models know only English, and have no tokens
+    for languages and tasks in their prompts."""
 
     has_marker = False
 
@@ -40,7 +40,7 @@ class WhisperPrompts:
         return TaskPrompt(text=text, context=context, keeps_special_tokens=self._are_timed(task))
 
     def _order(self, task: Task) -> str:
-        """Return the tokens of language and task."""
+        """Return the tokens of language and task. RequestError if the model does not support these."""
         if task.kind == "translate" and task.to_language != ENGLISH:
             raise RequestError(f"to_language is {task.to_language.code}, this model translates into en: leave it out")
         if self._is_english:
@@ -63,8 +63,8 @@ class WhisperPrompts:
 
 
 class TimedReader:
-    """Reader of answers with times, each of which is one token and comes whole. They and other special tokens are no
-    part of the transcript, also where the model was not asked for times."""
+    """Reader of answers with times. A time is one token, so its text arrives at once. Times and other special tokens
+    are left out of the transcript, even if no times were requested."""
 
     begin = 0
 
@@ -80,7 +80,7 @@ class TimedReader:
         return ""
 
     def spoken(self) -> list[Spoken]:
-        """Return the texts between times. The last may have no end, as if the answer was too long for the model."""
+        """Return the texts between times. The last one may have no end (inf), for example if the answer was cut off."""
         parts, begin, start_s = list[Spoken](), 0, 0.0
         for time in TIME.finditer(self._answer):
             parts.append(self._part(begin, time.start(), start_s, float(time[1])))
