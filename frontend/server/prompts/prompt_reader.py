@@ -44,9 +44,18 @@ class PromptReader:
         if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
             if prompt is not None and question.cut_side is None:
                 self.inputs.limits.check_characters(len(prompt))
-            most = self.inputs.limits.max_bytes_per_token
-            return await self._ask(
-                msgspec.structs.replace(question, max_bytes_per_token=most), num_characters, owner, wait_s
+            whole = msgspec.structs.replace(question, max_bytes_per_token=self.inputs.limits.max_bytes_per_token)
+            return await reply_of(
+                lambda then: self._thread_pool.ask(
+                    whole,
+                    (),
+                    lambda answer: _prompt_of(answer, prompt),
+                    then,
+                    num_bytes=num_characters,
+                    owner=owner,
+                    wait_s=wait_s,
+                ),
+                self._thread_pool.cancel,
             )
         if num_characters > SHORT_CHARACTERS:
             return await self._run(lambda: self.inputs.tokenize(question), num_characters, owner, wait_s)
@@ -58,27 +67,11 @@ class PromptReader:
             return await self._run(lambda: self.inputs.detokenize(token_ids), len(token_ids), owner, WAIT_S)
         return self.inputs.detokenize(token_ids)
 
-    async def _ask(self, question: ReadPrompt, num_bytes: int, owner: str, wait_s: float) -> Prompt:
-        """Let an intake process read a prompt."""
-        pool = self._thread_pool
-        return await reply_of(
-            lambda then: pool.ask(
-                question,
-                (),
-                lambda answer: _prompt_of(answer, question.prompt),
-                then,
-                num_bytes=num_bytes,
-                owner=owner,
-                wait_s=wait_s,
-            ),
-            pool.cancel,
-        )
-
     async def _run(self, work: Callable[[], T], num_bytes: int, owner: str, wait_s: float) -> T:
         """Do work in a thread."""
-        pool = self._thread_pool
         return await reply_of(
-            lambda then: pool.run(work, then, num_bytes=num_bytes, owner=owner, wait_s=wait_s), pool.cancel
+            lambda then: self._thread_pool.run(work, then, num_bytes=num_bytes, owner=owner, wait_s=wait_s),
+            self._thread_pool.cancel,
         )
 
 

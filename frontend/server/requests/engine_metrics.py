@@ -25,8 +25,9 @@ from ....ipc.messages.supervisor import Initialize, Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.config.speculation import speculation_options
 from ..metrics.adapter_metrics import AdapterMetrics
+from ..metrics.core_metrics import CoreMetrics
 from ..metrics.encoder_metrics import EncoderMetrics
-from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
+from ..metrics.registry import Counter, Gauge, Histogram, Registry
 from ..metrics.shared_counts import MAX_SHOWN, FrontendCounts, SharedCounts
 from ..metrics.speculation_metrics import SpeculationMetrics
 from ..metrics.tier_metrics import TierMetrics
@@ -39,8 +40,6 @@ SECONDS = (
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 REFUSALS = ("request", "overloaded", "draining")  # kinds of errors of requests that never ran
-ROWS = tuple(float(2**power) for power in range(13))  # bounds of Progress.num_steps_by_rows
-STEP_TOKENS = tuple(float(2**power) for power in range(15))  # bounds of Progress.num_steps_by_tokens
 HISTORY_S = 120  # samples, one a second, that the dashboard shows at first
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
@@ -67,15 +66,6 @@ class EngineMetrics:
         self.aborts = Counter("request_aborts_total", "Aborted answers by cause.", ["cause"])
         self.timeouts = Counter("request_timeouts_total", "Answers that timed out, by their state.", ["cause"])
         self.refused = Counter("requests_refused_total", "Requests refused before they ran, by error kind.", ["kind"])
-        self.preemptions = Counter("num_preemptions_total", "Preemptions of running requests.")
-        self.recomputed = Counter("recomputed_tokens_total", "Computed tokens lost by preemptions and crashes.")
-        self.cache_queries = Counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
-        self.cache_hits = Counter("prefix_cache_hits_total", "Tokens found in the prefix cache.")
-        self.steps = Counter("engine_steps_total", "Steps of the model.")
-        self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
-        self.step_seconds = Counter("step_seconds_total", "Time of steps by phase.", ["phase"])
-        self.restarts = Counter("process_restarts_total", "Restarts of processes of the engine.")
-        self.requests_cut = Counter("http_requests_cut_total", "HTTP requests cut off by the loss of their frontend.")
         self.events = Counter("frontend_events_total", "Other events of the frontend.", ["event"])
         self.first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.inter_token = Histogram("inter_token_latency_seconds", "Between tokens of an answer.", SECONDS)
@@ -88,16 +78,11 @@ class EngineMetrics:
         self.decode = Histogram("request_decode_time_seconds", "From the first token to the end.", SECONDS)
         self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of ended answers.", TOKENS)
         self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
-        self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
-        is_vllm = spec.config.metrics_names == "vllm"  # vLLM's name of this histogram ends like a counter's
-        name = "iteration_tokens_total" if is_vllm else "iteration_tokens"
-        self.step_tokens = Histogram(name, "Tokens per step: of completed prompts, and generated.", STEP_TOKENS)
         self.param_n = Histogram("request_params_n", "n of ended requests.", (1, 2, 5, 10, 20))
         self.param_max_tokens = Histogram("request_params_max_tokens", "max_tokens of ended answers.", TOKENS)
         self.preempted = Histogram(
             "request_num_preemptions", "Preemptions of ended answers.", (0, 1, 2, 3, 4, 5, 10, 20)
         )
-        self.rejections = Counter("admission_rejections_total", "Requests refused by a full queue.", ["reason"])
         self._counts = {} if counts is None else counts
         self.queue_depths = queue_depths
         self._tracing = tracing
@@ -107,6 +92,8 @@ class EngineMetrics:
         self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # (monotonic seconds, sample)
         self._progress_at = time.monotonic()
         self._core_totals: dict[Hashable, float] = {}  # last totals reported by the current core, by any key
+        is_vllm = spec.config.metrics_names == "vllm"  # vLLM's name of this histogram ends like a counter's
+        self.core = CoreMetrics(self._increase, "iteration_tokens_total" if is_vllm else "iteration_tokens")
         self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
@@ -121,26 +108,17 @@ class EngineMetrics:
         self.registry = Registry(
             "vllm:" if is_vllm else "tokenloom_", {"model_name": spec.served_model_name, "engine": "0"}
         )
-        parts = (self.tiers, self.adapters, self.encoder, self.speculation)
-        self.registry.metrics += [
-            *new_gauges(self, spec),
-            *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
-            *(each for some in parts if some is not None for each in some.metrics),
-        ]
-        self.registry.own = self._own_metrics()
+        parts = (self.core, self.tiers, self.adapters, self.encoder, self.speculation)
+        gauges = new_gauges(self, spec)
+        counted = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
+        of_parts = [each for part in parts if part is not None for each in part.metrics]
+        self.registry.metrics += [*gauges, *counted, *of_parts]
+        # the others follow from Progress, which every frontend gets
+        self.registry.own = [*counted, *(each for each in gauges if each.name in OWN_GAUGES)]
 
     def on_sizes(self, sizes: Initialize) -> None:
         """Note the size of the KV pool and the kernels, which a client may ask for as soon as the engine is ready."""
         self.num_kv_blocks, self.kernels = sizes.num_all_blocks, sizes.kernels or self.kernels
-
-    def _own_metrics(self) -> list[Metric]:
-        """Return the metrics that are counted here, not those that follow from Progress, which every frontend gets."""
-        cache = (self.cache_queries, self.cache_hits, self.rejections, self.preemptions, self.recomputed)
-        steps = (self.steps, self.scheduled_tokens, self.step_seconds, self.batch, self.step_tokens)
-        of_the_engine = {id(each) for each in (*cache, *steps, self.restarts, self.requests_cut)}
-        counted = (each for each in vars(self).values() if isinstance(each, (Counter, Histogram)))
-        own_gauges = (each for each in self.registry.metrics if each.name in OWN_GAUGES)
-        return [*(each for each in counted if id(each) not in of_the_engine), *own_gauges]
 
     def _own_counts(self, identity: str, num_open_requests: int) -> FrontendCounts:
         """Return what the other frontends of the engine need to show sums."""
@@ -320,26 +298,7 @@ class EngineMetrics:
     def on_progress(self, progress: Progress) -> None:
         """Keep a report for the gauges, and add the increase of the core's totals, which begin at 0 in each core."""
         self.progress, self._progress_at = progress, time.monotonic()
-        self.restarts.raise_to(progress.num_restarts)
-        self.requests_cut.raise_to(progress.num_http_requests_cut)
-        counters: tuple[tuple[Counter, tuple[str, ...], float], ...] = (
-            (self.steps, (), progress.step),
-            (self.preemptions, (), progress.num_preemptions),
-            (self.recomputed, (), progress.num_recomputed_tokens),
-            (self.cache_queries, (), progress.num_queried_tokens),
-            (self.cache_hits, (), progress.num_hit_tokens),
-            (self.scheduled_tokens, (), progress.num_scheduled_tokens),
-            (self.rejections, ("max_num_queued_reqs",), progress.num_refused_for_requests),
-            (self.rejections, ("max_num_queued_tokens",), progress.num_refused_for_tokens),
-            (self.step_seconds, ("schedule",), progress.schedule_s),
-            (self.step_seconds, ("send",), progress.send_s),
-            (self.step_seconds, ("device",), progress.execute_s),
-            (self.step_seconds, ("host",), progress.host_s),
-        )
-        for number, (counter, labels, total) in enumerate(counters):
-            counter.add(self._increase(number, total), *labels)
-        self._add_steps(self.batch, 100, progress.num_rows_in_steps, progress.num_steps_by_rows)
-        self._add_steps(self.step_tokens, 200, progress.num_step_tokens, progress.num_steps_by_tokens)
+        self.core.on_progress(progress)
         if self.tiers is not None and progress.tiers is not None:
             self.tiers.on_progress(progress.tiers)
         if self.adapters is not None and progress.adapters is not None:
@@ -366,12 +325,6 @@ class EngineMetrics:
             "histograms": self.latencies(),
         }
         self.history.append((now, sample))
-
-    def _add_steps(self, histogram: Histogram, number: int, total: int, counts: list[int]) -> None:
-        """Add the increase of a histogram that the core keeps as a sum, `total`, and `counts` of its buckets. `number`:
-        the sum's key in `_core_totals`; the buckets have the next keys."""
-        new, *by_size = [self._increase(number + place, each) for place, each in enumerate((total, *counts))]
-        histogram.add_counts([int(count) for count in by_size], new)
 
     def _increase(self, key: Hashable, total: float) -> float:
         """Return the increase of a total since the last report. A new core counts from 0 again: then all of it."""

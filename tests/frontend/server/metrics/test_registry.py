@@ -15,8 +15,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom.core.stats import CoreStats
+from tokenloom.frontend.server.metrics.core_metrics import ROWS, STEP_TOKENS
 from tokenloom.frontend.server.metrics.registry import Counter, Gauge, Histogram, Registry
-from tokenloom.frontend.server.requests.engine_metrics import ROWS, SECONDS, STEP_TOKENS, EngineMetrics
+from tokenloom.frontend.server.requests.engine_metrics import SECONDS, EngineMetrics
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import metrics as messages
@@ -109,8 +110,8 @@ def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
     for requests, tokens in ((1, 0), (1, 3), (0, 1)):  # the last is a new core's
         refused = {"num_refused_for_requests": requests, "num_refused_for_tokens": tokens}
         metrics.on_progress(progress(**refused))
-    assert metrics.rejections.get("max_num_queued_reqs") == 1
-    assert metrics.rejections.get("max_num_queued_tokens") == 4
+    assert metrics.core.rejections.get("max_num_queued_reqs") == 1
+    assert metrics.core.rejections.get("max_num_queued_tokens") == 4
 
 
 def test_prometheus_parses_the_counts_and_sum_of_a_histogram() -> None:
@@ -151,8 +152,8 @@ def test_counters_keep_their_totals_when_a_new_core_counts_from_zero() -> None:
     metrics = new_metrics()
     for step in (3, 10, 10, 2, 5):  # the core is replaced after its 10th step
         metrics.on_progress(progress(step, execute_s=step / 10))
-    assert metrics.steps.sum == 15
-    assert metrics.step_seconds.get("device") == pytest.approx(1.5)
+    assert metrics.core.steps.sum == 15
+    assert metrics.core.step_seconds.get("device") == pytest.approx(1.5)
 
 
 def test_the_batch_sizes_of_the_core_become_the_histogram_of_step_sizes() -> None:
@@ -166,11 +167,11 @@ def test_the_batch_sizes_of_the_core_become_the_histogram_of_step_sizes() -> Non
             if rng.random() < 0.3:
                 report(metrics, stats)
         report(metrics, stats)
-    assert metrics.batch.sum == sum(sizes)
-    assert metrics.batch.count == metrics.steps.sum == len(sizes)
-    assert metrics.batch.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in ROWS]
-    assert metrics.step_tokens.sum == sum(sizes) and metrics.step_tokens.count == len(sizes)
-    assert metrics.step_tokens.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in STEP_TOKENS]
+    core = metrics.core
+    assert core.steps.sum == len(sizes)
+    for histogram, bounds in ((core.batch, ROWS), (core.step_tokens, STEP_TOKENS)):
+        assert (histogram.sum, histogram.count) == (sum(sizes), len(sizes))
+        assert histogram.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in bounds]
 
 
 def report(metrics: EngineMetrics, stats: CoreStats) -> None:

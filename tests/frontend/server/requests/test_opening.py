@@ -127,8 +127,8 @@ class Walk:
             self.end(name, request, job, has_result=event == "result")
         else:
             self.seen.add(("core" if job is None else job.stage, event))
-            self.num_ends[name] += event == "abort"
             if event == "abort":
+                self.num_ends[name] += 1
                 self.say(name, Abort(request_id=name))
             elif event == "replacement":
                 self.submit(name, request.submit.attempt + 1)
@@ -171,14 +171,9 @@ class Walk:
         submitted = [each for each in self.bench.to_core if isinstance(each, EngineCoreRequest)]
         keys = [child.key for each in submitted for child in each.children]
         assert len(set(keys)) == len(keys) and at_core <= set(keys)
-        ends = Counter(
-            delta.request_id for name in NAMES for delta in self.news_of(name) if delta.finish_reason is not None
-        )
-        assert ends == +self.num_ends
+        news = [delta for name in NAMES for delta in self.bench.deltas(name.encode())]
+        assert Counter(delta.request_id for delta in news if delta.finish_reason is not None) == self.num_ends
         self.num_ends.clear()
-
-    def news_of(self, name: str) -> list[Any]:
-        return self.bench.deltas(name.encode())
 
 
 def test_nothing_leaks_and_nothing_is_answered_twice_however_requests_end(tmp_path: Path) -> None:
