@@ -24,8 +24,6 @@ from ....ipc.params.sampling_params import MAX_CHILDREN, CutSide, SamplingParams
 from ....ipc.spec.config.comma_list import comma_list
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.media_limits import MediaLimits
-from ...forms.parsers.names import find_reasoning_parser
-from ...forms.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ...forms.prompt_limits import PromptLimits
 from ...forms.prompts import check_text
 from ..text.chat_template import MODEL_FORM, ChatTemplate
@@ -33,13 +31,13 @@ from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer, head_of
 from .clip_prompts import check_clip
 from .prompt import ProcessedRequest, Prompt
+from .thought_markers import ThoughtMarkers
 
 MAX_DETOKENIZED = 1 << 20  # most tokens in one call
 MAX_NAMED_IDS = 32  # bad token ids listed in one error
 MAX_STRING_CHARACTERS = 4096  # of a request's stop strings together, and of its bad words together
 MAX_SHOWN = 64  # most special tokens to show where the others are skipped
 MAX_STEP_LOGPROBS = 6 << 20  # of prompt tokens in one step: at 8 bytes each they fit into a message of 64 MiB
-MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: for a slow reader we keep all of them
 
 
@@ -62,11 +60,7 @@ class InputProcessor:
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.media_limits = MediaLimits.of(spec)
         self.chat_template = chat_template
-        parser: str = spec.config.reasoning_parser
-        if parser == "auto":
-            parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
-        self._has_thoughts, self._markers = parser in MARKERS, MARKERS.get(parser, MARKERS["think"])
-        self._begins_inside = parser in BEGIN_INSIDE
+        self.thoughts = ThoughtMarkers(spec, tokenizer, chat_template, self._check_ids)
         self.eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
@@ -227,7 +221,7 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
-        thought_end = self._thought_end(params, prompt.token_ids)
+        thought_end = self.thoughts.end_before_structure(params, prompt.token_ids)
         core = EngineCoreRequest(
             children=[],
             prompt_token_ids=prompt.token_ids,
@@ -239,7 +233,7 @@ class InputProcessor:
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
-            thought_markers=self._thought_markers(params, thought_end),
+            thought_markers=self.thoughts.of_budget(params, thought_end),
             thought_end=thought_end,
             media=prompt.spans,
         )
@@ -351,39 +345,6 @@ class InputProcessor:
                 "--allowed-logits-processors"
             )
         return self._processor_paths.index(path)
-
-    def opens_thought(self, prompt_token_ids: bytes) -> bool:
-        """Return whether the answer starts inside a reasoning block; False without a reasoning parser.
-
-        That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
-        answers always start inside a block and the prompt does not end with the closing marker."""
-        if self._tokenizer is None or not self._has_thoughts:
-            return False
-        opening, closing = self._markers
-        tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
-        text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
-        return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
-
-    def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
-        """Return the tokens after which structured_outputs apply: the end marker of the reasoning that the prompt
-        opens. Empty if they apply from the first token."""
-        structured = params.structured_outputs
-        if structured is None or structured.includes_thought or self._tokenizer is None:
-            return b""
-        return self._marker(self._tokenizer, self._markers[1]) if self.opens_thought(prompt_token_ids) else b""
-
-    def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
-        """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
-        structured_outputs apply from the first token, since the answer then has no reasoning."""
-        if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
-            return []
-        tokenizer = self._text_tokenizer(", so that no thought is found: leave thinking_token_budget out")
-        return [self._marker(tokenizer, text) for text in self._markers]
-
-    def _marker(self, tokenizer: Tokenizer, text: str) -> bytes:
-        marker = encode_ids(tokenizer.encode(text, add_special_tokens=False))
-        self._check_ids(marker, "the marker of a thought")
-        return marker
 
     def wait_s(self, params: SamplingParams) -> float:
         """Return for how many seconds, by its timeouts, a request may wait for tokenization; inf if there are none."""

@@ -66,7 +66,7 @@ class ChatCompletion(ChoicesResponse):
                 "required or a named function, or start with --chat-template FILE"
             )
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
-        is_inside = engine.inputs.opens_thought(prompt.token_ids or b"")
+        is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought
         style = AnswerStyle(

@@ -107,11 +107,10 @@ class Walk:
         return [each for session in self.bench.frontend._sessions for each in session.request_by_id.values()]
 
     def submit(self, name: str, attempt: int) -> None:
-        fields: dict[str, Any] = {"adapter": self.draw.choice(["", "sql"]), "attempt": attempt}
-        if has_media := self.draw.random() < 0.5:
-            fields["media"] = [Medium(digest=bytes(32))]
-        text = self.draw.choice(["short", LONG])
-        self.say(name, new_submit(name, prompt=MARKER * has_media + text, **fields))
+        media = [Medium(digest=bytes(32))] * self.draw.randrange(2)
+        prompt = MARKER * len(media) + self.draw.choice(["short", LONG])
+        adapter = self.draw.choice(["", "sql"])
+        self.say(name, new_submit(name, prompt=prompt, media=media, adapter=adapter, attempt=attempt))
 
     def say(self, name: str, message: Abort | Submit) -> None:
         self.bench.frontend.on_client_frame(name.encode(), encode(message))

@@ -32,7 +32,7 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     inputs: Any = SimpleNamespace(
         chat_template=None,
         cut_side=lambda params: None,
-        opens_thought=lambda ids: False,
+        thoughts=SimpleNamespace(are_open=lambda ids: False),
         special_ids_of=special_ids_of,
     )
 

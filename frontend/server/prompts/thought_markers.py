@@ -1,0 +1,73 @@
+"""ThoughtMarkers: the texts around the reasoning of answers, as tokens, and whether a prompt opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.errors import RequestError
+from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.parsers.names import find_reasoning_parser
+from ...forms.parsers.thoughts import BEGIN_INSIDE, MARKERS
+from ..text.chat_template import ChatTemplate
+from ..text.tokenizer import Tokenizer
+
+MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
+
+
+class ThoughtMarkers:
+    """Markers of the model's reasoning parser. Without a parser no prompt opens reasoning."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        check_ids: Callable[[bytes, str], None],
+    ) -> None:
+        """`check_ids` raises RequestError for tokens outside the vocabulary; its second argument is their name."""
+        parser: str = spec.config.reasoning_parser
+        if parser == "auto":
+            parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
+        self._tokenizer = tokenizer
+        self._check_ids = check_ids
+        self._has_thoughts = parser in MARKERS
+        self._texts = MARKERS.get(parser, MARKERS["think"])
+        self._begins_inside = parser in BEGIN_INSIDE
+
+    def are_open(self, prompt_token_ids: bytes) -> bool:
+        """Return whether the answer starts inside a reasoning block; False without a reasoning parser.
+
+        That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
+        answers always start inside a block and the prompt does not end with the closing marker."""
+        if self._tokenizer is None or not self._has_thoughts:
+            return False
+        opening, closing = self._texts
+        tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
+        text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
+        return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
+
+    def end_before_structure(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
+        """Return the tokens after which structured_outputs apply: the end marker of the reasoning that the prompt
+        opens. Empty if they apply from the first token."""
+        structured = params.structured_outputs
+        if structured is None or structured.includes_thought or not self.are_open(prompt_token_ids):
+            return b""
+        return self._tokens_of(self._texts[1])
+
+    def of_budget(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
+        """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
+        structured_outputs apply from the first token, since the answer then has no reasoning."""
+        if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
+            return []
+        return list(map(self._tokens_of, self._texts))
+
+    def _tokens_of(self, text: str) -> bytes:
+        if self._tokenizer is None:
+            raise RequestError(
+                "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
+            )
+        marker = encode_ids(self._tokenizer.encode(text, add_special_tokens=False))
+        self._check_ids(marker, "the marker of a thought")
+        return marker
