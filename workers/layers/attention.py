@@ -1,7 +1,7 @@
 """Attention of one decoder layer: project, normalize, rotate, store, attend, project back.
 
-Query heads are split between ranks. Each rank holds the KV heads that its query heads read; several ranks may hold the
-same one.
+Query heads are divided among the ranks. Each rank holds the KV heads that its query heads read; several ranks may hold
+the same KV head.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ NO_ROTATION = Rotary(None)
 
 
 class Attention:
-    """Block x [T, hidden_size] → [T, hidden_size]; writes keys and values to layer `layer` of the KV cache."""
+    """Attention block, x [T, hidden_size] → [T, hidden_size]; writes keys and values to one layer of the KV cache."""
 
     def __init__(
         self, loader: LayerLoader, prefix: str, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]
     ) -> None:
-        """`prefix`: of the layer's tensors, with the dot. rotaries: one for each of `config.ropes`."""
+        """`prefix`: the prefix of the layer's tensor names, with the dot. `layer`: the layer's index in the model.
+        rotaries: one for each of `config.ropes`."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
         self._layer = layer if own.kv_layer is None else own.kv_layer
@@ -99,7 +100,8 @@ class Attention:
         return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
 
     def _prepare_query(self, query: Tensor, positions: Tensor) -> Tensor:
-        """Normalize and rotate query heads, in place, of a layer without keys and values."""
+        """Normalize and rotate query heads in place, for a layer that has no keys and values of its own; return
+        them."""
         if self.norms is not None:
             self._ops.norm_heads(query, self.norms.query, self.norms.spans_heads)
         if self.rotary.cos_sin is not None:
@@ -111,20 +113,20 @@ class Attention:
         num_keys = (self._num_local_heads - heads_of(norms.query)) // 2
         parts = torch.split(heads, [heads_of(norms.query), num_keys, num_keys], dim=1)[:2]
         squares = torch.stack([part.float().square().mean(dim=(1, 2)) for part in parts], dim=-1)
-        means = self._group.all_reduce(squares) / self._group.size  # ranks have equally many heads, or equal copies
+        means = self._group.all_reduce(squares) / self._group.size  # all ranks have the same number of heads
         for index, (part, norm) in enumerate(zip(parts, (norms.query, norms.key), strict=True)):
             assert norm.weight is not None
             part.copy_(part * torch.rsqrt(means[:, index, None, None] + norm.eps) * norm.weight)
 
 
 def heads_of(norm: Norm) -> int:
-    """Return the number of heads of a norm with weights [heads, D]."""
+    """Return the number of heads of a norm whose weight is [heads, D]."""
     assert norm.weight is not None
     return norm.weight.shape[0]
 
 
 def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Projection]:
-    """Return this rank's rows of the matrices of query, key and value heads."""
+    """Return the projections that load this rank's query, key and value heads, in this order."""
     names, head_dim = config.names, config.head_dim
     sizes = [count * head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     shards = [elements_of(each, head_dim) for each in (heads, kv_heads, kv_heads)]
@@ -136,7 +138,7 @@ def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range
         ]
     if names.qkv_layout == "stacked":
         return stacked(f"{prefix}{names.qkv}", sizes, shards)
-    group = config.num_heads // config.num_kv_heads  # query heads of a KV head; its key and its value follow them
+    group = config.num_heads // config.num_kv_heads  # query heads per KV head; the KV head's key and value follow them
     queries = [head // group * (group + 2) + head % group for head in heads]
     keys = [head * (group + 2) + group for head in kv_heads]
     rows = [elements_of(range(head, head + 1), head_dim) for head in (*queries, *keys, *(key + 1 for key in keys))]
@@ -154,14 +156,14 @@ def _load_norms(
     *,
     has_keys: bool,
 ) -> HeadNorms:
-    """Load the norms of query and key heads. order: [D], as the elements of the heads were reordered. Without keys the
-    key norm is the query norm, and not used."""
+    """Load the norms of query and key heads. order: [D], the order into which the elements of heads were put; None:
+    unchanged. Without `has_keys` the key norm is a copy of the query norm that is not used."""
     size = config.head_dim
 
     def load(name: str, num_heads: int, shard: range) -> Norm:
         if norms.has_weight_per_head:
             if "{head}" in name:
-                # Every rank reads those of all heads: a tensor that rank 0 has not read is refused as surplus.
+                # Every rank reads the tensors of all heads: one that rank 0 has not read would be refused as surplus.
                 rows = [loader.vector(f"{name.format(head=head)}.weight", (size,)) for head in range(num_heads)]
                 weight = torch.stack(rows[shard.start : shard.stop]) + norms.norm.offset
             else:
@@ -183,12 +185,12 @@ def _load_norms(
 
 
 def elements_of(heads: range, head_dim: int) -> range:
-    """Return the indices of the elements of a projection that belong to these heads."""
+    """Return the indices of the outputs of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
 def _keys_twice(num_queries: int, num_keys: int) -> Tensor:
-    """Return the order of rows that makes query | key | key of query | key."""
+    """Return the order of rows that turns query | key into query | key | key."""
     rows = torch.arange(num_queries + num_keys)
     return torch.cat((rows, rows[num_queries:]))
 
@@ -201,7 +203,8 @@ def _halves_order(rotary_dim: int, head_dim: int) -> Tensor:
 
 
 def _rows_of(order: Tensor, num_rotated: int, num_values: int) -> Tensor:
-    """Return the order of all rows of a fused projection, of which the value heads keep theirs."""
+    """Return the order of all rows of a fused projection: elements of rotated heads by `order`, value heads
+    unchanged."""
     head_dim = len(order)
     rotated = torch.arange(num_rotated)[:, None] * head_dim + order
     values = torch.arange(num_rotated * head_dim, (num_rotated + num_values) * head_dim)

@@ -1,6 +1,6 @@
 """CrossAttention: attention of one decoder layer to the rows of an encoder, whose keys and values are written once.
 
-They lie in the KV cache as those of tokens do, in blocks of their own. Heads are split between ranks as in Attention.
+These keys and values are in the KV cache, in blocks of their own. Heads are divided among the ranks as in Attention.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .attention import NO_ROTATION, elements_of
 
 
 class CrossAttention:
-    """Block x [T, hidden_size] → [T, hidden_size]; `write` puts keys and values into layer `layer` of the KV cache."""
+    """Cross-attention block, x [T, hidden_size] → [T, hidden_size]."""
 
     def __init__(self, loader: LayerLoader, prefix: str, config: ModelConfig, layer: int) -> None:
-        """`prefix`: of the layer's tensors, with the dot."""
+        """`prefix`: the prefix of the layer's tensor names, with the dot. `layer`: index in the model and KV cache."""
         self._ops, self._group, self._layer = loader.ops, loader.group, layer
         names, self._head_dim = config.names, config.head_dim
         heads = loader.group.shard(config.num_heads, "attention heads")
@@ -40,7 +40,7 @@ class CrossAttention:
         self.weights = CrossWeights(self._norm, self._query, AttentionSpec(config.attention_scale), self._output)
 
     def write(self, rows: Tensor, cross: CrossStep, kv_cache: Tensor) -> None:
-        """Write keys and values of encoder rows [m, hidden_size] to the slots of `cross`."""
+        """Write the keys and values of encoder rows [m, hidden_size] to the slots of `cross` in the KV cache."""
         heads = self._heads(rows, self._key_value)
         self._ops.qk_norm_rope_cache(heads, None, NO_ROTATION, kv_cache, self._layer, cross.metadata)
 

@@ -1,5 +1,5 @@
-"""The feed-forward block, gated: down(act(gate(x)) * up(x)), or plain: down(act(up(x))), split between ranks along its
-inner size."""
+"""The feed-forward block, gated: down(act(gate(x)) * up(x)), or plain: down(act(up(x))). Its inner size is divided
+among the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..weights.loader import LayerLoader, Projection, stacked
 
 
 class MLP:
-    """Block x [T, hidden_size] → [T, hidden_size], summed over ranks."""
+    """Feed-forward block, x [T, hidden_size] → [T, hidden_size], summed over ranks."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class MLP:
         activation: ActivationConfig,
         has_bias: bool,
     ) -> None:
-        """`prefix`: of the layer's tensors, with the dot."""
+        """`prefix`: the prefix of the block's tensor names, with the dot."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
         if names.gate_up and activation.is_gated:
@@ -42,7 +42,7 @@ class MLP:
         return self._group.all_reduce(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """Compute this rank's part of the sum over ranks."""
+        """Compute this rank's summand of the block's output."""
         return self._ops.linear(self._ops.linear(x, self.weights.up), self.weights.down)
 
 

@@ -1,5 +1,5 @@
-"""SparseMLP: the mixture-of-experts block, and MixedMLP, a dense block with experts beside it. Every rank holds a shard
-of every expert, as of a dense block."""
+"""SparseMLP: the mixture-of-experts block; and MixedMLP: a dense block with experts in parallel. Every rank holds a
+shard of every expert, as it does of a dense block."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .mlp import MLP, activation_of
 
 
 class SparseMLP:
-    """Block x [T, hidden_size] → [T, hidden_size]: a router selects each token's experts and mixes their outputs; a
-    shared expert, if any, is added."""
+    """Mixture of experts, x [T, hidden_size] → [T, hidden_size]: a router selects each token's experts and mixes their
+    outputs; the output of a shared expert, if any, is added."""
 
     def __init__(
         self, loader: LayerLoader, prefix: str, names: TensorNames, hidden_size: int, config: ExpertsConfig
     ) -> None:
-        """`prefix`: of the layer's tensors, with the dot."""
+        """`prefix`: the prefix of the layer's tensor names, with the dot."""
         self._ops, self._group = loader.ops, loader.group
         block = f"{prefix}{names.experts}." if names.experts else prefix
         if f"{prefix}mlp.{names.router}.weight" in loader.checkpoint:
@@ -51,7 +51,7 @@ class SparseMLP:
         )
 
     def __call__(self, x: Tensor, router_input: Tensor | None = None) -> Tensor:
-        """router_input: [T, hidden_size]; None: x."""
+        """router_input: input of the router, [T, hidden_size]; None: x."""
         weights, asked = self.weights, x if router_input is None else router_input
         # a bias for the choice is as small as the differences between scores: rounded scores would change the choice
         is_exact = weights.routing.choice_bias is not None
@@ -66,11 +66,11 @@ class SparseMLP:
 
 
 class MixedMLP:
-    """A dense MLP with experts beside it: both read the residual stream through their own norms, and so does the
-    router; their normalized outputs are added."""
+    """A dense MLP and experts in parallel. Both, and the router, read the residual stream through norms of their own;
+    the normalized outputs of MLP and experts are added."""
 
     def __init__(self, loader: LayerLoader, prefix: str, config: ModelConfig, experts: ExpertsConfig) -> None:
-        """`prefix`: of the layer's tensors, with the dot."""
+        """`prefix`: the prefix of the layer's tensor names, with the dot."""
         self._ops, names, size = loader.ops, config.names, config.hidden_size
         inner = config.intermediate_size
         self._mlp = MLP(loader, prefix, names, size, inner, config.activation, config.has_mlp_bias)
@@ -81,7 +81,7 @@ class MixedMLP:
         self._router_norm = Norm("rms", scale, None, config.norm.eps)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x: the input of the MLP, [T, hidden_size] as `residual`."""
+        """x: input of the dense MLP, already normalized. x, residual: [T, hidden_size]."""
         dense = self._ops.norm(self._mlp(x), self._mlp_norm)
         asked = self._ops.norm(residual, self._router_norm)
         mixed = self._experts(self._ops.norm(residual, self._input_norm), asked)
@@ -108,7 +108,7 @@ def _load_packed(
     inner = loader.group.shard(config.intermediate_size, "elements of an expert's intermediate size")
     shard = ExpertsShard(experts, hidden_size, config, names, inner)
     biases = load_expert_biases(loader.checkpoint, shard) if config.has_bias else None
-    if biases is not None and loader.group.rank > 0:  # added once to the sum over ranks
+    if biases is not None and loader.group.rank > 0:  # the bias must be added to the sum over ranks only once
         biases = (biases[0], torch.zeros_like(biases[1]))
     matrices = load_experts(loader.checkpoint, shard, keeps_mxfp4=loader.ops.int8_activations)
     packed = loader.pack_experts(*matrices, biases, activation_of(config.activation))
@@ -120,7 +120,7 @@ def _load_packed(
 def _load_shared(
     loader: LayerLoader, block: str, names: TensorNames, hidden_size: int, config: ExpertsConfig
 ) -> MLP | None:
-    """Load the expert that every token passes, if the layer has one."""
+    """Load the shared expert, which computes every token; None if the layer has none."""
     if not config.shared_size:
         return None
     matrices = zip(("gate", "up", "down"), names.expert_matrices, strict=True)

@@ -1,9 +1,9 @@
 """Tables of cosines and sines of every position, for each kind of RoPE scaling.
 
 Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
-2309.00071), longrope (Phi-3), dynamic (NTK), divided (GGUF's, a factor for each frequency). The base of dynamic and the
-factors of longrope are those of the longest context that may be served, so that a token's key does not depend on how
-long its request grows. All in float32, as in transformers.
+2309.00071), longrope (Phi-3), dynamic (NTK), divided (GGUF's, a factor for each frequency), proportional (only the
+first pairs are rotated). The base of dynamic and the factors of longrope are those of the longest context that may be
+served, so that a token's key does not depend on how long its request grows. All in float32, as in transformers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...kernels.contract import Rotary
 
 
 def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, device: torch.device) -> Rotary:
-    """Compute for each position in [0, max_model_len) the cosines and sines, times the magnitude of `rope`, and the
-    factor of queries if the model scales them."""
+    """Compute the cosines and sines of each position in [0, max_model_len), multiplied by the magnitude of `rope`, and
+    the factors of the queries if the model scales them. ConfigError as in `rotary_frequencies`."""
     rotary_dim = rope.rotary_dim or config.head_dim
     frequencies, magnitude = rotary_frequencies(rope, rotary_dim, config.max_position_embeddings, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)
@@ -33,7 +33,8 @@ def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, devic
 
 
 def section_axes(rope: RopeConfig, rotary_dim: int) -> Tensor:
-    """Return which of time (0), row (1) and column (2) turns each pair of elements: [rotary_dim / 2] int64."""
+    """Return, for each pair of elements, the kind of position that rotates it: time (0), row (1) or column (2).
+    [rotary_dim / 2] int64."""
     if not rope.is_interleaved:
         return torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
     axes = torch.zeros(rotary_dim // 2, dtype=torch.int64)
@@ -43,8 +44,8 @@ def section_axes(rope: RopeConfig, rotary_dim: int) -> Tensor:
 
 
 def rotations_at(positions: Tensor, axes: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return cosines and sines of tokens at these times, rows and columns, [3, T] int64 → [T, rotated]. axes: as
-    `section_axes`. cos_sin: [P, rotated] by position, from which these numbers are taken."""
+    """Return the cosines and sines [T, rotated] of tokens whose times, rows and columns are `positions` [3, T] int64.
+    axes: from `section_axes`. cos_sin: [P, rotated], the table by position from which they are taken."""
     places = positions[axes].T  # [T, rotated / 2]
     cos, sin = cos_sin.chunk(2, dim=-1)
     return torch.cat((cos.gather(0, places), sin.gather(0, places)), dim=-1)
@@ -53,7 +54,8 @@ def rotations_at(positions: Tensor, axes: Tensor, cos_sin: Tensor) -> Tensor:
 def rotary_frequencies(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:
-    """Return radians per position of each of the head_dim / 2 pairs (float32), and the factor on cosine and sine."""
+    """Return the radians per position of each of the head_dim / 2 pairs (float32), and the factor of cosines and sines.
+    ConfigError if the kind is not supported or a parameter is missing or invalid."""
     if rope.kind == "linear":
         return _inverse_powers(rope.theta, head_dim) / _number(rope, "factor"), 1.0
     if rope.kind == "dynamic":
@@ -93,7 +95,8 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, max_position_embeddings: int
 
 
 def _llama3_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> Tensor:
-    """Divide the frequencies of long waves by `factor`, keep those of short waves, interpolate between."""
+    """Return frequencies: those of long waves divided by `factor`, those of short waves unchanged, interpolated
+    between."""
     frequencies = _inverse_powers(rope.theta, head_dim)
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
@@ -109,7 +112,8 @@ def _yarn_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
 
 
 def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int, factor: float) -> Tensor:
-    """Keep the frequencies of dimensions before a linear ramp, divide those after it by `factor`, mix them on it."""
+    """Return frequencies: unchanged before a linear ramp over the dimensions, divided by `factor` after it, mixed on
+    it."""
     original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
 
     def dimension_of(num_rotations: float) -> float:
