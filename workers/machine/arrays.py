@@ -1,4 +1,4 @@
-"""Types of numpy arrays, and the ids in a message as one."""
+"""Types of numpy arrays, and the decoding of ids in a message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 def ids_of(frame: bytes) -> I32:
-    """Decode a frame of int32 ids as a read-only array; ProtocolError if it ends within an id."""
+    """Decode a frame of int32 ids as a read-only array. ProtocolError if its length is not a multiple of 4 bytes."""
     if len(frame) % 4:
         raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
     return np.frombuffer(frame, np.int32)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
-    """Return `configured`, or (if None) this rank's share, at least 1, of the physical cores that a process may run on,
-    or of its cgroup's CPUs if these are fewer."""
+    """Return `configured`; if it is None, this rank's share, at least 1, of the physical cores on which this process
+    may run, or of its cgroup's CPUs if these are fewer."""
     if configured is not None:
         return configured
     cores = min(num_physical_cores(os.sched_getaffinity(0)), int(min(cgroup_cpus(), 1 << 20)))
@@ -31,7 +31,8 @@ def prepare_openmp(num_threads: int) -> None:
 
 
 def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Count the distinct cores of logical `cpus` (threads of one share its vector units), or `cpus` without `sysfs`."""
+    """Return the number of distinct physical cores of the logical `cpus`: threads of one core share its vector units.
+    If `sysfs` does not tell, return the number of `cpus`."""
     cores = set()
     for cpu in cpus:
         topology = sysfs / f"cpu{cpu}" / "topology"
@@ -44,7 +45,7 @@ def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/c
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the CPU seconds per second that this container may use, at least 1; infinity without a limit."""
+    """Return the CPU seconds per second that this container may use, at least 1; infinity if there is no limit."""
     try:
         quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""KVCacheLimits: how many KV blocks fit in a worker's memory.
+"""KVCacheLimits: the limits that decide how many KV blocks a worker allocates.
 
-The first of three rules that applies: the operator's number of blocks, the operator's number of bytes, free memory.
-On a GPU the last is the rest of the permitted share beside weights, largest step and other programs. On a CPU, which
-other programs share, it is a share of the available memory, but at most CPU_MAX_BYTES. Both are raised to one request
-of max_model_len if that is free. The last two rules give no more blocks than can be in use. Knows no model: a block is
-a number of bytes.
+The first of three rules that applies decides: the operator's number of blocks, the operator's number of bytes, or free
+memory. On a GPU the last rule gives what weights, largest step and other programs leave of the permitted share. On a
+CPU, whose memory other programs use too, it gives a share of the available memory, but at most CPU_MAX_BYTES. Both are
+raised to the size of one request of max_model_len if that much is free. The last two rules give no more blocks than can
+be in use. Knows no model: a block is a number of bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...ipc.process.machine_memory import gib
 
 CPU_SHARE = 0.5  # of the available memory, for all local ranks together
 CPU_MAX_BYTES = 4 << 30  # for all local ranks together, unless one request of max_model_len needs more
-GPU_RESERVE_BYTES = 128 << 20  # lost to fragmentation in the allocator
+GPU_RESERVE_BYTES = 128 << 20  # allowance for fragmentation in the allocator
 MIN_BLOCKS = 2  # the null block and one for data
 
 
@@ -27,20 +27,21 @@ class KVCacheLimits:
     """The operator's limits and the largest useful pool, for one rank."""
 
     block_bytes: int
-    max_blocks_per_row: int  # of a request of max_model_len
+    max_blocks_per_row: int  # blocks of a request of max_model_len
     max_num_seqs: int
     num_blocks: int | None  # --num-kv-blocks
     num_bytes: int | None  # --kv-cache-memory-bytes
 
     @property
     def useful_blocks(self) -> int:
-        """The largest number that can be in use: all rows full, and the null block."""
+        """The largest number of blocks that can be in use: all rows full, and the null block."""
         return self.max_num_seqs * self.max_blocks_per_row + 1
 
     def fit(self, free_bytes: int, share_bytes: int) -> int:
-        """Return how many blocks to allocate: the operator's number, or as many as fit, at most `useful_blocks`, in the
-        operator's bytes or else in `share_bytes`, raised to one request of max_model_len if `free_bytes` allow it.
-        ConfigError if the operator's limit exceeds `free_bytes` or too few fit."""
+        """Return the number of blocks to allocate: the operator's number; or else as many as fit, but at most
+        `useful_blocks`, in the operator's bytes or in `share_bytes`. `share_bytes` is raised to one request of
+        max_model_len if `free_bytes` allows it. ConfigError if the operator's limit exceeds `free_bytes`, or fewer than
+        MIN_BLOCKS fit."""
         if self.num_blocks is not None:
             self._check(self.num_blocks * self.block_bytes, free_bytes, f"--num-kv-blocks {self.num_blocks} needs")
             return self.num_blocks
@@ -67,7 +68,7 @@ class KVCacheLimits:
 
 
 def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -> None:
-    """Raise ConfigError if slots for adapters would take more than is free on a rank."""
+    """Raise ConfigError if the slots for adapters need more bytes than are free on a rank."""
     if num_bytes > free_bytes:
         raise ConfigError(
             f"{num_slots} slots for adapters of rank {rank} take {gib(num_bytes)} on each rank, {gib(free_bytes)} is "
@@ -76,15 +77,15 @@ def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -
 
 
 def fit_on_cpu(limits: KVCacheLimits, free_bytes: int, local_ranks: int) -> int:
-    """Return how many blocks each of `local_ranks` worker processes on this machine allocates, which has `free_bytes`
-    that nothing else will take; ConfigError as `fit`."""
+    """Return the number of blocks that each of `local_ranks` worker processes on this machine allocates. free_bytes:
+    available memory that nothing else will use. ConfigError as in `KVCacheLimits.fit`."""
     available = max(free_bytes, 0)
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 
 def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
-    """Empty torch's cache; return how many blocks fit into the share `utilization` of the GPU's memory beside weights,
-    activations and other programs, with the limits and the ConfigError of `fit`."""
+    """Empty torch's cache and return the number of blocks that fit, together with weights, activations and other
+    programs, into the share `utilization` of the GPU's memory. Limits and ConfigError as in `KVCacheLimits.fit`."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES

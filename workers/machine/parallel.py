@@ -1,7 +1,7 @@
 """ParallelGroup: a tensor-parallel group, with the shard of each rank and the collectives.
 
-gloo for CPUs, NCCL for GPUs, over torch.distributed, on one network interface. The ranks find each other through a
-store (`rendezvous.py`). A group of one never touches torch.distributed.
+It uses torch.distributed with gloo for CPUs and NCCL for GPUs, on one network interface. The ranks find each other
+through a store (`rendezvous.py`). A group of one never uses torch.distributed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Backend: TypeAlias = Literal["gloo", "nccl"]
 
 
 class ParallelGroup:
-    """One rank's place among `size`. Every rank must make the same calls in the same order."""
+    """One rank of a tensor-parallel group: its shards of sizes, and the collectives. All ranks must call the
+    collectives in the same order."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         if not 0 <= rank < size:
@@ -44,8 +45,8 @@ class ParallelGroup:
         """Join the group through the store of `rendezvous`; a group of one returns at once.
 
         With gloo a collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies; NCCL
-        promises neither. A GPU `device` becomes the current one. `backend`: None chooses by the device. Ranks that
-        share a GPU need gloo, whose collectives no graph can hold.
+        guarantees neither. A GPU `device` becomes the current one. `backend`: None chooses by the device. Ranks that
+        share a GPU need gloo, whose collectives cannot be part of a CUDA graph.
         """
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         group = cls(rank, size)
@@ -54,7 +55,7 @@ class ParallelGroup:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         interface = rendezvous.interface()
-        if backend == "gloo" or interface != LOOPBACK:  # NCCL chooses by itself on one host
+        if backend == "gloo" or interface != LOOPBACK:  # on one host NCCL chooses by itself
             os.environ[f"{backend.upper()}_SOCKET_IFNAME"] = interface
         dist.init_process_group(
             backend,
@@ -66,17 +67,16 @@ class ParallelGroup:
         return group
 
     def close(self) -> None:
-        """Leave the group, if there is one.
-
-        The end of the process leaves an NCCL group: NCCL would wait for peers and for graphs that hold its calls.
-        """
+        """Leave a gloo group. An NCCL group is only left by the end of the process: NCCL would wait for peers, and for
+        graphs that contain its calls."""
         if self.size > 1 and dist.is_initialized() and dist.get_backend() != "nccl":
             dist.destroy_process_group()
 
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shard(self, total: int, unit: str) -> range:
-        """Return this rank's part of `total`; ConfigError, which names the `unit`, if it does not divide evenly."""
+        """Return this rank's part of `total`. ConfigError, whose message has the `unit`, if it does not divide
+        evenly."""
         if total % self.size:
             raise ConfigError(
                 f"{total} {unit} do not divide by --tensor-parallel-size {self.size}: choose a divisor of {total}"
@@ -84,8 +84,8 @@ class ParallelGroup:
         return range(self.rank * (total // self.size), (self.rank + 1) * (total // self.size))
 
     def shard_kv_heads(self, num_kv_heads: int) -> range:
-        """Return the KV heads that this rank's query heads read: an even part, or one that several ranks hold.
-        ConfigError if neither number is a multiple of the other."""
+        """Return the KV heads that this rank's query heads read: an equal part of all, or one head that several ranks
+        hold. ConfigError if neither the number of heads nor that of ranks is a multiple of the other."""
         if num_kv_heads % self.size == 0:
             return self.shard(num_kv_heads, "KV heads")
         if self.size % num_kv_heads:
@@ -96,13 +96,13 @@ class ParallelGroup:
         return range(head, head + 1)
 
     def shard_vocab(self, vocab_size: int) -> range:
-        """Return this rank's part of the token ids of a vocabulary padded to a multiple of the ranks."""
+        """Return this rank's part of the token ids, after padding the vocabulary to a multiple of the group's size."""
         return self.shard(-(-vocab_size // self.size) * self.size, "token ids")
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over all ranks, in place; bit-equal on every rank."""
+        """Sum x over all ranks, in place, and return it; the result has the same bits on every rank."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
@@ -127,14 +127,14 @@ class ParallelGroup:
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Copy rank 0's x to every rank, in place; shapes and dtypes are equal on all ranks."""
+        """Copy rank 0's x to every rank, in place, and return it. Shape and dtype must be equal on all ranks."""
         if self.size > 1:
             dist.broadcast(x, src=0)
         return x
 
 
 class NullGroup(ParallelGroup):
-    """Collectives without communication: shapes as in a group, values of this rank alone."""
+    """Group whose collectives do not communicate: results have the shapes of a group's, but only this rank's values."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

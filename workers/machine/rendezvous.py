@@ -1,9 +1,10 @@
-"""Rendezvous: where the ranks of a group meet, a store of torch.distributed, and the network interface they use.
+"""Rendezvous: the store of torch.distributed through which the ranks of a group find each other, and the network
+interface that they use.
 
-On one host this is a file in the run directory and the loopback device. Over several hosts it is a TCPStore in the
-first rank, on the address that connects the hosts; the supervisor passes its port on. Keys begin with the group's own
-secret, so that ranks of another group do not meet it; torch's stores have no defence against a stranger who reaches
-the port.
+On one host the store is a file in the run directory, and the interface is the loopback device. Over several hosts it is
+a TCPStore in the first rank, on the address that connects the hosts; the supervisor passes its port on. Its keys begin
+with the group's secret, so that ranks of another group do not find this one. torch's stores offer no protection from
+others who can reach the port.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ LOOPBACK = "lo"
 
 
 class Rendezvous(Protocol):
-    """Interface of a meeting place, which must be new for each group."""
+    """Interface of a rendezvous. Each group needs a new one."""
 
     def interface(self) -> str:
         """Return the name of the network interface to use."""
 
     def store(self, rank: int, size: int, timeout_s: float) -> Store:
-        """Return the store at which all ranks meet."""
+        """Return the store that all ranks share."""
 
 
 @dataclass(frozen=True)
 class LocalRendezvous:
-    """Meeting place of ranks on one host: a file."""
+    """Rendezvous of ranks on one host: a file."""
 
     file: Path
 
@@ -50,15 +51,15 @@ class LocalRendezvous:
 
 @dataclass(frozen=True)
 class NetworkRendezvous:
-    """Meeting place of ranks on several hosts: a TCPStore of the first rank."""
+    """Rendezvous of ranks on several hosts: a TCPStore of the first rank."""
 
     address: str  # IP address of this host
-    secret: str  # of the group
-    publish: Callable[[str], None]  # called by the first rank with the store's address
-    wait: Callable[[], str]  # returns that address on the others
+    secret: str  # the group's secret
+    publish: Callable[[str], None]  # called on the first rank, with the store's address
+    wait: Callable[[], str]  # called on the others; waits for that address and returns it
 
     def interface(self) -> str:
-        """Return the interface that has our address; ConfigError if none has it."""
+        """Return the interface that has this host's address. ConfigError if none has it."""
         if ipaddress.ip_address(self.address).is_loopback:
             return LOOPBACK
         for name, addresses in psutil.net_if_addrs().items():
@@ -73,7 +74,7 @@ class NetworkRendezvous:
             store = TCPStore(host, port, is_master=False, timeout=timeout)
         else:
             family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-            listener = socket.create_server((self.address, 0), family=family)  # TCPStore's own has all interfaces
+            listener = socket.create_server((self.address, 0), family=family)  # TCPStore would listen on all interfaces
             port = listener.getsockname()[1]
             store = TCPStore(
                 self.address,

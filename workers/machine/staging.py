@@ -1,4 +1,4 @@
-"""Staging: copies all arrays of a step to the device at once, from pinned memory.
+"""Staging: copies all arrays of a step to the device in one copy, from pinned memory.
 
 Two buffers alternate: the host fills one while the device copies the other.
 """
@@ -20,7 +20,8 @@ _DTYPES = {torch.empty(0, dtype=dtype).numpy().dtype: dtype for dtype in _SENT_D
 
 
 class Staging:
-    """Copies arrays to `device` on its current stream. The host waits only until the last copy but one is done."""
+    """Copier of arrays to `device`, on its current stream. The host waits only until the copy before the previous one
+    is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,7 +29,7 @@ class Staging:
         self._turn = 0
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """Start to copy arrays of _SENT_DTYPES; return them on the device. The copy runs in stream order."""
+        """Start to copy arrays of _SENT_DTYPES; return the tensors on the device, which are valid in stream order."""
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
@@ -52,7 +53,7 @@ class _Buffer:
 
     def fill(self, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int], num_bytes: int) -> None:
         if self._is_copied is not None:
-            self._is_copied.synchronize()  # of two steps ago
+            self._is_copied.synchronize()  # waits for this buffer's last copy, two steps ago
         if num_bytes > self._host.numel():
             self._host = self._allocate(1 << (num_bytes - 1).bit_length())
         host = self._host.numpy()
@@ -69,7 +70,8 @@ class _Buffer:
 
 
 def _part(whole: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
-    """Return the copy of `array` in `whole`, which is all sent bytes viewed as its dtype. start: its first byte."""
+    """Return the copy of `array` in `whole`, which is all sent bytes viewed as the array's dtype. start: index of the
+    array's first byte."""
     first = start // array.itemsize
     part = whole[first : first + array.size]
     return part if array.ndim == 1 else part.view(array.shape)

@@ -16,7 +16,8 @@ logger = logging.getLogger("tokenloom.worker")
 
 
 class TraceRecorder:
-    """Holds at most one recording, in memory until it is written. It covers only the thread that switches it on."""
+    """Recorder of at most one profile at a time, which is in memory until it is written. It records only the thread
+    that starts it."""
 
     def __init__(self, folder: Path, name: str, device: torch.device) -> None:
         self._folder, self._name = folder, name
@@ -26,7 +27,7 @@ class TraceRecorder:
         self._profile: profile | None = None
 
     def switch(self, records: bool) -> str:
-        """Begin a recording, or end it and write its file; return the error, "" for none."""
+        """Start a recording (`records` true), or end it and write its file. Return an error message, "" for none."""
         try:
             self._begin() if records else self._write()
         except Exception as error:
@@ -35,18 +36,19 @@ class TraceRecorder:
         return ""
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Return a context that groups a step as `step NUMBER` in the trace, for kernels that torch does not see."""
+        """Return a context that shows a step in the trace as a range `step NUMBER`; torch cannot show kernels that are
+        not its own."""
         return nullcontext() if self._profile is None else record_function(f"step {number}")
 
     def drop(self) -> None:
-        """End a recording, if there is one, without its file, because its core is gone."""
+        """End a recording, if there is one, without writing it, because the core that started it is gone."""
         if self._profile is not None:
             record, self._profile = self._profile, None
             record.stop()
             logger.warning("the profile ends unwritten: its core was replaced")
 
     def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)  # a bad folder must fail before the record, not after
+        self._folder.mkdir(parents=True, exist_ok=True)  # a bad folder must fail now, not after the recording
         record = profile(activities=self._activities)
         record.start()
         self._profile = record
@@ -71,7 +73,7 @@ class TraceRecorder:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a trace ends with the brace of its JSON."""
+    """Whether the file of a trace is complete: whether it ends with the closing brace of its JSON."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 16, 0))
         return file.read().rstrip().endswith(b"}")
