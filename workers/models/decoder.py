@@ -2,7 +2,7 @@
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
-Layers may have cross attention to the rows of an encoder between attention and MLP.
+Between attention and MLP, layers may have cross attention to the rows of an encoder.
 
 Knows the order of the layers; knows no family, no kernels and no requests.
 """
@@ -46,7 +46,7 @@ from ..weights.quantized_weights import is_spare
 
 
 class DecoderLayer:
-    """One block. The residual stream travels beside the hidden states and is added inside the norms."""
+    """One layer. The residual stream is passed separately from the hidden states, which the norms add to it."""
 
     def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]) -> None:
         names, prefix = config.names, f"{config.names.layers}.{layer}."
@@ -83,7 +83,7 @@ class DecoderLayer:
 
     @property
     def weights(self) -> LayerWeights | None:
-        """The layer's weights for a fused decoder; None for a layer that they do not describe."""
+        """The layer's weights for a fused decoder; None if LayerWeights cannot describe the layer."""
         if isinstance(self._mlp, MixedMLP) or not self._is_fusible:
             return None
         return LayerWeights(
@@ -103,13 +103,12 @@ class DecoderLayer:
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """The number of this rank's KV heads, and their size."""
+        """The number of this rank's KV heads, and head_dim."""
         return self._attention.cache_shape
 
     def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor | None:
-        """Run the block and return the output [T, hidden_size] that the next block adds to `residual`; None if it is
-        added already. hidden: the previous block's output, added to `residual` in place; None before the first
-        block."""
+        """Run the layer. Return the output [T, hidden_size] that the next layer must add to `residual`; None if it is
+        added already. hidden: the previous layer's output, which is added to `residual` in place; None: nothing."""
         normed = self._normalize(hidden, residual, self._input_norm)
         # `normed` is reused, so that attention's input and output are freed before the wider MLP runs.
         if self._is_parallel:
@@ -132,7 +131,7 @@ class DecoderLayer:
         return None
 
     def _normalize(self, hidden: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
-        """Add `hidden`, if any, to `residual` in place, and return its norm; without a norm a copy."""
+        """Add `hidden`, if any, to `residual` in place; return the norm of `residual`, or a copy if `norm` is None."""
         if norm is None:
             return residual.add_(hidden).clone() if hidden is not None else residual.clone()
         if hidden is None:
@@ -144,7 +143,7 @@ class DecoderLayer:
 
 
 class DecoderModel:
-    """Weights and forward pass of one rank. Inference only: call it under `torch.inference_mode()`."""
+    """Weights and forward pass of one rank. For inference only: call it under `torch.inference_mode()`."""
 
     def __init__(self, loader: LayerLoader, config: ModelConfig, rotaries: Sequence[Rotary]) -> None:
         self._ops, self._group = loader.ops, loader.group
@@ -152,7 +151,7 @@ class DecoderModel:
         self._vocab_size = config.vocab_size
         table = loader.vocabulary(names.embedding, config.vocab_size, config.hidden_size)
         self._first_id = self._group.rank * len(table)
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=table.dtype).item()  # rounded as theirs
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=table.dtype).item()  # rounded to the dtype
         self._positions: Tensor | None = None
         if config.num_learned_positions:
             shape = (config.num_learned_positions, config.hidden_size)
@@ -164,7 +163,7 @@ class DecoderModel:
             axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
             self._axes = axes.to(loader.checkpoint.device)
         self._norm = loader.norm(names.norm, config.hidden_size, config.norm)
-        self._table: Tensor | PackedLinear = table  # the embedding; packed if it is the weight of the head, too
+        self._table: Tensor | PackedLinear = table  # the embedding; packed if it is also the weight of the head
         head_bias = self._load_head_bias(loader) if config.has_head_bias else None
         if config.tie_word_embeddings:
             self._head = self._table = loader.pack_head(table, head_bias)
@@ -173,7 +172,7 @@ class DecoderModel:
             self._head = loader.pack_head(head, head_bias)
             loader.num_bytes += table.nbytes
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
-        self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank
+        self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # on this rank
         self.adapted = loader.adapted
         if self.adapted is not None:
             shard = self._group.shard_vocab(config.vocab_size)
@@ -200,10 +199,11 @@ class DecoderModel:
         return loader.checkpoint.load(TensorSlice(f"{self._config.names.head}.bias", (self._vocab_size,), 0, shard))
 
     def _fuse(self) -> FusedDecoder | None:
-        """Return the forward pass as one operation; None for several ranks, or without such kernels."""
+        """Return the forward pass as one operation; None if there are several ranks, a layer cannot be fused, or there
+        is no kernel."""
         config, weights = self._config, [layer.weights for layer in self._layers]
         fusible = [each for each in weights if each is not None]
-        if self._group.size > 1 or len(fusible) < len(weights):  # a group all-reduces in each layer
+        if self._group.size > 1 or len(fusible) < len(weights):  # several ranks must all-reduce in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,
@@ -222,8 +222,9 @@ class DecoderModel:
         return self._ops.fuse_decoder(decoder)
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        """Compute one step and write its keys and values: token_ids [T] int → hidden states [T, hidden] after the final
-        norm, and `compute_logits` of the tokens `logits_indices` [c] int64. Both tensors are valid until the next call.
+        """Compute a step of token_ids [T] int and write its keys and values. Return the hidden states [T, hidden] after
+        the final norm, and the result of `compute_logits` for the tokens `logits_indices` [c] int64. Both tensors are
+        valid until the next call.
 
         T may be 0. The KV cache must be zeroed before its first step.
         """
@@ -237,15 +238,16 @@ class DecoderModel:
         return hidden, self.compute_logits(hidden, logits_indices)
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
-        """Compute a step; return hidden states as `forward_logits`. Token id −1 − r: row r's last token, in `rows`."""
+        """Compute a step and return its hidden states like `forward_logits`. A token id of −1 − r stands for the last
+        token of row r in `rows`."""
         self._begin_step(context)
-        if not len(token_ids):  # a step of encoder rows alone
+        if not len(token_ids):  # a step that only writes encoder rows
             return torch.empty((0, self._config.hidden_size), device=token_ids.device)
         return self._run_layers(self._ops.begin_step(token_ids, rows, self._table, self._first_id), context)
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
-        """Compute the last token of each row and return its hidden states [n, hidden]. row_ids: [n], −1 = padding.
-        Ops.begin_decode fills in the metadata."""
+        """Compute the last token of each row and return the hidden states [n, hidden]. row_ids: [n], −1 = padding. The
+        metadata of `context` is filled in by Ops.begin_decode."""
         block_size = context.kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
         if self._config.cross is not None:
@@ -253,13 +255,13 @@ class DecoderModel:
         return self._run_layers(embedded, context)
 
     def rotations_at(self, positions: Tensor) -> Tensor:
-        """Return AttentionMetadata.cos_sin of tokens at these times, rows and columns: [3, T] int64. For a model with
-        sections of its rotary embedding."""
+        """Return AttentionMetadata.cos_sin for tokens whose times, rows and columns are `positions` [3, T] int64. The
+        model's rotary embedding must have sections for these."""
         assert self._axes is not None and self._cos_sin is not None
         return rotations_at(positions, self._axes, self._cos_sin)
 
     def _begin_step(self, context: StepContext) -> None:
-        """Set the tokens' adapters, and write keys and values of the step's encoder rows."""
+        """Set the tokens' adapters, and write the keys and values of the step's encoder rows."""
         if self.adapted is not None:
             self.adapted.space.begin_step(context.token_slots)
         if context.cross is not None and context.cross.rows is not None:
@@ -289,8 +291,10 @@ class DecoderModel:
         return self._ops.add_norm(hidden, residual, self._norm)
 
     def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Return logits [n, vocab_size] float32 on rank 0 of the tokens `indices` [n] int64 of the step with hidden
-        states [T, hidden_size]; None: of all. Other ranks must call, too; they get [0, vocab_size]."""
+        """Return float32 logits [n, vocab_size] for the tokens `indices` [n] int64 of a step with the hidden states
+        `hidden` [T, hidden_size]; None: for all tokens. All ranks must call; those other than rank 0 get [0,
+        vocab_size].
+        """
         if indices is not None:
             hidden = hidden[indices]
             if self.adapted is not None:
@@ -307,7 +311,8 @@ class DecoderModel:
 
 
 def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> StepContext:
-    """Return the context of a decode step with cross attention, from that of rows that begin with clips."""
+    """Return the context of a decode step with cross attention, from a context in which each row's block table and
+    length begin with those of its audio clip."""
     whole, num_blocks = context.metadata, cross.num_tokens // block_size
     assert cross.num_tokens == num_blocks * block_size
     lengths, tables = whole.seq_lens, whole.block_tables  # a length of 0 is padding
@@ -334,16 +339,17 @@ def load_model(
     is_dummy: bool = False,
     adapters: Adaptable | None = None,
 ) -> DecoderModel:
-    """Make the model of `config` from this rank's shard of the checkpoint in `folder`, on `device` as `dtype`.
+    """Load the model of `config` from this rank's shard of the checkpoint in `folder` to `device` as `dtype`.
 
-    `on_progress` is called with each tensor read: how many so far, and of how many. ConfigError if the checkpoint
-    lacks a tensor, has one too many or of another shape, is damaged, or does not divide by the group. `is_dummy`:
-    random weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update.
+    `on_progress` is called after each tensor with the number of tensors read and the number of all. `is_dummy`: random
+    weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update. ConfigError if
+    the checkpoint lacks a tensor, has one that is not used or of another shape, or is damaged, or if a size is not a
+    multiple of the group's size.
     """
     with open_checkpoint(folder, dtype, device, config.quantization, is_dummy=is_dummy) as checkpoint:
         checkpoint.on_progress = on_progress
         model = read_model(checkpoint, config, max_model_len, ops, group, adapters)
-        # Kernels are warmed up on the meta device with some of the layers. Only rank 0 reads all biases.
+        # Other ranks do not read all biases, and a model on the meta device, for warming up kernels, has few layers.
         if device.type != "meta" and group.rank == 0:
             refuse_surplus(checkpoint, config)
         return model
@@ -357,7 +363,7 @@ def read_model(
     group: ParallelGroup,
     adapters: Adaptable | None = None,
 ) -> DecoderModel:
-    """Make the model of `config` from this rank's shard of an open checkpoint."""
+    """Load the model of `config` from this rank's shard of an open checkpoint."""
     rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
     names = rooted(config.names, checkpoint)
     adapted = None if adapters is None else AdaptedLayers(*adapters, config.names, names)
@@ -368,14 +374,15 @@ def read_model(
 
 
 def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Refuse tensors that the model has not read and that its family does not ignore."""
+    """Raise ConfigError if the checkpoint has tensors that the model has not read and that its family does not
+    ignore."""
     head = rooted(config.names, checkpoint).head
     tied = [f"{head}."] if config.tie_word_embeddings else []
     checkpoint.refuse_unread([*config.names.ignored, *tied], partial(is_spare, checkpoint))
 
 
 def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
-    """Return the names with the root that this checkpoint has in place of "model."."""
+    """Return the names with the prefix that this checkpoint has instead of "model."."""
     for root in names.roots:
         embedding = root + names.embedding.removeprefix("model.")
         if f"{embedding}.weight" in checkpoint:
