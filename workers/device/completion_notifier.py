@@ -1,6 +1,6 @@
 """CompletionNotifier: an eventfd that becomes readable when a step ends on the device.
 
-One poll can then wait for messages and for the device without spinning.
+So one poll can wait for messages and for the device, without spinning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...ipc.shortages.threads import start_thread
 
 
 class CompletionNotifier:
-    """Owns the eventfd and a thread, started at the first `add`, that waits for one completion after the other."""
+    """Owner of the eventfd and of a thread, started by the first `add`, that waits for one completion after another."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -23,13 +23,14 @@ class CompletionNotifier:
         self._thread: threading.Thread | None = None
 
     def add(self, wait: Callable[[], None]) -> None:
-        """Notify after `wait` returns or raises. The thread calls the waits in the order of `add`."""
+        """Make the descriptor readable once `wait` has returned or raised. The thread calls all waits in the order in
+        which they were added."""
         if self._thread is None:
             self._thread = start_thread("completion-watch", self._run)
         self._waits.put(wait)
 
     def clear(self) -> None:
-        """Make the descriptor unreadable until the next completion; call it before looking for finished steps."""
+        """Make the descriptor unreadable until the next completion. Call this before looking for finished steps."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 

@@ -3,12 +3,12 @@
     rows → begin_decode → layers → logits → sample → last tokens of the rows
            └──────────────── one graph ────────────────┘
 
-A size is captured when it occurs for the second time, common sizes at the start; until then the same kernels run one by
-one. Steps that the host samples have graphs that end with the logits, none of them at the start; steps with adapters
-have graphs of their own, so that the others take no time for them. A graph fits any rows, because lengths, tokens,
-parameters and slots of adapters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so all
-ranks capture the same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its
-memory.
+Common sizes are captured at the start, any other size when it occurs for the second time; until then the same kernels
+run one by one. Steps that the host samples have graphs that end with the logits; none of these are captured at the
+start. Steps with adapters have separate graphs, so that other steps spend no time on adapters. A graph fits any rows,
+because lengths, tokens, parameters and adapter slots are read on the device (DeviceBatch). NCCL collectives are part of
+the graph, so all ranks capture the same sizes at the same steps. The largest size is captured first, so that smaller
+graphs reuse its memory.
 
 Only the capture itself needs a GPU; tests use a fake `Recorder`.
 """
@@ -29,9 +29,9 @@ from ..machine.arrays import I32, I64
 from ..step.model_step import Model, StepContext
 from .device_batch import DeviceBatch
 
-SIZES_AT_START = (8, 4, 2, 1)  # after the largest
+SIZES_AT_START = (8, 4, 2, 1)  # sizes that are captured at the start, after the largest
 NODE_BYTES = 10 << 10  # driver memory for each kernel of a graph (NVIDIA/cccl pull request 3768)
-NODES_PER_LAYER = 16  # at most, without experts: a matrix product may be two kernels
+NODES_PER_LAYER = 16  # the most kernels of a layer without experts: a matrix product may be two kernels
 ADAPTER_NODES_PER_LAYER = 8  # shrink and expand of four products
 CUBLAS_BYTES = 32 << 20  # cuBLAS workspace of the capturing stream on Hopper
 
@@ -40,18 +40,19 @@ Recorder: TypeAlias = Callable[[Step], Step]  # captures a step; the result repl
 
 
 class CudaRecorder:
-    """Captures CUDA graphs, which share one memory pool because one runs at a time.
+    """Recorder of CUDA graphs. They share one memory pool, because only one runs at a time.
 
-    The pool is freed with its last graph, so other weights need another recorder.
+    The pool is freed with its last graph, so new weights need a new recorder.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        """Capture `step`, which must have run before: compilation and lasting allocations cannot be captured."""
+        """Capture `step` and return its replay. It must have run before: compilation and lasting allocations cannot be
+        captured."""
         graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread may wait for the tokens of the step before.
+        # thread_local: another thread may be waiting for the tokens of the previous step.
         with gc_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
@@ -71,7 +72,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def padded_size(num_rows: int, max_size: int) -> int:
-    """Return `num_rows` rounded up to a size of graphs: by at most 3 rows or an eighth, never over `max_size`."""
+    """Return `num_rows` rounded up to a graph size: by at most 3 rows or an eighth, and to `max_size` at most."""
     if num_rows <= 2:
         return num_rows
     grain = max(4, 1 << max((num_rows - 1).bit_length() - 4, 0))
@@ -88,11 +89,11 @@ def graph_bytes(
     num_ranks: int,
     has_adapters: bool = False,
 ) -> int:
-    """Estimate the bytes of all graphs, as of a model without experts.
+    """Estimate the bytes of all graphs, for a model without experts.
 
-    Their pool, as large as the largest graph needs: cuBLAS workspace, logits in two precisions and gathered from ranks,
-    candidates, partial attention. Besides, the logits for the host, block tables of every size, and the kernels of two
-    graphs per size, with and without sampling, and of two more with adapters.
+    The estimate contains the pool, which is as large as the largest graph needs (cuBLAS workspace, logits in two
+    precisions and gathered from ranks, candidates, partial attention), the logits for the host, block tables of every
+    size, and the kernels of two graphs per size, with and without sampling, and of two more with adapters.
     """
     logits_bytes = vocab_size * (16 if num_ranks == 1 else 24)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
@@ -102,13 +103,13 @@ def graph_bytes(
 
 
 class _Buffers:
-    """The inputs and outputs of one size's graphs."""
+    """The inputs and outputs of the graphs of one size."""
 
     def __init__(self, size: int, max_blocks_per_row: int, device: torch.device) -> None:
         def int64() -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
-        self.rows = b""  # the rows in row_ids, int32
+        self.rows = b""  # the rows in row_ids, as bytes of int32
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
         self.positions, self.slots, self.sampled = int64(), int64(), int64()
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
@@ -116,7 +117,7 @@ class _Buffers:
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def metadata(self, max_model_len: int) -> AttentionMetadata:
-        """Return new metadata for each step, because kernels cache by its identity what they derive from it."""
+        """Return a new metadata object for a step: kernels cache derived data by the object's identity."""
         size = len(self.row_ids)
         return AttentionMetadata(
             positions=self.positions,
@@ -131,7 +132,7 @@ class _Buffers:
 
 
 class _Kind(NamedTuple):
-    """What a graph is for."""
+    """Key of a graph: the kind of step that it computes."""
 
     size: int
     is_sampled: bool
@@ -139,7 +140,8 @@ class _Kind(NamedTuple):
 
 
 class DecodeGraphs:
-    """Runs decode steps, by graph if captured. Owns the buffers and graphs of each size; construction captures some."""
+    """Runner of decode steps, by graph if it is captured. Owns the buffers and graphs of each size; the constructor
+    captures those of `sizes_at_start` and `max_num_seqs`."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class DecodeGraphs:
         self._rows = rows
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
-        self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32, from the first use on
+        self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32; None until first used
         self._seen: set[_Kind] = set()
         self._replays: dict[_Kind, Step] = {}
         self._record_at_start((max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs)))
@@ -166,13 +168,13 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _record_at_start(self, sizes: tuple[int, ...]) -> None:
         for size in sizes:
-            for has_adapters in (True, False) if self._rows.has_adapters else (False,):  # the larger first
+            for has_adapters in (True, False) if self._rows.has_adapters else (False,):  # the larger graph first
                 kind = _Kind(size, True, has_adapters)
                 self._compute(self._buffers_of(size), kind)  # all rows are padding
                 self._record(kind)
 
     def unknown_row_ids(self, rows: I32) -> I64 | None:
-        """Return the row ids [size], −1 = padding, for `run`; None if the last step of this size had the same."""
+        """Return the row ids [size], −1 = padding, for `run`; None if the last step of this size had the same rows."""
         size = padded_size(len(rows), self._max_num_seqs)
         if size in self._buffers and self._buffers[size].rows == rows.tobytes():
             return None
@@ -181,15 +183,16 @@ class DecodeGraphs:
         return row_ids
 
     def run(self, rows: I32, row_ids: Tensor | None, has_adapters: bool = False) -> Tensor:
-        """Launch a decode step of rows [n]; return their tokens [n] int64, which the next step of the size overwrites.
+        """Launch a decode step of rows [n]; return their tokens [n] int64 on the device, which the next step of the
+        same size overwrites.
 
-        row_ids: `unknown_row_ids` of the rows, on the device. The tokens stay there. `has_adapters`: of any row.
+        row_ids: `unknown_row_ids` of the rows, copied to the device. `has_adapters`: whether any row has an adapter.
         """
         return self._run(rows, row_ids, True, has_adapters).sampled[: len(rows)]
 
     def run_to_logits(self, rows: I32, row_ids: Tensor | None, has_adapters: bool = False) -> Tensor:
-        """Launch a decode step without sampling; return logits, which the next such step overwrites: [n, vocab] float32
-        on rank 0, [0, vocab] on the others."""
+        """Launch a decode step without sampling, with the arguments of `run`; return logits, which the next such step
+        overwrites: [n, vocab] float32 on rank 0, [0, vocab] on the other ranks."""
         self._run(rows, row_ids, False, has_adapters)
         assert self._logits is not None
         return self._logits[: len(rows)]
@@ -220,12 +223,12 @@ class DecodeGraphs:
         self._replays[kind] = self._recorder(lambda: self._compute(buffers, kind))
 
     def _compute(self, buffers: _Buffers, kind: _Kind) -> None:
-        """Launch the step's kernels; never waits for the device."""
+        """Launch the step's kernels. Never waits for the device."""
         context = StepContext(buffers.metadata(self._max_model_len), self._kv_cache)
         columns = self._rows.columns if kind.has_adapters else self._rows.plain_columns
         hidden = self._model.forward_decode(buffers.row_ids, columns, context)
         logits = self._model.compute_logits(hidden)
-        if kind.is_sampled:  # the position of a sampled token is the length of the context
+        if kind.is_sampled:  # a sampled token's position is the length of its context
             self._rows.sample(logits, buffers.row_ids, buffers.seq_lens, buffers.sampled)
             return
         if self._logits is None:

@@ -1,7 +1,7 @@
 """DeviceBatch: the state of the running rows on a GPU, kept up to date by differences.
 
-The host mirrors each row's state on the device and sends only changes: new rows, rows that the host sampled, appended
-blocks. Sampled tokens become the rows' last tokens without leaving the device.
+The host records which state the device has of each row, and sends only changes: new rows, rows that the host sampled,
+appended blocks. Tokens sampled on the device become the rows' last tokens without leaving it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..sampling.sampling_columns import SamplingColumns
 from ..step.input_batch import StepInputs
 
 _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
-_UNKNOWN = -1  # number of computed tokens of a row that is not on the device
+_UNKNOWN = -1  # stands for the number of computed tokens of a row that is not on the device
 
 
 class DeviceBatch:
-    """Owns one entry per row: its position, last token, blocks, adapter and shift of positions (`columns`;
-    `plain_columns` are for steps without adapters), and its sampling parameters."""
+    """Owner of the device's entry for each row: position, last token, blocks, adapter and position shift (`columns`;
+    for steps without adapters `plain_columns`), and the sampling parameters."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class DeviceBatch:
         has_adapters: bool = False,
         shifts: I64 | None = None,
     ) -> None:
-        """`shifts`: of each row, from the index of a token behind its media to its position; the caller changes them
-        while the row is not in use. None: they are all 0."""
+        """`shifts`: for each row, the position minus the index of the tokens after its media. The caller changes an
+        entry only while the row is not in use. None: all are 0."""
         self._shifts = shifts
         self._block_size = block_size
         self._group = group
@@ -61,23 +61,26 @@ class DeviceBatch:
         self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
 
     def forget(self, rows: I32) -> None:
-        """Note that the device has nothing of these rows: `changes` sends the next request on them in full."""
+        """Record that the device has no state of these rows: `changes` will send everything of the next requests in
+        them."""
         self._known_computed[rows] = _UNKNOWN
         self._known_blocks[rows] = 0
 
     def clear(self) -> None:
-        """Note that all rows were freed."""
+        """Record that all rows were freed."""
         self._known_computed[:] = _UNKNOWN
         self._known_blocks[:] = 0
 
     def changes(
         self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
     ) -> list[npt.NDArray[np.generic]]:
-        """Return the arrays that `write` needs before the step, or []; record them as sent. columns: of sampled rows.
+        """Return the arrays that `write` needs before the step, [] for none, and record them as sent. columns: sampling
+        parameters, one row per sampled row.
 
-        A row whose last token the host does not know was sampled by the device in the step before, so it is unchanged.
-        The first two arrays are rows and their numbers of computed tokens. If the step counts its tokens itself
-        (`is_counted_there`), they hold the changed rows before it; otherwise all sampled rows after it.
+        A row whose last token the host does not know was sampled by the device in the previous step, so it is
+        unchanged. The first two arrays are rows and their numbers of computed tokens: if the step itself counts its
+        tokens on the device (`is_counted_there`), those of the changed rows before the step, else of all sampled rows
+        after it.
         """
         rows, positions = inputs.sampled_rows, inputs.positions[inputs.sampled_tokens]
         changed = np.flatnonzero(self._known_computed[rows] != positions)
@@ -98,7 +101,7 @@ class DeviceBatch:
         ]
 
     def _slots_of(self, inputs: StepInputs, changed: I64) -> list[I32]:
-        """Return the slots of the adapters of some sampled rows, given by index; [] without adapters."""
+        """Return, in a list, the adapter slots of the sampled rows with the indices `changed`; [] without adapters."""
         if not self.has_adapters:
             return []
         if inputs.token_slots is None:
@@ -106,7 +109,7 @@ class DeviceBatch:
         return [inputs.token_slots[inputs.sampled_tokens[changed]]]
 
     def forget_tokens(self, rows: I32) -> None:
-        """Note that the device lacks the tokens that the host samples for these rows: `changes` sends them."""
+        """Record that the device lacks the tokens that the host samples for these rows: `changes` will send them."""
         self._known_computed[rows] = _UNKNOWN
 
     def write(self, changes: list[Tensor]) -> None:
@@ -116,8 +119,8 @@ class DeviceBatch:
         write_rows(changes, targets, columns.adapter_slots, columns.rope_deltas)
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
-        """Return cells of the flattened block tables that the device lacks for this step, and their block ids. Note
-        them as sent."""
+        """Return the cells of the flattened block tables that the device lacks for this step, and their block ids.
+        Record them as sent."""
         known = self._known_blocks[inputs.rows]
         needed = -(-inputs.seq_lens // self._block_size)
         if (needed == known).all():
@@ -131,13 +134,14 @@ class DeviceBatch:
         return [cells, inputs.block_tables[entries, table_columns]]
 
     def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
-        """Sample the token of each row [n], −1 = padding, at `positions` [n] int32; it becomes the row's last token.
+        """Sample a token for each of the rows row_ids [n], −1 = padding, at `positions` [n] int32; it becomes the row's
+        last token.
 
-        Returns [n] int64, in `output` if given. Every rank must call; only rank 0's logits [n, vocab] count.
+        Returns [n] int64, in `output` if given. All ranks must call; only rank 0's logits [n, vocab] are used.
         """
         last_tokens = self.columns.last_tokens
         if self._group.rank > 0:
             return torch.take(self._group.broadcast(last_tokens), row_ids, out=output)
         drawn = sample(logits.contiguous(), row_ids, self._drawing, positions, last_tokens, output)
-        self._group.broadcast(last_tokens)  # one call for all rows; those not sampled are equal already
+        self._group.broadcast(last_tokens)  # one call for all rows; rows that were not sampled are equal already
         return drawn

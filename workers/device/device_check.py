@@ -1,4 +1,4 @@
-"""Checks, before anything is loaded, that a rank's device supports the options. Each fault is a ConfigError."""
+"""Checks, before anything is loaded, that a rank's device supports the options. If not, they raise ConfigError."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.engine_spec import EngineSpec
 
-FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
-MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
+FP8_CAPABILITY = (8, 9)  # the first with conversions from and to e4m3
+MAX_DETERMINISTIC_RANKS = 2  # a sum of two numbers does not depend on their order
 
 
 def check_options(spec: EngineSpec, num_ranks: int) -> None:
@@ -32,8 +32,8 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 
 def check_cpu(spec: EngineSpec) -> None:
-    """Raise ConfigError for an instruction level that this processor lacks, and for integer products that it, the model
-    or another option does not allow."""
+    """Raise ConfigError if this processor lacks the level of --cpu-isa, or if the processor, the model or another
+    option does not allow --int8-activations."""
     from ...kernels.select import levels_up_to
 
     try:
@@ -47,7 +47,7 @@ def check_cpu(spec: EngineSpec) -> None:
 
 
 def _int8_obstacle(spec: EngineSpec) -> str:
-    """Return the obstacle to integer products here, with the remedy; "" if there is none."""
+    """Return the reason why --int8-activations is not possible, with the remedy, for an error message; "" if it is."""
     from ...kernels.select import levels_up_to
 
     quantization, config = spec.model.quantization, spec.config
@@ -65,7 +65,7 @@ def _int8_obstacle(spec: EngineSpec) -> str:
 
 
 def select_gpu(device: torch.device) -> None:
-    """Make `device` torch's current GPU; ConfigError if there is none of its index."""
+    """Make `device` torch's current GPU. ConfigError if there is no GPU with its index."""
     rank = device.index or 0
     if rank >= torch.cuda.device_count():
         raise ConfigError(
@@ -76,8 +76,8 @@ def select_gpu(device: torch.device) -> None:
 
 
 def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
-    """Raise ConfigError for options that this GPU does not support, and if it has kernels that Triton cannot launch.
-    `has_kernels`: steps can sample on the device."""
+    """Raise ConfigError for options that this GPU does not support, or if Triton cannot launch kernels although there
+    are some. `has_kernels`: there are Triton kernels, so steps can sample on the device."""
     from ...kernels.gpu.load import launch_obstacle
 
     if spec.config.int8_activations:

@@ -3,8 +3,8 @@
     changes of rows → one copy → DeviceBatch → CUDA graph of the padded size, or kernel by kernel → tokens → host
 
 Decode steps run as graphs, steps with prompt chunks kernel by kernel. A sampled token is its row's next input before
-the host knows it. For decode steps that the host samples, a graph computes the logits: masks, processors and logprobs
-are the ModelRunner's. All ranks run the same steps, so their collectives match.
+the host knows it. For decode steps that the host samples, a graph computes the logits; masks, processors and logprobs
+are left to the ModelRunner. All ranks run the same steps, so their collectives match.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .token_copy import AsyncTokenCopy, PendingTokens
 
 
 class DeviceRunner:
-    """Owns the `rows` on the device and the copies in both directions. `start` does not wait for the step before it."""
+    """Runner of steps that are sampled on the device. Owns the `rows` on the device and the copies in both directions.
+    `start` does not wait for the previous step."""
 
     def __init__(
         self,
@@ -37,8 +38,8 @@ class DeviceRunner:
         has_adapters: bool = False,
         shifts: I64 | None = None,
     ) -> None:
-        """`recorder` makes graphs of decode steps; None: they run kernel by kernel, too. `has_adapters`: rows may have
-        them. `shifts`: as for DeviceBatch."""
+        """`recorder` makes graphs of decode steps; None: decode steps run kernel by kernel as well. `has_adapters`:
+        whether rows may have adapters. `shifts`: see DeviceBatch."""
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
@@ -53,21 +54,22 @@ class DeviceRunner:
             )
 
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
-        """Launch, in inference mode, a step and the copy of its tokens to the host. columns: of its sampled rows."""
+        """Launch a step and the copy of its tokens to the host; call it in inference mode. columns: sampling
+        parameters, one row per sampled row."""
         return self._return.send(self.launch(inputs, columns))
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """Launch a step; the tokens [s] int64 stay on the device, where the next step may overwrite them."""
+        """Launch a step; return the sampled tokens [s] int64 on the device, where the next step may overwrite them."""
         graphs = self._graphs_for(inputs)
         if graphs is None:
             return self._compute(inputs, columns)
         return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns), inputs.token_slots is not None)
 
     def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
-        """Compute by graph the logits of a step that the host samples. None without graphs, or unless each row has one
-        token and samples.
+        """Compute by graph the logits of a decode step that the host samples: [n, vocab] float32 on rank 0, [0, vocab]
+        on the others. The caller may overwrite them; the next step does.
 
-        [n, vocab] float32 on rank 0, [0, vocab] on the others. The caller may overwrite them; the next step does.
+        None if there are no graphs, or the step is not one in which every row decodes one token and samples.
         """
         graphs = self._graphs_for(inputs)
         if graphs is None:
@@ -83,8 +85,8 @@ class DeviceRunner:
         return self._graphs if is_decode and not has_spans else None
 
     def _send_changes(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
-        """Send the changes of rows; return the row ids if the graph needs new ones. A step with the same rows
-        as the one before usually sends nothing."""
+        """Send the changes of rows to the device; return the row ids on the device if the graph needs new ones, else
+        None. A step with the same rows as the previous one usually sends nothing."""
         row_ids = graphs.unknown_row_ids(inputs.rows)
         changes = self.rows.changes(inputs, columns, is_counted_there=True)
         arrays = changes if row_ids is None else [row_ids, *changes]
@@ -94,7 +96,7 @@ class DeviceRunner:
         return None if row_ids is None else sent[0]
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """Launch a step of rows with any number of tokens kernel by kernel; return the sampled tokens [s]."""
+        """Launch, kernel by kernel, a step of rows with any number of tokens; return the sampled tokens [s]."""
         changes = self.rows.changes(inputs, columns, is_counted_there=False)
         inputs = decoder_of(inputs)
         arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)

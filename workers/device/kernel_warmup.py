@@ -1,8 +1,8 @@
 """KernelWarmup: compiles and loads Triton kernels in threads while the weights are read.
 
-A model of the same shapes on meta tensors runs the start and common steps, and the kernels that it launches are
-compiled. So there is no list of kernels to maintain; a missing kernel is compiled at its first launch. Triton caches
-compiled kernels on disk for the next start.
+A model of the same shapes on meta tensors runs the steps of the start and common steps, and the kernels that it
+launches are compiled. So there is no list of kernels to maintain; a missing kernel is compiled when first launched.
+Triton caches compiled kernels on disk for the next start.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ META_DEVICE = torch.device("meta")
 
 
 class KernelWarmup:
-    """Compiles in a thread, started on construction. An error there is logged, and kernels compile when launched."""
+    """Compilation in a thread that the constructor starts. If it fails, the error is logged, and kernels are compiled
+    when they are first launched."""
 
     def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
-        """Start a thread that calls `launch`, catches the kernels launched there and compiles them for `device`."""
+        """Start a thread that calls `launch` and, instead of running the kernels launched there, compiles them for
+        `device`."""
         self.num_kernels = 0
         self.duration_s = 0.0
         self._launch, self._device = launch, device
@@ -53,7 +55,8 @@ class KernelWarmup:
         self._thread.start()
 
     def wait(self, limit_s: float) -> None:
-        """Block until all kernels are compiled; ConfigError if that takes over `limit_s` from the construction on."""
+        """Block until all kernels are compiled. ConfigError if that takes more than `limit_s` since the
+        construction."""
         self._thread.join(max(self._begun + limit_s - time.monotonic(), 0.0))
         if self._thread.is_alive():
             names = ", ".join(unfinished(self._kernels)) or "none in threads"
@@ -72,7 +75,7 @@ class KernelWarmup:
                     self.num_kernels = len(self._kernels)
                 load(self._kernels, threads)
         except ConfigError:
-            pass  # reading the weights raises it, too
+            pass  # loading the weights raises the same error
         except Exception as error:
             logger.warning(
                 "kernels are compiled when first launched, not ahead: %s: %.100s", type(error).__name__, error
@@ -85,12 +88,13 @@ class KernelWarmup:
 
 
 def run_eagerly(step: Step) -> Step:
-    """Record nothing: a replay runs the step."""
+    """Recorder that records nothing: a replay runs the step again."""
     return step
 
 
 def distinct_layers(config: ModelConfig) -> ModelConfig:
-    """Return the config cut to its first layers that include every kind: further ones launch the same kernels."""
+    """Return the config cut to the first layers that include every kind of layer: the others launch the same
+    kernels."""
     count = 1 + max(config.layers.index(layer) for layer in config.layers)
     return msgspec.structs.replace(config, num_layers=count, layers=config.layers[:count])
 
@@ -114,8 +118,8 @@ def launch_steps(
     has_spans: bool = False,
 ) -> None:
     """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs;
-    all of them once more with adapters, if the model's layers have slots. `has_shifts`: rows have shifts of positions.
-    `has_spans`: also launch a prompt with spans."""
+    with `has_adapters` (the model's layers have slots) also with adapters. `has_shifts`: rows have position shifts.
+    `has_spans`: also launch a prompt with spans, whose tokens attend to later ones."""
     block_size = kv_cache.shape[4]
     recorder = run_eagerly if has_graphs else None
     max_num_seqs = limits.max_num_seqs
@@ -128,7 +132,7 @@ def launch_steps(
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, longest)]
     steps = [*largest_steps(limits, block_size), *prompts]
     for inputs in [*steps, *(map(with_adapters, steps) if has_adapters else ())]:
-        runner.rows.clear()  # the next step has other blocks
+        runner.rows.clear()  # the next dummy step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     logsumexp(compute(model, prompts[0], kv_cache)[1])
     if has_adapters:
@@ -138,7 +142,7 @@ def launch_steps(
 
 
 def launch_spans(model: Model, inputs: StepInputs, kv_cache: Tensor) -> None:
-    """Launch a step of which tokens attend to later ones."""
+    """Launch a step in which tokens attend to later tokens."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(each) for each in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     token_ids, logits_indices, *rest = [tensor.to(kv_cache.device) for tensor in tensors]

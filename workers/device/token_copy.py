@@ -19,14 +19,15 @@ class _Slot:
 
 
 class PendingCopy:
-    """A copy between the device and the host that may still run."""
+    """A copy between the device and the host that may still be running."""
 
     def __init__(self, event: torch.cuda.Event | None, device: torch.device) -> None:
         self._event, self._device = event, device  # recorded after the copy; None where the device is the host
 
     @classmethod
     def on_stream(cls, device: torch.device) -> PendingCopy | None:
-        """Return the copies that were started on the current stream of `device`; None where it is the host."""
+        """Return a PendingCopy of all copies started so far on the current stream of `device`; None if it is the
+        host."""
         if device.type != "cuda":
             return None
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting thread sleeps
@@ -55,7 +56,7 @@ class PendingTokens(PendingCopy):
         self._free = free
 
     def take(self) -> I64:
-        """Wait for the tokens [n] and return them. Call it once."""
+        """Wait for the tokens [n] and return them. Must be called once."""
         self.wait()
         token_ids: I64 = self._slot.on_host[: self._num_tokens].numpy().copy()
         self._free.append(self._slot)
@@ -63,7 +64,7 @@ class PendingTokens(PendingCopy):
 
 
 class AsyncTokenCopy:
-    """Owns the CUDA stream of the copies and a reusable buffer for each step in flight."""
+    """Owner of the CUDA stream of the copies, and of a reusable buffer for each step in flight."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._max_num_seqs = max_num_seqs
@@ -72,7 +73,7 @@ class AsyncTokenCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def send(self, token_ids: Tensor) -> PendingTokens:
-        """Start to copy token_ids [n] int64; work launched later may overwrite them."""
+        """Start to copy token_ids [n] int64 to the host. Work that is launched later may overwrite `token_ids`."""
         slot = self._free.pop() if self._free else self._new_slot()
         num_tokens = len(token_ids)
         source, target = slot.on_device[:num_tokens], slot.on_host[:num_tokens]
