@@ -1,14 +1,14 @@
 """Candidates: the tokens of a row that can still be sampled, for logits on the host.
 
-A token's weight is exp((logit − largest) / T), so the most likely token weighs 1. The filters, each applied to the
-tokens that the one before keeps:
+A token's weight is exp((logit − largest) / T), so the most likely token's weight is 1. The token with the highest
+score, logit / T plus noise (see sampler.py), wins. The filters, each applied to the tokens that the previous one keeps:
     min_p        tokens at least min_p times as likely as the most likely one
     top_k        the k largest logits
     top_p        the most likely tokens, until their probability reaches top_p
 Each cuts at a value and keeps ties with the last token, so the set does not depend on a sort.
 
 Without top_k and top_p, if a large part of the vocabulary could win, the noise of the whole vocabulary is generated at
-once. Only tokens whose score reaches that of the most likely token then become candidates.
+once. Then only tokens whose score reaches that of the most likely token become candidates.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from ...kernels import noise
 from ...kernels.cpu.sampling import DRAW, CandidateList, CpuSampling
 from ..machine.arrays import F32, F64, I64, U32, Bools
 
-_SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
-_WIDE_SHARE = 1 / 16  # of the vocabulary; from here on the noise of the whole vocabulary is cheaper than a list
-_NUM_GROUP_MEMBERS = 64  # logits in a group, to bound the k-th largest by the groups' maxima
+_SLACK = 1e-3  # relative error allowed for float32 weights when they are only used to rule tokens out
+_WIDE_SHARE = 1 / 16  # share of the vocabulary above which the noise of the whole vocabulary is cheaper than a list
+_NUM_GROUP_MEMBERS = 64  # logits per group; the groups' maxima give a bound of the k-th largest logit
 
 
 class RowDraw(NamedTuple):
     """The sampling inputs of one row besides its logits. Never greedy; the largest logit is finite."""
 
-    row: int  # of the logits
-    position: int  # of the token to draw
+    row: int  # index in the logits
+    position: int  # position of the token to draw
     temperature: np.float32
     top_k: int  # 0: all
     top_p: float
     min_p: float
     seed: U32  # [2]
-    largest: np.float32  # logit
-    reached_noise: float  # −log E of the most likely token, whose score the sampled one reaches
+    largest: np.float32  # the largest logit
+    reached_noise: float  # noise −log E of the most likely token; the sampled token's score is at least that token's
 
     def weights(self, logits: F32) -> F64:
         weights: F64 = np.exp((logits.astype(np.float64) - self.largest) / self.temperature)
         return weights
 
     def most_bits(self, logits: F32) -> F64:
-        """Return the largest noise bits with which each token still reaches the score; smaller bits score higher."""
+        """Return the largest noise bits with which each token's score still reaches the most likely token's; smaller
+        bits give a higher score."""
         return self.weights(logits) * self.noise_scale()
 
     @property
@@ -57,7 +58,7 @@ class RowDraw(NamedTuple):
         return math.exp(self.reached_noise - noise.MAX_GUMBEL) * (1 - _SLACK)
 
     def total(self, logits: F32) -> float:
-        """Sum the weights of the tokens that min_p keeps; 0 without top_p, which alone needs the sum."""
+        """Return the sum of the weights that min_p keeps; 0 without top_p, as only top_p needs the sum."""
         if self.top_p == 1:
             return 0.0
         weights = self.weights(logits)
@@ -81,14 +82,14 @@ class RowDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens of one row, by rising id: with top_k all that it keeps, else all that can win, and some more."""
+    """Tokens of one row by rising id: with top_k those that it keeps, else all that can win and perhaps some more."""
 
     token_ids: I64
     logits: F32
-    total: float  # weight of all tokens that min_p and top_k keep, candidates or not; 0 without top_p
+    total: float  # sum of the weights of all tokens, candidates or not, that min_p and top_k keep; 0 without top_p
 
     def filtered(self, draw: RowDraw) -> Candidates:
-        """Return the tokens that pass min_p and top_p and can win."""
+        """Return the candidates that pass min_p and top_p and whose weight is large enough to win."""
         kept = self._keep(draw.weights(self.logits) >= draw.min_p) if draw.min_p else self
         mask = draw.weights(kept.logits) >= draw.least_winning_weight
         if draw.top_p < 1:
@@ -106,14 +107,14 @@ class Candidates:
 
 
 def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling | None) -> list[Candidates]:
-    """Return the candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels` replace numpy."""
+    """Return the candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels`: used instead of numpy."""
     array, vocab_size = logits.numpy(), logits.shape[1]
     wide = [draw for draw in draws if draw.top_k == 0]  # top_k leaves few tokens by itself
     if kernels is not None:
         listed = iter(kernels.list_candidates(logits, _kernel_draws(wide, vocab_size)))
     else:
         scratch = np.empty(vocab_size, np.float32)
-        listed = (_list_in_row(array[draw.row], draw, scratch) for draw in wide)  # a row stays in the cache
+        listed = (_list_in_row(array[draw.row], draw, scratch) for draw in wide)  # row by row, for the CPU's cache
     found = []
     for draw in draws:
         row = array[draw.row]
@@ -127,7 +128,7 @@ def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling |
 
 
 def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
-    """List the candidates of a draw without top_k. logits: [vocab]. weights: [vocab], overwritten."""
+    """Return the candidates of a draw without top_k. logits: [vocab]. weights: [vocab], scratch memory."""
     np.subtract(logits, draw.largest, out=weights)
     np.divide(weights, draw.temperature, out=weights)
     np.exp(weights, out=weights)
@@ -145,7 +146,7 @@ def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
 def largest_ids(logits: F32, k: int) -> I64:
     """Return the ids of the k largest logits and of ties with the k-th, by rising id.
 
-    The k-th largest maximum of disjoint groups is a lower bound that removes most logits first.
+    The k-th largest maximum of disjoint groups is a lower bound, which first removes most logits.
     """
     num_groups = len(logits) // _NUM_GROUP_MEMBERS
     grouped = logits[: num_groups * _NUM_GROUP_MEMBERS].reshape(_NUM_GROUP_MEMBERS, num_groups)
@@ -162,7 +163,7 @@ def _kth_largest(values: F32, k: int) -> np.float32:
 def _kernel_draws(draws: list[RowDraw], vocab_size: int) -> npt.NDArray[np.void]:
     """Encode the draws for the kernel, with the bounds of RowDraw.weight_floor.
 
-    Noise rules tokens out only without top_p, which counts all tokens.
+    With top_p, noise does not rule out tokens, because top_p depends on all of them.
     """
     columns = np.zeros(len(draws), DRAW)
     for column, draw in zip(columns, draws, strict=True):

@@ -1,7 +1,8 @@
-"""StepDrafts: the guesses of a step's rows, and the tokens that the rows keep of their draws.
+"""StepDrafts: the drafts of a step's rows, and the number of drawn tokens that a row keeps.
 
 A row with n drafts draws n + 1 tokens: one after its last known token, and one after each draft. The draws are valid up
-to the first that differs from its draft, since all later ones followed a token that the row does not have.
+to and including the first that differs from its draft, since later ones were drawn after a token that the row does not
+have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from ...ipc.errors import ProtocolError
 from ..machine.arrays import I32, I64, Bools
 
-NO_DRAFT = -1  # beside the last draw of a row, or a draw that is not kept
+NO_DRAFT = -1  # stands for the draft of a row's last draw, which has none, or of a draw that is not kept
 
 
 class StepDrafts(NamedTuple):
@@ -24,7 +25,8 @@ class StepDrafts(NamedTuple):
 
     @classmethod
     def of(cls, frame: I32, rows: I32, vocab_size: int) -> StepDrafts:
-        """Decode SchedulerOutput.drafts. rows: [n]. ProtocolError for other rows, or ids outside the vocabulary."""
+        """Decode SchedulerOutput.drafts. rows: [n], the step's rows. ProtocolError if the frame is malformed, or has
+        other rows or ids outside the vocabulary."""
         drafts_by_row: dict[int, I32] = {}
         start = 0
         while start < len(frame):
@@ -48,21 +50,23 @@ class StepDrafts(NamedTuple):
             raise ProtocolError(f"row {rows[wrong[0]]} has drafts, which do not follow its last known token")
 
     def places(self, last_tokens: I64) -> I64:
-        """Return the index of each draft among the step's tokens. last_tokens: [n], that of each row's last."""
+        """Return the index of each draft among the step's tokens. last_tokens: [n], the index of each row's last
+        token."""
         return spread(last_tokens + 1 - self.counts, self.counts)
 
 
 def spread(starts: I64, counts: I64) -> I64:
-    """Return start, start + 1, …, `count` numbers of each start: [sum(counts)]."""
+    """Return, for each start, the `count` numbers start, start + 1, …, one after the other: [sum(counts)]."""
     firsts = np.cumsum(counts) - counts
     return np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()))
 
 
 def num_kept(drawn: I64, drafts: I32, is_masked: Bools) -> int:
-    """Return how many of a row's draws it keeps: those up to the first unlike its draft. A draw for which the rules
-    leave no token is kept only as the first, so that the row's next step reports it.
+    """Return how many of its draws a row keeps: those up to and including the first that differs from its draft. A draw
+    without any allowed token ends them, and is itself kept only if it is the first, so that the row's next step reports
+    it.
 
-    drawn, drafts, is_masked: [n + 1] of the row; the last draft is NO_DRAFT.
+    drawn, drafts, is_masked: [n + 1]; the last draft is NO_DRAFT. is_masked: whether all tokens of the draw are masked.
     """
     kept = int((drawn != drafts).argmax()) + 1
     return max(int(is_masked.argmax()), 1) if is_masked[:kept].any() else kept

@@ -25,12 +25,12 @@ from .timestamps import apply_timestamps
 
 
 class LogitsProcessors:
-    """Owns the processors of each row, from admission until the row is freed."""
+    """The processors of each row, from the row's admission until it is freed."""
 
     def __init__(
         self, vocab_size: int, processors: Sequence[CustomLogitsProcessor] = (), rules: OutputRules | None = None
     ) -> None:
-        """`processors` are the operator's own; `rules` are the model's, for all rows."""
+        """`processors`: the operator's own. `rules`: the model's rules, for all rows."""
         self._vocab_size = vocab_size
         self._custom, self._rules = processors, rules
         self._processors_by_row: dict[int, RowProcessors] = {}
@@ -56,14 +56,15 @@ class LogitsProcessors:
                     processors.append(token_id)
 
     def follow(self, row: int, token_ids: list[int], num_outputs: int) -> None:
-        """Append those of `token_ids`, the last of the row's `num_outputs` output tokens, that its processors lack."""
+        """Append the output tokens that the row's processors do not have yet. token_ids: the last of the row's
+        `num_outputs` output tokens, at least all that are missing."""
         if (processors := self._processors_by_row.get(row)) is not None:
             num_missing = num_outputs - len(processors.outputs)
             for token_id in token_ids[len(token_ids) - num_missing :]:
                 processors.append(token_id)
 
     def of(self, rows: I32) -> dict[int, RowProcessors]:
-        """Return the processors of these rows by index; rows without any are left out."""
+        """Return the processors of these rows, by index in `rows`; rows without processors are left out."""
         if not self._processors_by_row:
             return {}
         found = ((i, self._processors_by_row.get(row)) for i, row in enumerate(rows.tolist()))
@@ -71,7 +72,7 @@ class LogitsProcessors:
 
 
 def apply_processors(logits: Tensor, processors: dict[int, RowProcessors]) -> None:
-    """Change logits [n, vocab] float32, contiguous, in place; `processors` by row of the logits."""
+    """Change logits [n, vocab] float32, contiguous, in place. processors: by index of the logits' row."""
     for i, row in processors.items():
         if len(row.allowed):
             _keep_only(logits[i], row.allowed)
@@ -147,7 +148,7 @@ def _load_processor(path: str) -> CustomLogitsProcessor:
     module_name, _, name = path.partition(":")
     try:
         processor = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # whatever the operator's module does
+    except Exception as error:  # the operator's module may raise anything
         raise ConfigError(f"--allowed-logits-processors {path} cannot be imported: {error}") from None
     if not callable(processor):
         raise ConfigError(f"--allowed-logits-processors {path} is {type(processor).__name__}, not a function")

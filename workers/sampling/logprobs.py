@@ -17,20 +17,20 @@ from ...ipc.messages.workers import RowLogprobs
 from ..machine.arrays import F32, I64
 from .candidates import largest_ids
 
-LogprobTargets: TypeAlias = int | I64  # tokens to score beside one: so many of the most likely, or these ids
+LogprobTargets: TypeAlias = int | I64  # tokens to score together with a token: that many most likely ones, or these ids
 
 
 class ScoredToken(NamedTuple):
-    """One token and the tokens scored beside it."""
+    """One token, and the other tokens that were scored at its position."""
 
-    rank: int  # of the token itself
+    rank: int  # rank of the token itself
     ids: I64  # [1 + k]: the token, then the most likely ones by falling logprob, or the given ones
     logprobs: F32  # [1 + k]
 
 
 def score_tokens(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTargets]) -> list[ScoredToken]:
-    """Score n tokens; NaN where the logits have no distribution. logits: [n, vocab] float32, left unchanged. token_ids,
-    targets: [n]."""
+    """Return the scores of n tokens and of their targets; NaN if a row of logits has no distribution. logits: [n,
+    vocab] float32, left unchanged. token_ids, targets: [n]."""
     if logits.device.type != "cpu":
         return list(_score_on_device(logits, token_ids, targets)) if len(token_ids) else []
     array, scratch = logits.numpy(), np.empty(logits.shape[1], np.float32)
@@ -39,7 +39,7 @@ def score_tokens(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTarget
 
 
 def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Sequence[int]) -> RowLogprobs:
-    """Encode n ≥ 1 scored tokens with the row and position of each."""
+    """Encode n ≥ 1 scored tokens and the row and position of each."""
     ranks, ids, logprobs = zip(*scored, strict=True)
     return RowLogprobs(
         rows=np.array(rows, np.int32).tobytes(),
@@ -52,7 +52,8 @@ def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Se
 
 
 def _score_row(logits: F32, scratch: F32, token_id: int, targets: LogprobTargets) -> ScoredToken:
-    """Score one token; NaN if the logits have no distribution. logits: [vocab]; scratch: [vocab], overwritten."""
+    """Return the score of one token and its targets; NaN if the logits have no distribution. logits: [vocab]. scratch:
+    [vocab], overwritten."""
     k = min(targets, len(logits)) if isinstance(targets, int) else 0
     ids = largest_ids(logits, max(k, 1))
     ids = ids[np.lexsort((ids, -logits[ids]))]  # by falling logit, ties by rising id

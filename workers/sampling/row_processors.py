@@ -1,8 +1,8 @@
-"""RowProcessors: the changes to one request's logits before sampling: allowed, banned and forced tokens, biases,
-penalties, custom processors and the model's own rules.
+"""RowProcessors: the changes to one row's logits before sampling: allowed, banned and forced tokens, biases, penalties,
+custom processors and the model's own rules.
 
-Made from the row's parameters and tokens, so that a row resumed after a preemption or a restart has the same state;
-updated with each output token.
+Their state is made from the row's parameters and tokens, so that it is the same if the row is resumed after a
+preemption or a restart, and updated with each output token.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .thinking import ThinkingBudget, positions_after
 from .timestamps import Timestamps
 
 # (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
-# A processor with a parameter named extra_args receives the request's.
+# A processor with a parameter named extra_args receives the extra_args of the request.
 CustomLogitsProcessor: TypeAlias = Callable[..., Tensor]
 
 
 def needs_processors(sampling: RowSampling) -> bool:
-    """Return whether anything but temperature and filters changes the row's logits."""
+    """Return whether anything other than temperature and filters changes the row's logits."""
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
@@ -45,8 +45,9 @@ def needs_processors(sampling: RowSampling) -> bool:
 
 
 class RowProcessors:
-    """Processors of one row. Invariant: `outputs` are the row's output tokens, from the constructor and `append`. The
-    constructor raises ProtocolError for ids outside the vocabulary and for biases that do not match their ids."""
+    """Processors of one row. Invariant: `outputs` are the row's output tokens, given to the constructor and to
+    `append`. The constructor raises ProtocolError for ids outside the vocabulary, or if there are not as many biases as
+    ids."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class RowProcessors:
         self._bad_ids: I64 = np.array(bad_ids, np.int64)
         self._bad_first_ids: I64 = np.array(rules.first_suppressed_ids, np.int64)
         has_timestamps = rules.no_timestamps_id is not None and rules.no_timestamps_id not in prompt
-        is_choice = len(self.allowed) > 0  # between tokens that the caller names, as those of languages
+        is_choice = len(self.allowed) > 0  # a choice between tokens that the caller names, such as languages
         self.timestamps = Timestamps(rules, self.outputs) if has_timestamps and not is_choice else None
         self._bad_words: dict[int, list[list[int]]] = defaultdict(list)  # by the last token before the banned one
         for word in words:
@@ -116,7 +117,7 @@ class RowProcessors:
         return np.concatenate(banned)
 
     def forced(self) -> int | None:
-        """Return the only allowed next token, of a trace or the reasoning's end marker; None if there is a choice."""
+        """Return the only allowed next token, from a trace or the end marker of reasoning; None if none is forced."""
         if len(self.outputs) < len(self._trace):
             return self._trace[len(self.outputs)]
         return None if self.thinking is None else self.thinking.forced()
@@ -136,7 +137,7 @@ def _with_arguments(processor: CustomLogitsProcessor, extra_args: dict[str, obje
 
 
 def ids_in(frame: bytes, vocab_size: int) -> I64:
-    """Decode token ids of a row's parameters; ProtocolError for ids outside the vocabulary."""
+    """Decode token ids in a row's parameters. ProtocolError for ids outside the vocabulary."""
     ids = np.frombuffer(frame, np.int32).astype(np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise ProtocolError(f"a row's parameters name the tokens [{ids.min()}, {ids.max()}], ids are [0, {vocab_size})")
@@ -146,7 +147,7 @@ def ids_in(frame: bytes, vocab_size: int) -> I64:
 class TokenCounts:
     """The distinct tokens of a row: `token_ids[i]` occurs `counts[i]` times in the output; 0: only in the prompt.
 
-    Sparse, so that a step costs time by the distinct tokens of a row, not by the vocabulary."""
+    Sparse, so that the time of a step depends on the number of distinct tokens, not on the vocabulary."""
 
     def __init__(self, prompt: I32, outputs: I32) -> None:
         distinct = np.unique(np.concatenate([prompt, outputs]))

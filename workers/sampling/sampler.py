@@ -1,11 +1,11 @@
 """Sampler: samples the token of each row from its logits.
 
-The token is argmax(logit / T − log E) over the tokens that pass the filters, ties to the lowest id; E is the noise of
-`kernels/noise.py`, keyed by seed, token and position, so that a sample does not depend on batch, step or process. With
-T below MIN_TEMPERATURE the token is argmax(logit).
+The token is argmax(logit / T − log E) over the tokens that pass the filters, of equal ones that with the lowest id; E
+is the noise of `kernels/noise.py`, keyed by seed, token and position, so that a sample does not depend on batch, step
+or process. With T below MIN_TEMPERATURE the token is argmax(logit).
 
 On a GPU one kernel samples (`kernels/gpu/sampling/sampling.py`). On the host most tokens cannot win with any noise:
-`candidates.py` finds the others in float32; here they are filtered, scored in double precision and compared.
+`candidates.py` lists the others in float32; here these are filtered, scored in double precision and compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
 def select_sampler(
     device: torch.device, enforce_reference: bool, spare_folder: Path | None = None, cpu_isa: str = "auto"
 ) -> Sampler:
-    """Return the fastest sampler for logits on `device`. Arguments and ValueError as of `select_ops`."""
+    """Return the fastest sampler for logits on `device`. Arguments are those of `select_ops`. Raises ValueError if the
+    processor lacks `cpu_isa`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
@@ -36,10 +37,11 @@ def select_sampler(
 
 
 class Sampler:
-    """Samples any mix of rows, each with its own parameters. Keeps no row's state between calls."""
+    """Sampler of any mix of rows, each with its own parameters. Keeps no state of rows between calls."""
 
     def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
-        """`kernels` replace numpy on the host; `is_on_device`: Triton samples. The tokens are the same."""
+        """`kernels`: used on the host instead of numpy. `is_on_device`: a Triton kernel samples. All give the same
+        tokens."""
         self._kernels = kernels
         self._is_on_device = is_on_device
         self._staging: Staging | None = None
@@ -47,9 +49,9 @@ class Sampler:
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Sample one token for each row; return [n] token ids.
 
-        logits: [n, vocab] float32, left unchanged. columns: of the n rows. positions: [n], index in prompt + output
-        of the token to sample. A row whose largest logit is NaN or infinite gets the id of that logit, without an
-        effect on other rows.
+        logits: [n, vocab] float32, left unchanged. columns: parameters of the n rows. positions: [n], index in prompt +
+        output of the token to sample. A row whose largest logit is NaN or infinite gets the id of that logit; this does
+        not affect other rows.
         """
         if self._is_on_device:
             return self._sample_on_device(logits, columns, positions)
@@ -63,13 +65,13 @@ class Sampler:
         if len(drawn) == 0:
             return tokens
         draws = _row_draws(drawn, tokens[drawn], largest[drawn], columns.take(drawn), positions[drawn], logits.shape[1])
-        with np.errstate(over="ignore"):  # ±1e38 over a small temperature is infinite
+        with np.errstate(over="ignore"):  # ±1e38 divided by a small temperature is infinite
             found = zip(find_candidates(logits, draws, self._kernels), draws, strict=True)
             tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
         return tokens
 
     def _sample_on_device(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
-        """Sample on the device; wait only for the tokens."""
+        """Sample on the device, and wait for the tokens."""
         from ...kernels.gpu.sampling.sampling import sample
 
         if self._staging is None:
@@ -100,7 +102,7 @@ def _row_draws(
 
 
 def _best(found: list[Candidates], draws: list[RowDraw]) -> I64:
-    """Return [n], the candidate of each row with the highest score; ties to the lowest id."""
+    """Return the candidate of each row with the highest score, of equal ones that with the lowest id: [n]."""
     rows = np.repeat(np.arange(len(draws)), [len(candidates.token_ids) for candidates in found])
     token_ids = np.concatenate([candidates.token_ids for candidates in found])
     logits = np.concatenate([candidates.logits for candidates in found])
@@ -109,7 +111,7 @@ def _best(found: list[Candidates], draws: list[RowDraw]) -> I64:
     most_bits = np.concatenate(
         [draw.most_bits(candidates.logits) for draw, candidates in zip(draws, found, strict=True)]
     )
-    rises = np.flatnonzero(bits <= most_bits)  # few; only these need two logarithms
+    rises = np.flatnonzero(bits <= most_bits)  # only these few need two logarithms
     rows, token_ids, logits, bits = rows[rises], token_ids[rises], logits[rises], bits[rises]
     temperatures = np.array([draw.temperature for draw in draws])
     scores = (logits / temperatures[rows]).astype(np.float64) + noise.gumbel(bits)

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from ...ipc.messages.workers import RowSampling
 from ..machine.arrays import F32, F64, I32, U32
 
-MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
+MIN_TEMPERATURE = 1e-5  # as in vLLM; below it rows are greedy, since logit / temperature could overflow float32
 
 
 @dataclass(frozen=True)
 class SamplingColumns:
-    """Temperature, filters and seed of n rows; ranges and meanings as in SamplingParams."""
+    """Temperature, filters and seeds of n rows. Their ranges and meanings are those of SamplingParams."""
 
     temperature: F32  # [n]
     top_k: I32  # [n], below 1: all
@@ -37,12 +37,12 @@ class SamplingColumns:
 
     @property
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """The columns in the order of the GPU kernels: temperature, top_k, top_p, min_p, seeds as int32 words."""
+        """The columns in the order of the GPU kernels' arguments: temperature, top_k, top_p, min_p, seeds as int32."""
         return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds.view(np.int32)
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether all rows are greedy. Cached: use it only on a copy that `put` does not change."""
+        """Whether all rows are greedy. Cached, so use it only on a copy that `put` does not change."""
         return not bool((self.temperature >= MIN_TEMPERATURE).any())
 
     def put(self, row: int, sampling: RowSampling) -> None:
@@ -55,7 +55,7 @@ class SamplingColumns:
         self.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
 
     def take(self, rows: npt.NDArray[np.integer]) -> SamplingColumns:
-        """Copy these rows, in this order."""
+        """Return a copy of these rows, in this order."""
         return SamplingColumns(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seeds[rows]
         )

@@ -1,8 +1,8 @@
 """ThinkingBudget: limits the tokens of a row's reasoning, and forces its end marker at the limit.
 
-Reasoning begins after a begin marker and ends with an end marker, each one or more tokens; the prompt may leave it
-open. A begin marker inside reasoning has no effect. The state follows from the row's tokens alone, so a row resumed
-after a preemption or a restart continues unchanged.
+Reasoning starts after a begin marker and ends with an end marker, each of one or more tokens; it may start in the
+prompt. A begin marker inside reasoning has no effect. The state depends only on the row's tokens, so a row that is
+resumed after a preemption or a restart continues unchanged.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from ..machine.arrays import I32, I64
 
 
 class ThinkingBudget:
-    """Reasoning state of one row. Invariant: `_num_thought` counts tokens since reasoning began; None outside it."""
+    """Reasoning state of one row. Invariant: `_num_thought` is the number of tokens since reasoning began; None outside
+    of reasoning."""
 
     def __init__(self, budget: int, begin: list[int], end: list[int], tokens: I32) -> None:
-        """`tokens`: prompt and output of the row so far."""
+        """`tokens`: the row's prompt and output so far."""
         self._budget, self._begin, self._end = budget, begin, end
         last_end = max(positions_after(tokens, end), default=0)
         begun_at = positions_after(tokens[last_end:], begin)
@@ -36,7 +37,7 @@ class ThinkingBudget:
         return has_ended
 
     def forced(self) -> int | None:
-        """Return the next token of the end marker if the budget is used up in reasoning, else None."""
+        """Return the next token of the end marker if the row is in reasoning and its budget is used up, else None."""
         if self._num_thought is None or self._num_thought < self._budget:
             return None
         begun = (n for n in range(len(self._end) - 1, 0, -1) if self._recent[-n:] == self._end[:n])

@@ -1,7 +1,7 @@
-"""Applies a step's TokenMask: tokens that the grammar forbids become −∞, before any processor.
+"""Application of a step's TokenMask: logits of tokens that the grammar forbids become −∞, before any processor.
 
-Bit t % 32 of word t // 32 is set if token t is allowed. A mask of the wrong width is a ProtocolError. Rows that this
-step does not sample are skipped: they were freed after the mask was requested.
+Bit t % 32 of word t // 32 is set if token t is allowed. Rows that this step does not sample are skipped: they were
+freed after the mask was requested.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import TokenMask
 from ..machine.arrays import I32, ids_of
 
-MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
+MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: the step's result is no longer needed
 
 
 def mask_counts(mask: TokenMask | None) -> dict[int, int]:
-    """Return the number of masks of each row that `mask` names, in its order. ProtocolError if the counts do not fit
-    the rows."""
+    """Return the number of masks of each row in `mask`, in the mask's order. ProtocolError if the mask's rows or counts
+    are inconsistent."""
     if mask is None:
         return {}
     rows = ids_of(mask.rows).tolist()
@@ -32,8 +32,9 @@ def mask_counts(mask: TokenMask | None) -> dict[int, int]:
 
 
 def apply_mask(logits: Tensor, sampled_rows: I32, mask: TokenMask) -> None:
-    """Mask logits [s, vocab] of the rows that `mask` names, in place. sampled_rows: [s], the row of each; a row with
-    drafts is repeated, and its masks are for the first of its logits."""
+    """Mask the logits [s, vocab] of the rows in `mask`, in place. sampled_rows: [s], the row of each logits; a row with
+    drafts is repeated, and its masks are for the first of them. ProtocolError if the mask has a wrong size or
+    inconsistent rows or counts."""
     vocab_size, counts = logits.shape[1], mask_counts(mask)
     num_words = -(-vocab_size // 32)
     if len(mask.bits) != 4 * num_words * sum(counts.values()):
