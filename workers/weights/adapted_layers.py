@@ -1,7 +1,7 @@
 """AdaptedLayers: the layers that adapters may update, each with its slots and the modules that its outputs come from.
 
-A loader of weights notes here how it has made a packed layer: from which outputs and inputs of which modules of the
-checkpoint, in which order. So layers do not know adapters, and an adapter is cut as the base's weights were.
+The loader of weights records here how it has made a packed layer: from which outputs and inputs of which modules of the
+checkpoint, in which order. So layers need not know adapters, and an adapter is sharded like the base model's weights.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ Outputs: TypeAlias = range | Tensor  # indices of outputs; a tensor: [n] int64
 
 
 class Adaptable(NamedTuple):
-    """Slots for a model that is not loaded yet."""
+    """The slots for a model's adapters, before the model is loaded, and the modules that may have them."""
 
     space: AdapterSpace
-    modules: frozenset[str]  # paths of those that adapters may update; a layer without one gets no slots
+    modules: frozenset[str]  # paths of the modules that adapters may update; layers without such a module get no slots
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedPart:
     """Consecutive outputs of a packed layer that come from one module."""
 
-    module: str  # its path, as in `ipc.spec.adapters.targets`
-    weight: TensorSlice  # all of its matrix, in the checkpoint
-    first_output: int  # in the packed layer
-    outputs: Outputs  # of the module
-    inputs: range  # of the module; a padded vocabulary ends behind its last id
-    expert: int | None = None  # of a module for all experts
-    is_exact: bool = False  # not quantized on load
+    module: str  # the module's path, named as in `ipc.spec.adapters.targets`
+    weight: TensorSlice  # the module's whole matrix in the checkpoint
+    first_output: int  # index of the part's first output in the packed layer
+    outputs: Outputs  # indices of the part's outputs in the module
+    inputs: range  # indices of the part's inputs in the module; of a padded vocabulary they exceed the last id
+    expert: int | None = None  # index of the expert, if the module holds all experts
+    is_exact: bool = False  # whether the base weight is not quantized on load
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedLinear:
-    """A packed layer, or an embedding."""
+    """A packed linear layer or an embedding with slots."""
 
     parts: list[AdaptedPart]
-    num_outputs: int  # of the packed weight
+    num_outputs: int  # number of outputs of the packed weight
     slots: LinearSlots
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedExperts:
-    """The experts of a layer; `ups` and `downs` have the parts of each expert's two packed layers.
+    """The experts of a layer, with slots. `ups` and `downs`: the parts of each expert's two packed layers.
 
-    There are parts of modules for one expert and of modules for all. They have the same outputs: an adapter has only
-    one kind."""
+    The same outputs have parts from modules of a single expert and from modules that hold all experts: an adapter
+    updates only one of these kinds."""
 
     ups: list[list[AdaptedPart]]
     downs: list[list[AdaptedPart]]
@@ -65,10 +65,11 @@ class AdaptedExperts:
 
 
 class AdaptedLayers:
-    """Owns the slots of one model's layers on this rank."""
+    """The layers of one model on this rank that adapters may update. Owns their slots."""
 
     def __init__(self, space: AdapterSpace, modules: frozenset[str], names: TensorNames, stored: TensorNames) -> None:
-        """`names`: of the modules; `stored`: the same, with the root that they have in the checkpoint."""
+        """`space`, `modules`: see Adaptable. `names`: the model's tensor names; `stored`: the same names with the
+        prefix that they have in the checkpoint."""
         self.space = space
         self.linears: list[AdaptedLinear] = []
         self.experts: list[AdaptedExperts] = []
@@ -79,7 +80,7 @@ class AdaptedLayers:
         self._experts_block = names.experts
 
     def add(self, packed: PackedLinear, num_outputs: int, parts: Sequence[AdaptedPart]) -> None:
-        """Give slots to a packed layer of these parts."""
+        """Add slots to a packed layer that consists of `parts`, if adapters may update one of them."""
         chosen = self._chosen(parts)
         if chosen:
             self.linears.append(AdaptedLinear(chosen, num_outputs, self.space.attach(packed, len(chosen))))
@@ -87,8 +88,8 @@ class AdaptedLayers:
     def add_vocabulary(
         self, table: Tensor | PackedLinear, head: PackedLinear, config: ModelConfig, shard: range
     ) -> None:
-        """Give slots to embedding and head, of which this rank has the ids `shard`, padded at the end. An update of one
-        of the two is none of the other, also if they share a weight."""
+        """Add slots to the embedding and the head if adapters may update them. shard: this rank's token ids, padded at
+        the end. An update of one of the two does not change the other, even if they share a weight."""
         names, size = config.names, config.hidden_size
         weight = TensorSlice(f"{names.embedding}.weight", (config.vocab_size, size))
         embedding = self._chosen([AdaptedPart(names.embedding, weight, 0, range(size), shard)])
@@ -101,7 +102,7 @@ class AdaptedLayers:
         self.add(head, len(shard), [AdaptedPart(names.head, weight, 0, ids, range(size), is_exact=True)])
 
     def add_experts(self, packed: PackedExperts, shard: ExpertsShard) -> None:
-        """Give slots to the experts of which this rank has a shard."""
+        """Add slots to a layer's experts if adapters may update them. shard: this rank's shard of the experts."""
         ups, downs = [], []
         for expert in range(shard.config.num_experts):
             up, down = _expert_parts(shard, expert)
@@ -112,7 +113,7 @@ class AdaptedLayers:
             self.experts.append(AdaptedExperts(ups, downs, 2 * len(shard.inner), shard.hidden_size, slots))
 
     def _chosen(self, parts: Sequence[AdaptedPart]) -> list[AdaptedPart]:
-        """Return the parts that adapters may update, their modules with the names of `ipc.spec.adapters.targets`."""
+        """Return the parts that adapters may update, with their modules named as in `ipc.spec.adapters.targets`."""
         named = [replace(part, module=self._path(part.module)) for part in parts if len(part.outputs)]
         return [part for part in named if part.module in self._modules]
 
@@ -121,14 +122,14 @@ class AdaptedLayers:
         path = root + module.removeprefix(stored)
         if path in self._modules or self._experts_block in ("", "mlp"):
             return path
-        return path.replace(".mlp.", f".{self._experts_block}.", 1)  # as files that transformers saved name the block
+        return path.replace(".mlp.", f".{self._experts_block}.", 1)  # the block's name in files saved by transformers
 
 
 def column_parts(
     projections: Sequence[tuple[TensorSlice, Sequence[range]]], row_order: Tensor | None
 ) -> Iterator[AdaptedPart]:
-    """Yield the parts of a layer that packs shards of the outputs of several matrices. row_order: [out] int64, the row
-    that becomes each output."""
+    """Yield the parts of a layer that packs shards of the outputs of several matrices. row_order: [out] int64, the
+    index of the loaded row that becomes each output; None: the order is not changed."""
     owners, outputs = [], []
     for index, (_, shards) in enumerate(projections):
         rows = torch.cat([torch.arange(shard.start, shard.stop) for shard in shards])
@@ -146,7 +147,7 @@ def column_parts(
 
 
 def whole_part(weight: TensorSlice, inputs: range | None = None, *, is_exact: bool = False) -> AdaptedPart:
-    """Return the part of a layer with all outputs of a matrix, and a share of its inputs or all."""
+    """Return the AdaptedPart of a layer that has all outputs of one matrix. inputs: this rank's inputs; None: all."""
     num_outputs, num_inputs = weight.shape
     inputs = range(num_inputs) if inputs is None else inputs
     module = weight.name.removesuffix(".weight")
@@ -154,7 +155,8 @@ def whole_part(weight: TensorSlice, inputs: range | None = None, *, is_exact: bo
 
 
 def _expert_parts(shard: ExpertsShard, expert: int) -> tuple[list[AdaptedPart], list[AdaptedPart]]:
-    """Return the parts of an expert's two layers, of modules of its own and of those for all experts."""
+    """Return the parts of an expert's two layers, both from modules of its own and from modules that hold all
+    experts."""
     gate, up, down = shard.names.expert_matrices
     num_experts, size, hidden_size = shard.config.num_experts, shard.config.intermediate_size, shard.hidden_size
     inner = shard.inner
@@ -182,7 +184,7 @@ def _expert_parts(shard: ExpertsShard, expert: int) -> tuple[list[AdaptedPart], 
 
 
 def _run(places: Tensor) -> Outputs:
-    """Return consecutive indices as a range."""
+    """Return `places`, as a range if they are consecutive."""
     first = int(places[0])
     run = range(first, first + len(places))
     return run if torch.equal(places, torch.arange(run.start, run.stop)) else places

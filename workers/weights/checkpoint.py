@@ -1,7 +1,7 @@
 """Checkpoint: reads slices of the tensors of a safetensors checkpoint, in one file or many.
 
-Files are memory-mapped, so a rank reads only the bytes of its shard. Each slice is copied once, into the (often fused)
-parameter that it belongs to. Knows names and shapes; knows no models.
+Files are memory-mapped, so a rank reads only the bytes of its shard. Each slice is copied only once, into the (often
+fused) parameter to which it belongs. Knows names and shapes; knows no models.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".attention.m
 class TensorSlice:
     """Elements `shard` along `axis` of the tensor `name`, which must have shape `shape` in the checkpoint.
 
-    A shard past the tensor's end is filled with zeros there (a padded vocabulary). `is_transposed`: the file has the
-    matrix as [in, out], with the axes of `shape` swapped.
+    A shard may extend past the tensor's end (for a padded vocabulary); zeros are filled in there. `is_transposed`: the
+    file has the matrix as [in, out], with the axes of `shape` swapped.
     """
 
     name: str
     shape: tuple[int, ...]
     axis: int = 0
-    shard: range | None = None  # None: all of it
+    shard: range | None = None  # None: the whole tensor
     is_transposed: bool = False
 
     @property
@@ -49,8 +49,8 @@ class TensorSlice:
 
 
 class Checkpoint:
-    """An open checkpoint, used as a context manager. `load` converts floats to `dtype`. ConfigError if a tensor is
-    missing or has another shape or dtype than asked for."""
+    """An open checkpoint, used as a context manager. `load` converts floats to `dtype`. Reading raises ConfigError if a
+    tensor is missing or has another shape or dtype than requested, or a file is missing or damaged."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Checkpoint:
     ) -> None:
         """`quantization`: the stored layout of matrices, see `quantized_weights.py`. `file_by_name`: the file of each
         tensor; None: find the files in `folder`."""
-        self.folder = self.source = folder  # source: as errors name it
+        self.folder = self.source = folder  # source: the name in error messages
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
@@ -92,7 +92,7 @@ class Checkpoint:
     def load_stored(self, wanted: TensorSlice, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
         """Read a slice in its stored dtype, which must be one of `dtypes` (safetensors' names).
 
-        The shard must lie within the tensor: nothing is padded. `device`: default the checkpoint's.
+        The shard must be within the tensor: nothing is padded. `device`: None for the checkpoint's device.
         """
         index = (slice(None),) * wanted.axis + (slice(wanted.range.start, wanted.range.stop),)
         source = self._slice(wanted, dtypes)
@@ -103,7 +103,8 @@ class Checkpoint:
         return tuple(self._find(name)[1].get_shape())
 
     def refuse_unread(self, ignored: Iterable[str], is_spare: Callable[[str], bool]) -> None:
-        """Refuse tensors of which nothing was read, unless their names begin with one of `ignored` or `is_spare`."""
+        """Raise ConfigError if nothing was read of a tensor, unless its name begins with one of `ignored` or `is_spare`
+        returns true for it."""
         unread = self._file_by_name.keys() - self._names_read
         asked = (name for name in unread if not name.startswith(tuple(ignored)) and not name.endswith(TABLES))
         unknown = sorted(name for name in asked if not is_spare(name))
@@ -126,7 +127,8 @@ class Checkpoint:
         target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()
 
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
-        """Check shape and dtype of the tensor, report progress, and return safetensors' lazy slice of all of it."""
+        """Check shape and dtype of the tensor, report progress, and return safetensors' lazy slice of the whole tensor.
+        ConfigError if shape or dtype differ."""
         path, source = self._find(wanted.name)
         self._note_read(wanted.name)
         shape, dtype = tuple(source.get_shape()), source.get_dtype()

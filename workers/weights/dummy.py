@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint, TensorSlice
 
-DEVIATION = 0.02  # of matrices, as models are initialized
+DEVIATION = 0.02  # standard deviation of matrices, a common value in the initialization of models
 
 
 class DummyCheckpoint(Checkpoint):
-    """Generates each tensor that is read, as floats: vectors of ones, or of zeros if the name ends in .bias; all others
-    of normal noise, with zeros in the padding."""
+    """Checkpoint that generates each tensor that is read, as floats: a vector is all ones, or zeros if its name ends in
+    .bias; any other tensor is normal noise, with zeros in the padding."""
 
     def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         if target.device.type == "meta":

@@ -1,11 +1,11 @@
-"""Reads the experts of a layer: this rank's shard of each expert's gate_up [2 n, hidden], gates first, and down
+"""Loading of a layer's experts: this rank's shard of each expert's gate_up [2 n, hidden], gates first, and down
 [hidden, n].
 
-Checkpoints store them in four forms, in the block `experts`:
+Checkpoints store experts in one of four forms, in the block `experts`:
 
     one by one   N.gate_proj.weight [size, hidden], or other names of TensorNames.expert_matrices
     stacked      gate_up_proj [E, gates | ups, hidden], down_proj [E, hidden, size]
-    interleaved  gate_up_proj [E, hidden, 2 size], of which gates and ups alternate, down_proj [E, size, hidden]
+    interleaved  gate_up_proj [E, hidden, 2 size], in which gates and ups alternate, down_proj [E, size, hidden]
     mxfp4        gate_up_proj_blocks [E, 2 size, hidden / 32, 16], interleaved, down_proj_blocks [E, hidden, size / 32,
                  16], and for each blocks [..., 16] scales [...]
 
@@ -31,8 +31,8 @@ Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of e
 
 
 def load_experts(checkpoint: Checkpoint, shard: ExpertsShard, *, keeps_mxfp4: bool = False) -> Matrices:
-    """Read a shard of n elements of each expert's inner size; return each gate_up [2 n, hidden] and down [hidden, n].
-    `keeps_mxfp4`: MXFP4 stays codes, but for shards that begin or end inside a group."""
+    """Read this rank's n elements of each expert's inner size; return each expert's gate_up [2 n, hidden] and down
+    [hidden, n]. `keeps_mxfp4`: keep MXFP4 as codes, except in `down` if the shard starts or ends inside a group."""
     if f"{shard.path}.gate_up_proj_blocks" in checkpoint:
         return _load_mxfp4(checkpoint, shard, keeps_mxfp4)
     if f"{shard.path}.gate_up_proj" not in checkpoint:
@@ -43,10 +43,10 @@ def load_experts(checkpoint: Checkpoint, shard: ExpertsShard, *, keeps_mxfp4: bo
 
 
 def load_expert_biases(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, Tensor]:
-    """Read the biases of experts: of gate_up [E, 2 n] and of down [E, hidden]."""
+    """Return the biases of all experts: those of gate_up [E, 2 n] and those of down [E, hidden]."""
     path, num_experts, size = shard.path, shard.config.num_experts, shard.config.intermediate_size
     down = checkpoint.load(TensorSlice(f"{path}.down_proj_bias", (num_experts, shard.hidden_size)))
-    if f"{path}.gate_proj_bias" in checkpoint:  # a GGUF file has no pairs
+    if f"{path}.gate_proj_bias" in checkpoint:  # GGUF files have gates and ups in separate tensors
         names = (f"{path}.{name}_proj_bias" for name in ("gate", "up"))
         halves = (TensorSlice(name, (num_experts, size), 1, shard.inner) for name in names)
         return torch.cat([checkpoint.load(half) for half in halves], dim=1), down
@@ -91,7 +91,7 @@ def _load_interleaved(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tens
 def _load_mxfp4(checkpoint: Checkpoint, shard: ExpertsShard, keeps_codes: bool) -> Matrices:
     num_experts, size, inner = shard.config.num_experts, shard.config.intermediate_size, shard.inner
     is_cut = inner.start % GROUP_SIZE or inner.stop % GROUP_SIZE
-    groups = range(inner.start // GROUP_SIZE, -(-inner.stop // GROUP_SIZE))  # those that hold inputs of the shard
+    groups = range(inner.start // GROUP_SIZE, -(-inner.stop // GROUP_SIZE))  # groups that contain inputs of the shard
     start = inner.start - groups.start * GROUP_SIZE
 
     def load(name: str, num_outputs: int, num_inputs: int, axis: int, part: range) -> Callable[[int], Weight]:
@@ -115,16 +115,16 @@ def _load_mxfp4(checkpoint: Checkpoint, shard: ExpertsShard, keeps_codes: bool) 
 
 
 def _halves(shard: range, size: int) -> list[range]:
-    """Return the indices of the shard's gates, and of its ups, which follow all gates."""
+    """Return the indices of the shard's gates and of its ups, in a matrix in which the ups follow all gates."""
     return [shard, range(size + shard.start, size + shard.stop)]
 
 
 def _both(shard: range) -> range:
-    """Return the indices of the shard's gates and ups, which alternate."""
+    """Return the indices of the shard's gates and ups, in a matrix in which they alternate."""
     return range(2 * shard.start, 2 * shard.stop)
 
 
 def _separated(alternating: Tensor, axis: int) -> Tensor:
-    """Return gates and ups, which alternate along the axis, as gates | ups."""
+    """Return a tensor in which gates and ups alternate along the axis, reordered to gates | ups."""
     places = torch.arange(alternating.shape[axis], device=alternating.device)
     return alternating.index_select(axis, torch.cat((places[::2], places[1::2])))

@@ -1,4 +1,4 @@
-"""ExpertsShard: this rank's share of the experts of a layer, as a checkpoint names and shapes them."""
+"""ExpertsShard: this rank's shard of a layer's experts, with their names and sizes in the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...ipc.spec.models.model_config import ExpertsConfig, TensorNames
 
 @dataclass(frozen=True)
 class ExpertsShard:
-    """The elements `inner` of each expert's intermediate size, of the experts in the block `path` of the checkpoint."""
+    """The elements `inner` of the intermediate size of each expert in the block `path` of the checkpoint."""
 
     path: str
     hidden_size: int

@@ -1,4 +1,4 @@
-"""Blocks of GGUF's quantized formats, as codes, scales and mins of groups of inputs.
+"""Decoding of blocks in GGUF's quantized formats, to codes, scales and mins of groups of inputs.
 
 An element is code × scale − min. Layouts are those of ggml (ggml-org/ggml, src/ggml-common.h, ggml-quants.c).
 """
@@ -16,17 +16,17 @@ from torch import Tensor
 from ...ipc.spec.config.gguf_index import BLOCKS
 from .mxfp4 import LEVELS
 
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of 4-bit codes
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # values of the 4-bit codes
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Groups(NamedTuple):
-    """n blocks as groups of equal size."""
+    """n blocks, each cut into groups of equal size."""
 
     codes: Tensor  # [n, groups, size] uint8 or int8
     scales: Tensor  # [n, groups] float32
-    mins: Tensor | None  # [n, groups] float32
-    levels: tuple[int, ...] | None = None  # numbers that codes of 4 bits stand for
+    mins: Tensor | None  # [n, groups] float32; None: zeros
+    levels: tuple[int, ...] | None = None  # values of the 4-bit codes; None: codes are their own values
 
     def dequantize(self) -> Tensor:
         """Return the elements, [n, groups, size] float32."""
@@ -39,13 +39,14 @@ class Groups(NamedTuple):
 
 
 def read_groups(kind: str, blocks: Tensor) -> Groups:
-    """Read quantized blocks. blocks: [n, bytes of a block] uint8."""
+    """Return quantized blocks as groups. kind: GGUF's name of the format. blocks: [n, bytes of a block] uint8."""
     assert blocks.shape[1] == BLOCKS[kind][1]
     return _READERS[kind](blocks)
 
 
 def dequantize(kind: str, data: Tensor) -> Tensor:
-    """Return the elements of rows: data [rows, bytes] uint8 → [rows, elements], float32 or as they are stored."""
+    """Return the elements of rows: data [rows, bytes] uint8 → [rows, elements] float32, or in the stored float
+    dtype."""
     if kind in FLOATS:
         return data.view(FLOATS[kind])
     blocks = data.reshape(-1, BLOCKS[kind][1])
@@ -53,18 +54,19 @@ def dequantize(kind: str, data: Tensor) -> Tensor:
 
 
 def _half(data: Tensor) -> Tensor:
-    """Return floats of 16 bits, [n, 2 c] uint8 → [n, c], as float32."""
+    """Read float16 numbers, [n, 2 c] uint8 → [n, c] float32."""
     return data.contiguous().view(torch.float16).float()
 
 
 def _nibbles(data: Tensor, run: int) -> Tensor:
-    """Return 4-bit codes: of each `run` bytes first all low halves, then all high ones. [n, b] → [n, 2 b]."""
+    """Return 4-bit codes [n, 2 b] of bytes [n, b]: for each `run` bytes first all low halves, then all high halves."""
     runs = data.unflatten(1, (-1, 1, run))
     return torch.cat((runs & 15, runs >> 4), dim=2).flatten(1)
 
 
 def _bits(data: Tensor, width: int, run: int) -> Tensor:
-    """Return codes of `width` bits: of each `run` bytes first the lowest bits of all. [n, b] → [n, b × 8 / width]."""
+    """Return codes of `width` bits [n, b × 8 / width] of bytes [n, b]: for each `run` bytes first the lowest bits of
+    all these bytes, then the next bits, and so on."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
     shifted: Tensor = data.unflatten(1, (-1, 1, run)) >> shifts
     return (shifted & ((1 << width) - 1)).flatten(1)
@@ -80,7 +82,7 @@ def _q4_1(data: Tensor) -> Groups:
 
 
 def _fifth_bits(data: Tensor) -> Tensor:
-    """Return bit i of each 4 bytes as element i, times 16: [n, 4] → [n, 32]."""
+    """Return bit i of each row of 4 bytes, times 16, as element i: [n, 4] → [n, 32]."""
     return (data[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
 
 
@@ -112,7 +114,8 @@ def _q3_k(data: Tensor) -> Groups:
 
 
 def _k_scales(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales and mins of 8 groups, [n, 16] → two of [n, 8] float32: 6 bits each, times two floats."""
+    """Return the scales and the mins of 8 groups, each [n, 8] float32, from [n, 16] bytes: two floats, by which numbers
+    of 6 bits are multiplied."""
     halves, first, second, last = _half(data[:, :4]), data[:, 4:8], data[:, 8:12], data[:, 12:]
     scales = torch.cat((first & 63, last & 15 | first >> 6 << 4), dim=1)
     mins = torch.cat((second & 63, last >> 4 | second >> 6 << 4), dim=1)
@@ -145,7 +148,7 @@ def _iq4_xs(data: Tensor) -> Groups:
 
 
 def _mxfp4(data: Tensor) -> Groups:
-    exponents = data[:, :1].float() - 128  # e8m0, halved as the codes are doubled
+    exponents = data[:, :1].float() - 128  # e8m0; scales are halved, because LEVELS are doubled
     return Groups(_nibbles(data[:, 1:], 16)[:, None], torch.exp2(exponents), None, LEVELS)
 
 

@@ -1,4 +1,4 @@
-"""GgufCheckpoint: reads slices of the tensors of GGUF files, by an index that names them as safetensors would."""
+"""GgufCheckpoint: reads slices of the tensors of GGUF files, by an index with the names of a safetensors checkpoint."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quan
 from .checkpoint import Checkpoint, TensorSlice
 from .gguf_blocks import FLOATS, dequantize, read_groups
 
-GROUP = 32  # inputs that share a scale, of codes that stay codes
-ZERO = 8  # code of 0, of 4 bits without mins
-CHUNK_ELEMENTS = 1 << 21  # become floats at a time
-FORMS = {  # of codes that stay codes, if not int8
+GROUP = 32  # number of inputs that share a scale, in weights that are kept as codes
+ZERO = 8  # the 4-bit code of 0 in formats without mins
+CHUNK_ELEMENTS = 1 << 21  # number of elements that are converted to floats at a time
+FORMS = {  # by format, the form in which codes are kept; int8 for all other formats
     "Q4_0": "int4",
     **dict.fromkeys(("Q4_1", "Q4_K"), "int4 with mins"),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "levels of IQ4"),
@@ -28,7 +28,7 @@ FORMS = {  # of codes that stay codes, if not int8
 
 
 class GgufCheckpoint(Checkpoint):
-    """Matrices become floats, exactly, or with `load_codes` stay codes."""
+    """Checkpoint of GGUF files. `load` converts matrices to floats, exactly; `load_codes` keeps them as codes."""
 
     def __init__(
         self,
@@ -45,8 +45,9 @@ class GgufCheckpoint(Checkpoint):
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.
 
-        Those in other formats than CODE_BITS, or in different ones, are rounded to 8 bits, with a scale for each GROUP
-        inputs."""
+        Slices that cannot be kept as they are become int8, with a scale for each GROUP inputs: those in a format that
+        is not in CODE_BITS, those that cut a group, and, if the slices' forms differ, those in other forms than
+        int8."""
         tensors = [self._checked(wanted) for wanted in slices]
         if any(tensor.kind in FLOATS for tensor in tensors):
             return None
@@ -72,7 +73,7 @@ class GgufCheckpoint(Checkpoint):
         target.narrow(wanted.axis, len(real), len(wanted.range) - len(real)).zero_()
 
     def _floats(self, tensor: GgufTensor, rows: range) -> Iterator[tuple[int, Tensor]]:
-        """Yield the elements of some rows, piece by piece, each with the index of its first row in `rows`."""
+        """Yield the elements of some rows piece by piece, each piece with the index of its first row in `rows`."""
         step = max(CHUNK_ELEMENTS * tensor.shape[0] // tensor.num_elements, 1)
         if tensor.rotated:
             step = -(-step // tensor.rotated) * tensor.rotated
@@ -84,7 +85,7 @@ class GgufCheckpoint(Checkpoint):
             yield first - rows.start, values.float() + tensor.added if tensor.added else values
 
     def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:
-        """Return the bytes of rows, in the order of the model: [rows, bytes] uint8."""
+        """Return the bytes of rows, in the model's order of rows: [rows, bytes] uint8."""
         row_bytes = tensor.num_bytes // tensor.shape[0]
         begin = tensor.offset + rows.start * row_bytes
         data = self._open(self.folder / tensor.file)[begin : begin + len(rows) * row_bytes].view(len(rows), row_bytes)
@@ -124,7 +125,8 @@ class GgufCheckpoint(Checkpoint):
         return tensor
 
     def _checked(self, wanted: TensorSlice) -> GgufTensor:
-        """Return the tensor after a check of its shape, and report progress."""
+        """Check the shape of a tensor, report progress, and return its entry in the index. ConfigError if it is missing
+        or has another shape."""
         tensor = self._tensor(wanted.name)
         self._note_read(wanted.name)
         if tensor.shape != wanted.shape or wanted.is_transposed:

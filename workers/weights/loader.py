@@ -1,4 +1,4 @@
-"""LayerLoader: loads this rank's shard of the parameters of layers and packs it for the kernels.
+"""LayerLoader: loads this rank's shard of the parameters of layers, and packs it for the kernels.
 
 A matrix in a checkpoint is [out, in]. A column-parallel layer shards its outputs and needs no communication; a
 row-parallel layer shards its inputs, and the ranks' results are summed. Projections of the same input are packed into
@@ -25,8 +25,8 @@ from .quantized_weights import load_matrix
 
 @dataclass(frozen=True)
 class Projection:
-    """A [num_outputs, in] matrix of a checkpoint, `name`.weight; this rank computes the outputs in `shards`, in their
-    order. `has_bias`: False if it has none, though those beside it have."""
+    """A matrix [num_outputs, in] of a checkpoint, `name`.weight, of which this rank computes the outputs in `shards`,
+    in this order. `has_bias`: False if it has no bias although other matrices of the layer have one."""
 
     name: str
     num_outputs: int
@@ -35,15 +35,16 @@ class Projection:
 
 
 def stacked(name: str, sizes: Sequence[int], shards: Sequence[range]) -> list[Projection]:
-    """Return the projection for a matrix that holds several, one behind the other, of which this rank has shards."""
+    """Return, in a list, the projection for a matrix that holds several projections one after the other. sizes: their
+    numbers of outputs; shards: this rank's outputs of each."""
     starts = [sum(sizes[:part]) for part in range(len(sizes))]
     moved = [range(start + shard.start, start + shard.stop) for start, shard in zip(starts, shards, strict=True)]
     return [Projection(name, sum(sizes), moved)]
 
 
 class LayerLoader:
-    """Reads from an open checkpoint. `num_bytes`: memory of the parameters returned so far, without `vocabulary`.
-    `adapted`: gets the layers that adapters may update; None without adapters."""
+    """Loader of layers from an open checkpoint. `num_bytes`: bytes of the parameters returned so far, without those of
+    `vocabulary`. `adapted`: is given the layers that adapters may update; None without adapters."""
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup, adapted: AdaptedLayers | None = None
@@ -64,10 +65,11 @@ class LayerLoader:
         *,
         is_transposed: bool = False,
     ) -> PackedLinear:
-        """Load one layer of all `projections`: x [T, in] → [T, sum of their shards], in their order.
+        """Load all `projections` as one layer: x [T, in] → [T, sum of their shards], in their order.
 
-        A gated activation: the first half of the outputs gates the second. row_order: [out] int64, index of the loaded
-        output that becomes each output. `is_transposed`: matrices are [in, out] in the checkpoint.
+        With a gated activation the first half of the outputs gates the second. row_order: [out] int64, the index of the
+        loaded output that becomes each output; None: the order is not changed. `is_transposed`: matrices are [in, out]
+        in the checkpoint.
         """
         shares = [
             (TensorSlice(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, None, is_transposed), p.shards)
@@ -97,12 +99,12 @@ class LayerLoader:
     def row_parallel(
         self, name: str, shape: tuple[int, int], shard: range, has_bias: bool, *, is_transposed: bool = False
     ) -> PackedLinear:
-        """Load the layer x [T, `shard` of in] → [T, out], to be summed over ranks: only rank 0 has the bias. `shape`:
-        [out, in] of the whole matrix. `is_transposed`: as `column_parallel`."""
+        """Load the layer x [T, `shard` of in] → [T, out], whose outputs must be summed over ranks; only rank 0 has the
+        bias. `shape`: [out, in] of the whole matrix. `is_transposed`: the matrix is [in, out] in the checkpoint."""
         whole = TensorSlice(f"{name}.weight", shape, 1, None, is_transposed)
         weight = load_matrix(self.checkpoint, replace(whole, shard=shard))
         bias = None
-        if has_bias and self.group.rank == 0:  # added once to the sum
+        if has_bias and self.group.rank == 0:  # must be added to the sum only once
             bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1]))
         packed = self.pack(weight, bias)
         if self.adapted is not None:
@@ -110,7 +112,7 @@ class LayerLoader:
         return packed
 
     def replicated(self, name: str, shape: tuple[int, int], *, has_bias: bool = False) -> PackedLinear:
-        """Load a small layer of which every rank has all: x [T, in] → [T, out]. It is never quantized. shape: [out,
+        """Load a small layer that every rank has completely: x [T, in] → [T, out]. It is never quantized. shape: [out,
         in]."""
         whole = TensorSlice(f"{name}.weight", shape)
         bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1])) if has_bias else None
@@ -125,7 +127,7 @@ class LayerLoader:
         return packed
 
     def pack_head(self, table: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Pack the weight of the head [ids, hidden_size]; with int8 activations as int8."""
+        """Pack the head's weight [ids, hidden_size]. With int8 activations it is quantized to int8."""
         return self.pack(quantize(table, "int8") if self.ops.int8_activations else table, bias)
 
     def pack_experts(
@@ -140,7 +142,7 @@ class LayerLoader:
         return packed
 
     def norm(self, name: str, size: int, config: NormConfig) -> Norm:
-        """Load the norm with the weight `name`.weight [size], unsharded."""
+        """Load the norm `name` over `size` elements, unsharded."""
         weight = self.vector(f"{name}.weight", (size,)) if config.has_weight else None
         if weight is not None and config.offset:
             weight += config.offset
@@ -148,7 +150,7 @@ class LayerLoader:
         return Norm(config.kind, weight, bias, config.eps)
 
     def vector(self, name: str, shape: tuple[int, ...], axis: int = 0, shard: range | None = None) -> Tensor:
-        """Load a small parameter in float32: all of it, or a shard along `axis`."""
+        """Load a small parameter in float32: the whole one, or a shard along `axis`."""
         values = self.checkpoint.load(TensorSlice(name, shape, axis, shard), dtype=torch.float32)
         self.num_bytes += values.nbytes
         return values
@@ -160,7 +162,7 @@ class LayerLoader:
 
 
 def reordered(weight: Weight, row_order: Tensor) -> Weight:
-    """Return a weight [out, in] with row i from row_order[i]. row_order: [out] int64."""
+    """Return a weight [out, in] whose row i is row row_order[i] of `weight`. row_order: [out] int64."""
     if not isinstance(weight, QuantizedWeight):
         return weight[row_order]
     return weight.select_outputs(row_order)

@@ -1,4 +1,4 @@
-"""Reads MXFP4: 4-bit floats (e2m1) in groups of 32, each with a power of two as its scale.
+"""Decoding of MXFP4: 4-bit floats (e2m1) in groups of 32, each with a power of two as its scale.
 
 Format: Open Compute Project, Microscaling Formats (MX) specification 1.0, section 5.3.3. A byte of a block holds two
 codes, the first in its low bits. A scale s (e8m0) is 2 ** (s − 127); 255 is NaN.
@@ -32,7 +32,7 @@ def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 def as_codes(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     """Return the matrix [out, 32 * groups] of blocks [out, groups, 16] with scales [out, groups] as codes of LEVELS.
-    `dtype`: of products with it."""
+    `dtype`: dtype of products with the matrix."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
     halved = _SCALES.to(scales.device)[scales.int()] / 2
     return QuantizedWeight(pack_halves(codes), halved, None, GROUP_SIZE, None, dtype, None, LEVELS)

@@ -1,4 +1,4 @@
-"""Opens the checkpoint in a folder, whatever its files are."""
+"""Opening of the checkpoint in a folder, of whichever kind its files are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def open_checkpoint(
     *,
     is_dummy: bool = False,
 ) -> Checkpoint:
-    """Open safetensors or, by their index, GGUF files; `is_dummy`: random weights, and nothing is read."""
+    """Open the safetensors files in `folder`, or GGUF files if there is an index of them. `is_dummy`: random weights,
+    and nothing is read."""
     if is_dummy:
         return DummyCheckpoint(folder, dtype, device, quantization, {})
     kind = GgufCheckpoint if (folder / GGUF_INDEX_NAME).exists() else Checkpoint

@@ -1,13 +1,13 @@
-"""Reads the matrices of a checkpoint as stored: floats, or quantized codes with scales in one of five layouts.
+"""Loading of the matrices of a checkpoint as they are stored: floats, or codes with scales in one of five layouts.
 
-    scaled  weight [out, in] of 8 bits; weight_scale one, per output or per block, or weight_scale_inv per block
-    packed  weight_packed [out, in / 8] int32, weight_scale [out, groups], weight_g_idx [in] or none; zero is code 8
+    scaled  weight [out, in] of 8 bits; weight_scale (one, per output or per block) or weight_scale_inv (per block)
+    packed  weight_packed [out, in / 8] int32, weight_scale [out, groups], weight_g_idx [in] or none; code 8 is 0
     gptq    qweight [in / 8, out] int32, qzeros [groups, out / 8] int32, scales [groups, out], g_idx [in] or none
     awq     qweight [in, out / 8] int32, qzeros [groups, out / 8] int32, scales [groups, out]; codes are interleaved
     gguf    blocks of codes and scales, see gguf_blocks.py
 
-An int32 holds eight codes, the first in its lowest bits. Knows the tensors of a matrix and the cut of a rank's shard;
-knows no layers.
+An int32 holds eight codes, the first in its lowest bits. Knows the tensors of a matrix, and how they are cut to a
+rank's shard; knows no layers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 from .gguf_checkpoint import GgufCheckpoint
 
 HOST = torch.device("cpu")
-CODES_PER_WORD = 8  # of 4 bits in an int32
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight outputs is
-SCALES = ("weight_scale_inv", "weight_scale")  # of the layout "scaled"
+CODES_PER_WORD = 8  # 4-bit codes in an int32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of the code of each of eight outputs
+SCALES = ("weight_scale_inv", "weight_scale")  # names of the scales in the layout "scaled"
 STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
 SPARE = (  # tensors for quantized activations and KV caches, and a shape that config.json implies
     *(
@@ -41,17 +41,17 @@ SPARE = (  # tensors for quantized activations and KV caches, and a shape that c
     ),
     *(".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape"),
 )
-SPARE_ZEROS = (".bias", ".weight_zero_point")  # of quantized matrices: some writers store them for each
+SPARE_ZEROS = (".bias", ".weight_zero_point")  # tensors of zeros that some writers store for each quantized matrix
 
 
 def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
-    """Read slices of `NAME.weight` [out, in] and concatenate them along axis 0: quantized if all of them are, or on
-    load; if only some are, these become floats."""
+    """Read slices of `NAME.weight` [out, in] and concatenate them along axis 0. The result is quantized if all slices
+    are or if the checkpoint is quantized on load; if only some slices are quantized, these become floats."""
     config = checkpoint.quantization
     if isinstance(checkpoint, GgufCheckpoint) and config is not None and config.layout == "gguf":
         codes = checkpoint.load_codes(*slices)
         return checkpoint.load(*slices) if codes is None else codes
-    if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4: of experts alone
+    if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4 is a layout of experts only
         return quantize_on_load(checkpoint, checkpoint.load(*slices))
     parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]
     quantized = [part for part in parts if part is not None]
@@ -68,7 +68,8 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
 
 
 def is_spare(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a tensor of a quantized checkpoint is of no use here: one of SPARE, or of SPARE_ZEROS with zeros only."""
+    """Whether a tensor of a quantized checkpoint is not needed: its name ends in one of SPARE, or in one of SPARE_ZEROS
+    and all its elements are 0."""
     config = checkpoint.quantization
     if config is None or config.layout not in _READERS:
         return False
@@ -92,7 +93,8 @@ def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; one of the two is whole."""
+    """A shard of the [num_rows, num_columns] matrix `name`: its outputs `rows` and inputs `columns`, one of which are
+    complete."""
 
     name: str
     num_rows: int
@@ -111,8 +113,8 @@ class _Matrix:
         return TensorSlice(f"{self.name}.{suffix}", shape, axis, shard)
 
     def codes(self, suffix: str, shape: tuple[int, int], rows: range, columns: range, row_axis: int = 0) -> TensorSlice:
-        """Return the slice of a tensor of codes. rows, columns: the shard, in elements of the tensor; `row_axis` is the
-        axis of the outputs."""
+        """Return the shard's slice of a tensor of codes. rows, columns: the shard in elements of this tensor, which may
+        hold several codes each. row_axis: the tensor's axis of outputs."""
         axis, shard = (row_axis, rows) if len(self.rows) < self.num_rows else (1 - row_axis, columns)
         return self.wanted(suffix, shape, axis, shard)
 
@@ -196,7 +198,8 @@ def _num_groups(config: QuantizationConfig, matrix: _Matrix) -> int:
 
 
 def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, name: str) -> Tensor:
-    """Return the group of each input of the shard, on the host: from the file (act-order), else runs of equal size."""
+    """Return the group of each input of the shard, on the host: from the tensor `name` if the file has it (act-order),
+    else of runs of equal size."""
     if f"{matrix.name}.{name}" in checkpoint:
         stored = matrix.wanted(name, (matrix.num_columns,), 0, matrix.columns)
         return checkpoint.load_stored(stored, ("I32", "I64"), HOST).long()
@@ -204,7 +207,8 @@ def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix,
 
 
 def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD)) -> Tensor:
-    """Unpack int32 [n, m] → codes uint8 [n, 8 m]; the k-th of eight is nibble `order[k]`, from the low bits."""
+    """Unpack int32 [n, m] → codes uint8 [n, 8 m]. Code k of a word is in its nibble order[k], counted from the lowest
+    bits."""
     shifts = torch.tensor([4 * place for place in order], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).to(torch.uint8).flatten(1)
 
@@ -215,7 +219,7 @@ def _aligned(shard: range) -> range:
 
 
 def _trim(codes: Tensor, shard: range) -> Tensor:
-    """Cut the columns unpacked from `_aligned(shard)` to those of the shard."""
+    """Cut the columns that were unpacked from the words `_aligned(shard)` to those of the shard."""
     start = shard.start % CODES_PER_WORD
     return codes[:, start : start + len(shard)]
 
@@ -229,7 +233,7 @@ def _indices(shard: range, device: torch.device) -> Tensor:
 
 
 _Reader: TypeAlias = Callable[[Checkpoint, QuantizationConfig, _Matrix], QuantizedWeight]
-_READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {  # by layout, with tensors of which a quantized matrix has one
+_READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {  # by layout; every quantized matrix has one of these tensors
     "scaled": (SCALES, _read_scaled),
     "packed": (("weight_packed",), _read_packed),
     "gptq": (("qweight",), _read_gptq),

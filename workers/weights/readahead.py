@@ -10,7 +10,8 @@ from ...ipc.spec.config.weight_files import weight_paths
 
 
 def start_readahead(folder: Path) -> threading.Thread:
-    """Start to read the weight files in `folder` into the page cache, beside the import of torch. Returns at once."""
+    """Start a thread that reads the weight files in `folder` into the page cache, while torch is imported; return
+    it."""
     thread = threading.Thread(target=_advise, args=(folder, os.POSIX_FADV_WILLNEED), name="readahead", daemon=True)
     thread.start()
     return thread
