@@ -3,8 +3,8 @@
     hello → import torch → load → measured → (initialize) → ready → turns until Stop
 
 The supervisor sends orders on the control socket; the core publishes one numbered stream of steps and receives results
-and errors by PUSH. The loop blocks until a message or a finished step arrives and computes in the same thread. On a GPU
-one more thread waits for the ends of steps. torch is imported late, so that the hello and the read-ahead of the
+and errors by PUSH. The loop blocks until a message or a finished step arrives, and computes in the same thread. On a
+GPU another thread waits for the ends of steps. torch is imported late, so that the hello and the read-ahead of the
 checkpoint do not wait for the import.
 
 Exit codes: 0 after Stop, 2 for a configuration that cannot be served, 1 for a fault.
@@ -64,12 +64,12 @@ MessageT = TypeVar("MessageT")
 logger = logging.getLogger("tokenloom.worker")
 
 PROGRESS_INTERVAL_S = 2.0
-IDLE_MS = 20  # without a message, before memory is taken ahead
-LINGER_MS = 1000  # how long a closing process waits for its last messages to leave
+IDLE_MS = 20  # time without a message after which memory is taken in advance
+LINGER_MS = 1000  # the longest time for which a closing process waits until its last messages are sent
 
 
 class StepFailedError(Exception):
-    """A step or order of the core failed on this rank. The cause is chained."""
+    """Error of a step or an order of the core on this rank. The cause is chained."""
 
     def __init__(self, step: int, stage: str) -> None:
         super().__init__(f"step {step} failed at {stage}")
@@ -77,11 +77,11 @@ class StepFailedError(Exception):
 
 
 class StoppedError(Exception):
-    """Stop has arrived during the start."""
+    """Raised when Stop arrives during the start."""
 
 
 class WorkerProcess:
-    """Owns the sockets and the order of messages. The Worker does the work."""
+    """Main loop of a worker. Owns the sockets and the order of messages; the Worker computes."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class WorkerProcess:
         self._sequencer = StepSequencer(generation)
         self._backlog: deque[CoreToWorker] = deque()  # messages of the core that are not handled yet
         self._is_stopping = False
-        self._progress_time = 0.0  # monotonic seconds, of the last progress message
+        self._progress_time = 0.0  # time of the last progress message, in monotonic seconds
         self._notifier = CompletionNotifier()
         self._num_stale = 0
-        self._adapters: AdapterLoader | None = None  # of the worker
-        self._noted: dict[type, object] = {}  # messages of the supervisor for `_wait_for`, by type
+        self._adapters: AdapterLoader | None = None  # the worker's loader, if it serves adapters
+        self._noted: dict[type, object] = {}  # the supervisor's messages for `_wait_for`, by type
         self._core = ("", "")  # addresses to which the sockets for steps and results are connected
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, spec.identity(f"worker {rank}", generation))
@@ -118,7 +118,7 @@ class WorkerProcess:
             self._poller.register(source, zmq.POLLIN)
 
     def run(self) -> int:
-        """Start a worker and serve until Stop or a fault; return the exit code."""
+        """Start a worker, and serve steps until Stop or a fault; return the exit code."""
         try:
             worker = self._start()
         except StoppedError:
@@ -134,7 +134,7 @@ class WorkerProcess:
             logger.info("stops; dropped %d malformed and %d stale frames", num_malformed, self._num_stale)
 
     def close(self) -> None:
-        """Close the sockets; the last messages have LINGER_MS to leave."""
+        """Close the sockets; wait for up to LINGER_MS until the last messages are sent."""
         self.supervisor.socket.close(LINGER_MS)
         self._results.close(LINGER_MS)
         self._steps.socket.close()
@@ -143,7 +143,7 @@ class WorkerProcess:
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self) -> Worker:
-        """Load a worker and report its phases; return it ready for steps. StoppedError if Stop arrives first."""
+        """Load a worker, reporting its phases, and return it ready for steps. StoppedError if Stop arrives first."""
         if "weights" not in self._asleep:
             start_readahead(self._model_folder)
         start_time = time.monotonic()
@@ -175,7 +175,8 @@ class WorkerProcess:
         return worker
 
     def _on_progress(self, num_done: int, num_all: int) -> None:
-        """Send the number of tensors read, at most once in PROGRESS_INTERVAL_S; this is also a sign of life."""
+        """Send the number of tensors read, at most once in PROGRESS_INTERVAL_S. The message also shows that this
+        process is alive."""
         now = time.monotonic()
         if now - self._progress_time >= PROGRESS_INTERVAL_S:
             self._progress_time = now
@@ -200,7 +201,7 @@ class WorkerProcess:
         return message
 
     def _take(self, message: messages.SupervisorToChild | None) -> None:
-        """Note a message of the supervisor."""
+        """Handle a message of the supervisor: keep it for `_wait_for`, connect to a new core, or begin to stop."""
         if isinstance(message, messages.Stop):
             self._is_stopping = True
         elif isinstance(message, messages.Initialize):
@@ -213,7 +214,7 @@ class WorkerProcess:
             self._connect(message.steps, message.results)
 
     def _connect(self, steps: str, results: str) -> None:
-        """Connect to a core's sockets for steps and results, in place of an earlier core's."""
+        """Connect to a core's sockets for steps and results, and disconnect from those of an earlier core."""
         before, self._core = self._core, (steps, results)
         for socket, new, old in zip((self._steps.socket, self._results), self._core, before, strict=True):
             socket.connect(new)
@@ -231,7 +232,7 @@ class WorkerProcess:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, worker: Worker) -> int:
-        """Take turns until a failed step, or a Stop and the end of the backlog; return the exit code."""
+        """Call `_turn` until a step fails, or until Stop has arrived and the backlog is empty; return the exit code."""
         try:
             while self._backlog or not self._is_stopping:
                 self._turn(worker)
@@ -252,14 +253,15 @@ class WorkerProcess:
         self._send_results(worker)
 
     def _take_pages(self, worker: Worker) -> None:
-        """Once this process has been idle for IDLE_MS, take memory ahead until a message arrives."""
+        """Once this process has been idle for IDLE_MS, take memory in advance until a message arrives."""
         supply, timeout_ms = worker.page_supply, IDLE_MS
         while supply is not None and not supply.is_done and not self._poller.poll(timeout_ms):
             supply.take_piece()
             timeout_ms = 0
 
     def _receive(self) -> CoreToWorker | None:
-        """Block until a message arrives or the device ends a step; return the core's message, if any. Note a Stop."""
+        """Block until a message or a filled adapter slot arrives or the device ends a step. Handle messages of the
+        supervisor and filled slots; return the core's message, if any."""
         ready = dict(self._poller.poll())
         if self.supervisor.socket in ready:
             self._take(self.supervisor.receive_one())
@@ -302,7 +304,7 @@ class WorkerProcess:
             self._send_to_core(reply)
 
     def _execute(self, worker: Worker, step: SchedulerOutput) -> None:
-        """Start a step, perhaps while earlier ones still run on the device."""
+        """Start a step, perhaps while earlier steps still run on the device."""
         runner = worker.runner
         assert runner is not None, "initialize comes before steps"
         try:
@@ -354,10 +356,10 @@ class WorkerProcess:
         )
 
     def _wait_for_mask(self, step: SchedulerOutput) -> TokenMask | None:
-        """Receive until the mask of `step` arrives; keep other messages in the backlog.
+        """Receive messages until the mask of `step` arrives, and return it; keep other messages in the backlog.
 
-        None if nobody needs the result any more, because the core was replaced or this process is to stop. The step
-        still ends then, so that other ranks do not wait for its tokens.
+        None if the result is no longer needed, because the core was replaced or this process is stopping. The caller
+        still completes the step, because other ranks wait for its tokens.
         """
         while not self._is_stopping:
             message = self._receive()

@@ -1,8 +1,8 @@
 """StepSequencer: the order in which a worker accepts the core's messages.
 
-Steps, and orders in place of a step, are numbered from 1 without gaps within one core_epoch. A new epoch begins with a
-Probe, never with a step, so that steps of an old core left in a socket are never computed. Pure state: no socket, no
-rows.
+Steps, and orders that take the place of a step, are numbered from 1 without gaps within one core_epoch. A new epoch
+starts with a Probe, never with a step, so that an old core's steps left in a socket are never computed. Pure state: no
+socket, no rows.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StepSequencer:
         self.next_step = 1
 
     def classify(self, message: CoreToWorker) -> StreamAction:
-        """Return the action for a message, and note it: step to execute, new core or requested resend. A mask that
-        arrives here and not at `is_mask_of` is late, or shows that its step was lost."""
+        """Return the action for a message, and record that a step is executed, a core is new, or a resend is requested.
+        Masks that `is_mask_of` accepts must not be passed: any other mask is late, or shows that its step was lost."""
         if message.generation != self._generation or message.core_epoch < self._core_epoch:
             return StreamAction.STALE
         if isinstance(message, Probe):
@@ -52,7 +52,7 @@ class StepSequencer:
         return place == (step.generation, step.core_epoch, step.step)
 
     def has_replaced(self, step: SchedulerOutput, message: CoreToWorker) -> bool:
-        """Return whether `message` is from a newer core than `step`, so that the mask of `step` will not come."""
+        """Return whether `message` is from a newer core than `step`, so that the mask of `step` will not arrive."""
         return message.generation == step.generation and message.core_epoch > step.core_epoch
 
     def _classify_probe(self, probe: Probe) -> StreamAction:
