@@ -50,7 +50,7 @@ class PackedLayer(PackedModule):
 
 
 class TiedEmbedding(nn.Module):
-    """The embedding whose matrix is that of a PackedLayer: ids [...] → [..., out]. It holds no matrix of its own."""
+    """An embedding that shares the matrix of a PackedLayer: ids [...] → [..., out]. It holds no matrix of its own."""
 
     def __init__(self, ops: Ops, layer: PackedLayer) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> 
 
 def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
     """Replace each plain nn.Linear of `dtype` by a PackedLayer, one at a time, so that at most one weight is in memory
-    twice. Embeddings tied to such a layer use its packed weight. A layer whose weight is read by the code of its parent
-    module stays as it is."""
+    twice. Embeddings tied to such a layer use its packed weight. A layer stays as it is if the code of its parent
+    module reads its weight."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # by id() of the layer, which must not be kept alive here
     sources: dict[str, str] = {}
     for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:
@@ -122,7 +122,7 @@ def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 
 def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor | None, packed: PackedLayer) -> None:
-    """Replace each plain embedding whose matrix is `weight` by one that looks up rows of the packed layer."""
+    """Replace each plain embedding that has the matrix `weight` by one that looks up rows of the packed layer."""
     for module in [each for each in model.modules() if not isinstance(each, nn.Embedding)]:
         for name, child in module.named_children():
             if type(child) is nn.Embedding and child.weight is weight:

@@ -105,8 +105,8 @@ class RecurrentRows:
             self._spans.append((start, stop, state))
 
     def _state_of(self, row: int, position: int) -> RowState:
-        """Return the state of a row that continues at `position`: a new one at 0, or for row −1, whose state is not
-        kept. RuntimeError if the row's state does not end there."""
+        """Return the state of a row that continues at `position`. At position 0 it is new. For row −1 it is also new,
+        and is not kept. RuntimeError if the row's state does not end at `position`."""
         state = self._state_by_row.get(row)
         if position == 0 or row < 0:
             state = RowState(self._config)

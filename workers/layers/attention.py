@@ -120,7 +120,7 @@ class Attention:
 
 
 def heads_of(norm: Norm) -> int:
-    """Return the number of heads of a norm whose weight is [heads, D]."""
+    """Return the number of heads of a norm with a weight [heads, D]."""
     assert norm.weight is not None
     return norm.weight.shape[0]
 

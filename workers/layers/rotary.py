@@ -44,7 +44,7 @@ def section_axes(rope: RopeConfig, rotary_dim: int) -> Tensor:
 
 
 def rotations_at(positions: Tensor, axes: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return the cosines and sines [T, rotated] of tokens whose times, rows and columns are `positions` [3, T] int64.
+    """Return the cosines and sines [T, rotated] of tokens at `positions` [3, T] int64: their times, rows and columns.
     axes: from `section_axes`. cos_sin: [P, rotated], the table by position from which they are taken."""
     places = positions[axes].T  # [T, rotated / 2]
     cos, sin = cos_sin.chunk(2, dim=-1)

@@ -1,10 +1,10 @@
 """KVCacheLimits: the limits that decide how many KV blocks a worker allocates.
 
 The first of three rules that applies decides: the operator's number of blocks, the operator's number of bytes, or free
-memory. On a GPU the last rule gives what weights, largest step and other programs leave of the permitted share. On a
-CPU, whose memory other programs use too, it gives a share of the available memory, but at most CPU_MAX_BYTES. Both are
-raised to the size of one request of max_model_len if that much is free. The last two rules give no more blocks than can
-be in use. Knows no model: a block is a number of bytes.
+memory. On a GPU the last rule gives the rest of the permitted share, after weights, largest step and other programs. On
+a CPU it gives a share of the available memory, which other programs use too, but at most CPU_MAX_BYTES. Both are raised
+to the size of one request of max_model_len if that much is free. The last two rules give no more blocks than can be in
+use. Knows no model: a block is a number of bytes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ParallelGroup:
 
         With gloo a collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies; NCCL
         guarantees neither. A GPU `device` becomes the current one. `backend`: None chooses by the device. Ranks that
-        share a GPU need gloo, whose collectives cannot be part of a CUDA graph.
+        share a GPU need gloo; its collectives cannot be part of a CUDA graph.
         """
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         group = cls(rank, size)
@@ -75,7 +75,7 @@ class ParallelGroup:
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shard(self, total: int, unit: str) -> range:
-        """Return this rank's part of `total`. ConfigError, whose message has the `unit`, if it does not divide
+        """Return this rank's part of `total`. ConfigError, with the `unit` in its message, if it does not divide
         evenly."""
         if total % self.size:
             raise ConfigError(
@@ -134,7 +134,7 @@ class ParallelGroup:
 
 
 class NullGroup(ParallelGroup):
-    """Group whose collectives do not communicate: results have the shapes of a group's, but only this rank's values."""
+    """Group without communication: results of collectives have the usual shapes, but only this rank's values."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

@@ -255,7 +255,7 @@ class DecoderModel:
         return self._run_layers(embedded, context)
 
     def rotations_at(self, positions: Tensor) -> Tensor:
-        """Return AttentionMetadata.cos_sin for tokens whose times, rows and columns are `positions` [3, T] int64. The
+        """Return AttentionMetadata.cos_sin for tokens at `positions` [3, T] int64: their times, rows and columns. The
         model's rotary embedding must have sections for these."""
         assert self._axes is not None and self._cos_sin is not None
         return rotations_at(positions, self._axes, self._cos_sin)
