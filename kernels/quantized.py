@@ -117,7 +117,7 @@ def quantize(
 def _quantize_int4(wide: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     groups = wide.unflatten(1, (-1, INT4_GROUP))
     least, largest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)  # 0 has a code
-    scales = ((largest - least) / INT4_MAX).clamp(min=2.0**-24).half().float()  # as kernels may keep them
+    scales = ((largest - least) / INT4_MAX).clamp(min=2.0**-24).half().float()  # kernels may keep them in float16
     zeros = (-least / scales).round()
     codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, INT4_MAX)
     qweight = pack_halves(codes.flatten(1).to(torch.uint8))

@@ -154,7 +154,7 @@ class ReferenceOps:
     ) -> PackedExperts:
         """Pack each expert's gate_up [2 n, hidden], gates first, and down [hidden, n].
 
-        biases: those of gate_up [E, 2 n] and of down [E, hidden]. An expert's weight also multiplies its down bias.
+        biases: those of gate_up [E, 2 n] and of down [E, hidden]. An expert's routing weight multiplies its down bias.
         """
         up_biases, down_biases = biases or ([None] * len(gate_up), [None] * len(down))
         return PlainExperts(
@@ -292,7 +292,7 @@ class ReferenceOps:
             for start in range(starts[row], starts[row + 1], self.query_chunk_size):
                 stop = min(start + self.query_chunk_size, starts[row + 1])
                 last = length - (starts[row + 1] - stop) - 1  # index of the last query
-                position = last - (stop - start) + 1  # of the first
+                position = last - (stop - start) + 1  # index of the first query
                 see_until = None if metadata.see_until is None else metadata.see_until[start:stop]
                 end = 1 + (last if see_until is None else int(see_until.max()))
                 first = 0 if spec.window is None else max(0, position - spec.window + 1)

@@ -193,7 +193,7 @@ class WorkerProcess:
         return NetworkRendezvous(place, secret, publish, lambda: self._wait_for(messages.Meeting).address)
 
     def _wait_for(self, kind: type[MessageT]) -> MessageT:
-        """Block until the supervisor has sent a message of this type. StoppedError if Stop arrives first."""
+        """Wait for a message of this type from the supervisor and return it. StoppedError if Stop arrives first."""
         while not isinstance(message := self._noted.get(kind), kind):
             self._take(self.supervisor.wait())
             if self._is_stopping:
@@ -304,7 +304,7 @@ class WorkerProcess:
             self._send_to_core(reply)
 
     def _execute(self, worker: Worker, step: SchedulerOutput) -> None:
-        """Start a step, perhaps while earlier steps still run on the device."""
+        """Start a step, perhaps while earlier steps still run on the device. StepFailedError if it fails."""
         runner = worker.runner
         assert runner is not None, "initialize comes before steps"
         try:
@@ -315,7 +315,8 @@ class WorkerProcess:
             self._notifier.add(copy.wait)
 
     def _send_results(self, worker: Worker) -> None:
-        """Finish the steps whose tokens are on the host; the group's first rank sends their results to the core."""
+        """Finish the steps whose tokens are on the host; the group's first rank sends their results to the core.
+        StepFailedError if one fails."""
         if (runner := worker.runner) is None:
             return
         try:

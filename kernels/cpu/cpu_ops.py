@@ -44,7 +44,7 @@ from .linear_packer import CpuLinear, LinearPacker
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
 
-MAX_HEAD_DIM = 512  # of the attention kernels
+MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels
 KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 
 

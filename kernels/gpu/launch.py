@@ -55,7 +55,7 @@ def _launch_cached(function: Any, *arguments: Any, grid: Any, warmup: bool, **op
         active.get_current_stream(device),
         kernel.function,
         kernel.packed_metadata,
-        None,  # launch metadata, for hooks alone
+        None,  # launch metadata, only for hooks
         None,  # the hook before a launch
         None,  # the hook after it
         *arguments,

@@ -132,7 +132,7 @@ class TritonOps(ReferenceOps):
         return super().logits(x, packed)
 
     def _adapted(self, x: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor | None:
-        """Compute a layer with the adapters' updates; None if no row of the step has one for it."""
+        """Compute a layer with the adapters' updates; None if no row of the step can have one for this layer."""
         if self._adapters is None or not self._adapters.has_updates(packed):
             return None
         return self._adapters.linear(_with_dense_rows(x), packed, self._sums, dtype)

@@ -1,4 +1,5 @@
-"""Arguments: the arguments of a module's call, with the places of the hidden states and of the angles among them."""
+"""Arguments: the arguments of a module's call, with the places of the hidden states and of the angles (the cosines and
+sines of rotary embeddings) among them."""
 
 from __future__ import annotations
 

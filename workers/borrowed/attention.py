@@ -209,8 +209,8 @@ def attending(attend: Attend) -> Iterator[None]:
 def attention_function(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Pass a layer's call to the function of the running model (see `attending`). Raises Unserved if there is a mask:
-    transformers makes none for this function, so the layer itself has made it."""
+    """Pass a layer's call to the function of the running model (see `attending`) and return its result. Raises Unserved
+    if there is a mask: transformers makes none for this function, so the layer itself has made it."""
     if attention_mask is not None:
         raise Unserved(f"a layer {type(module).__name__} makes an attention mask of its own")
     return _CURRENT.get()(module, query, key, value, options), None

@@ -70,8 +70,8 @@ class CachedLayer:
         return {**given, **rest, self._cache_argument: state.cache}
 
     def run_row(self, given: dict[str, Any], start: int, stop: int, state: RowState) -> Any:
-        """Run the module on tokens [start, stop) of a packed call, as a batch of one row. given: the call's arguments
-        by name."""
+        """Run the module on tokens [start, stop) of a packed call, as a batch of one row, and return its output. given:
+        the call's arguments by name."""
         count = next(each.shape[1] for each in given.values() if isinstance(each, Tensor))
         own = {name: _cut(value, count, start, stop) for name, value in given.items()}
         own[self._cache_argument] = state.cache

@@ -88,7 +88,7 @@ class KernelWarmup:
 
 
 def run_eagerly(step: Step) -> Step:
-    """Recorder that records nothing: a replay runs the step again."""
+    """Return the step itself as its replay: a Recorder that records nothing."""
     return step
 
 

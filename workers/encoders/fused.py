@@ -63,8 +63,8 @@ class FusedBlocks:
 
 
 def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | None:
-    """Move the layers from `blocks` into a FusedBlocks, one at a time, so that at most one is in memory twice. None if
-    `ops` have no kernel for these layers, which then stay in `blocks`."""
+    """Move the layers from `blocks` into a FusedBlocks and return it; one layer at a time, so that at most one is in
+    memory twice. None if `ops` have no kernel for these layers, which then stay in `blocks`."""
     num_heads, head_dim = blocks[0].num_heads, padded(blocks[0].head_dim)
     layers = list[LayerWeights]()
     while blocks:

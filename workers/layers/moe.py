@@ -51,7 +51,7 @@ class SparseMLP:
         )
 
     def __call__(self, x: Tensor, router_input: Tensor | None = None) -> Tensor:
-        """router_input: input of the router, [T, hidden_size]; None: x."""
+        """Compute the block for x [T, hidden_size]. router_input: input of the router, [T, hidden_size]; None: x."""
         weights, asked = self.weights, x if router_input is None else router_input
         # a bias for the choice is as small as the differences between scores: rounded scores would change the choice
         is_exact = weights.routing.choice_bias is not None
@@ -81,7 +81,8 @@ class MixedMLP:
         self._router_norm = Norm("rms", scale, None, config.norm.eps)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x: input of the dense MLP, already normalized. x, residual: [T, hidden_size]."""
+        """Compute the block [T, hidden_size]. x: input of the dense MLP, already normalized; residual: the residual
+        stream. Both [T, hidden_size]."""
         dense = self._ops.norm(self._mlp(x), self._mlp_norm)
         asked = self._ops.norm(residual, self._router_norm)
         mixed = self._experts(self._ops.norm(residual, self._input_norm), asked)

@@ -32,7 +32,7 @@ def prepare_openmp(num_threads: int) -> None:
 
 def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/cpu")) -> int:
     """Return the number of distinct physical cores of the logical `cpus`: threads of one core share its vector units.
-    If `sysfs` does not tell, return the number of `cpus`."""
+    If `sysfs` has no topology, return the number of `cpus`."""
     cores = set()
     for cpu in cpus:
         topology = sysfs / f"cpu{cpu}" / "topology"

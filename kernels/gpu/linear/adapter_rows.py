@@ -107,7 +107,7 @@ class SlotTiles:
 
 
 def list_slots(slots: Tensor, num_slots: int, experts: ExpertRows | None = None) -> SlotTiles:
-    """Sort the rows of a step by expert and adapter slot, and cut them into tiles.
+    """Sort the rows of a step by expert and adapter slot, cut them into tiles, and return both.
 
     slots: [T] int32 in [0, num_slots], 0 = no adapter; T ≥ 1. experts: the (token, expert) pairs that are the rows;
     None: each token is a row.

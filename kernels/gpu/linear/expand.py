@@ -77,7 +77,7 @@ def expand_kernel(
     order,
     tiles,
     num_rows,
-    limit,  # of the activation
+    limit,  # Activation.limit
     OUT: tl.constexpr,
     WIDTH: tl.constexpr,
     MAX_RANKS: tl.constexpr,

@@ -49,7 +49,7 @@ def gemv_kernel(
     bias,  # [num_outputs] or [2 * num_outputs]
     output,  # [num_outputs]
     num_outputs,
-    limit,  # of the activation
+    limit,  # Activation.limit
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INNER: tl.constexpr,

@@ -84,7 +84,7 @@ def shrink_kernel(
     x_stride,
     IN: tl.constexpr,
     MAX_RANKS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,  # of the outputs
+    NUM_PARTS: tl.constexpr,  # parts of an update
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,  # rows per row of x
     SPLIT: tl.constexpr,  # inputs

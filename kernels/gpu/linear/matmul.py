@@ -105,7 +105,7 @@ def _block_k(element_size: int, group_size: int, num_groups: int) -> int:
 
 
 def _fits_tiles(weight: QuantizedWeight) -> bool:
-    """Whether every tile of inputs lies in one group; the second half of int4 inputs starts a new tile."""
+    """Whether every tile of inputs is within one group; the second half of int4 inputs starts a new tile."""
     num_groups = weight.scales.shape[1]
     block = _block_k(weight.dtype.itemsize, weight.group_size, num_groups)
     has_fit = weight.group_size % block == 0 and (not weight.is_packed or weight.qweight.shape[1] % block == 0)

@@ -33,7 +33,7 @@ _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error allowed for float32 weights when they are only used to drop tokens
 _MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # upper bound of a token's noise
 _NUM_BINS = tl.constexpr(64)  # the cost per logit grows with it
-_BINS_PER_UNIT = tl.constexpr(2.0)  # of logit: the bins reach 32 below the largest; the last holds all lower logits
+_BINS_PER_UNIT = tl.constexpr(2.0)  # bins reach 32 below the largest logit; the last bin holds all lower logits
 _NO_ID = tl.constexpr(2147483647)
 
 

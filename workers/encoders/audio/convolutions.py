@@ -22,8 +22,8 @@ class FrameConvolutions:
     two axes, the first is that of mel bins."""
 
     def __init__(self, owner: nn.Module, names: Sequence[str], num_frames: int) -> None:
-        """num_frames: frames of a window. Padding in time is taken from the convolutions of `owner`: it is done
-        here."""
+        """num_frames: frames of a window. Sets the padding in time of the owner's convolutions to 0, because `outputs`
+        pads instead."""
         self._owner, self._names, self._lengths = owner, names, [num_frames]
         self._spans_bins = len(getattr(owner, names[0]).kernel_size) == 2
         for name in names:

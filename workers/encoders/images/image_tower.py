@@ -16,8 +16,8 @@ from .image_files import ImageFiles
 
 @dataclass(eq=False)
 class ImageState(EncoderState):
-    """Encoder state of an image. Its pixels are cut into units that are embedded one by one: tiles, bands or
-    patches."""
+    """Encoder state of an image. Its pixels are cut into units that are embedded one by one: tiles, bands (rows of
+    patches) or single patches."""
 
     units: Tensor  # uint8 [units, height, width, 3]
     rows_per_unit: int

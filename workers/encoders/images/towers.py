@@ -44,7 +44,7 @@ class LlavaTower(ImageTower):
             files, [siglip_block(each) for each in layers[: max(self._features.layers)]], self._features.layers
         )
 
-        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
+        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # rows per tile
 
     def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
@@ -76,7 +76,7 @@ class InternVLTower(ImageTower):
             files, [internvl_block(each) for each in layers[: max(self._features.layers)]], self._features.layers
         )
 
-        self._num_rows = self._tower.embeddings.position_embeddings.shape[1]  # of a tile
+        self._num_rows = self._tower.embeddings.position_embeddings.shape[1]  # rows per tile
 
     def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
@@ -172,7 +172,7 @@ class Gemma3Tower(ImageTower):
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
         super().__init__(files, [siglip_block(each) for each in self._tower.encoder.layers])
 
-        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
+        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # rows per tile
 
     def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
