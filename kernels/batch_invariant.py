@@ -17,7 +17,7 @@ from .reference import PlainLinear, ReferenceOps
 
 
 class BatchInvariantOps(ReferenceOps):
-    """Plain torch on the CPU, one token at a time."""
+    """The operations in plain torch on the CPU, one token at a time."""
 
     query_chunk_size = 1
     has_exact_drafts = True

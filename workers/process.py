@@ -253,7 +253,7 @@ class WorkerProcess:
         self._send_results(worker)
 
     def _take_pages(self, worker: Worker) -> None:
-        """Once this process has been idle for IDLE_MS, take memory in advance until a message arrives."""
+        """Once this process has been idle for IDLE_MS, take pages of memory in advance until a message arrives."""
         supply, timeout_ms = worker.page_supply, IDLE_MS
         while supply is not None and not supply.is_done and not self._poller.poll(timeout_ms):
             supply.take_piece()

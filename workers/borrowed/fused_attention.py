@@ -95,7 +95,7 @@ class FusedAttention(PackedModule):
 
 
 def fuse_attention(paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace the computation of each attention module of `dtype` for which a recipe is found by a FusedAttention."""
+    """Make each attention module of `dtype` compute as a FusedAttention if a recipe is found for it."""
     for module, call in paged.calls.items():
         recipe = _recipe(module, call, paged, dtype) if paged.is_widest(call) else None
         if recipe is not None:

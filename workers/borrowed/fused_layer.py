@@ -98,7 +98,7 @@ class FusedLayer(PackedModule):
 
 
 def fuse_layers(model: nn.Module, paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace the computation of each layer of `dtype` for which a LayerRecipe is found by a FusedLayer."""
+    """Make each layer of `dtype` compute as a FusedLayer if a LayerRecipe is found for it."""
     for module in list(model.modules()):
         recipe = _recipe(module, paged, dtype)
         if recipe is not None:

@@ -49,7 +49,7 @@ class PackedMLP(PackedModule):
 
 
 def pack_mlps(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace the computation of each module of `dtype` that turns out to be a feed-forward block by a PackedMLP."""
+    """Make each module of `dtype` that turns out to be a feed-forward block compute as a PackedMLP."""
     for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:  # must keep no weight alive
         recipe = recipe_of(module, dtype)
         if recipe is not None:

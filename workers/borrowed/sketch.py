@@ -39,7 +39,7 @@ def sketch(module: nn.Module) -> tuple[nn.Module, dict[str, LinearSketch]]:
     """Return a float32 copy of `module` on the host, with random weights, and the sketches of its linear layers by
     name.
 
-    ValueError if another child has more than MAX_PARAMETERS.
+    ValueError if another child has more than MAX_PARAMETERS parameters.
     """
     children = dict(module.named_children())
     linears = {name: LinearSketch(child) for name, child in children.items() if isinstance(child, nn.Linear)}

@@ -54,8 +54,8 @@ class DeviceRunner:
             )
 
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
-        """Launch a step and the copy of its tokens to the host; return the tokens, which may still be on their way.
-        Call it in inference mode. columns: sampling parameters, one row per sampled row."""
+        """Launch a step and the copy of its tokens to the host, and return the pending tokens. Call it in inference
+        mode. columns: sampling parameters, one row per sampled row."""
         return self._return.send(self.launch(inputs, columns))
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:

@@ -73,7 +73,8 @@ class AsyncTokenCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def send(self, token_ids: Tensor) -> PendingTokens:
-        """Start to copy token_ids [n] int64 to the host; return the copy. Work launched later may overwrite them."""
+        """Start to copy token_ids [n] int64 to the host, and return the pending copy. Work that is launched later may
+        overwrite `token_ids`."""
         slot = self._free.pop() if self._free else self._new_slot()
         num_tokens = len(token_ids)
         source, target = slot.on_device[:num_tokens], slot.on_host[:num_tokens]

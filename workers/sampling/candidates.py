@@ -67,7 +67,7 @@ class RowDraw(NamedTuple):
     def weight_floor(self, total: float, vocab_size: int) -> float:
         """Return the weight below which, without top_k, a token cannot win or a filter removes it.
 
-        Tokens below the mean weight of the part that top_p removes sum to less than that part.
+        top_p removes all tokens that weigh less than (1 − top_p) · total / vocab_size, as together they are too light.
         """
         left_out = (1 - self.top_p) * total / vocab_size if self.top_p < 1 else 0.0
         return max(self.least_winning_weight, max(self.min_p, left_out) * (1 - _SLACK))
@@ -75,7 +75,7 @@ class RowDraw(NamedTuple):
     def noise_scale(self) -> float:
         """Return the factor f such that a token needs bits ≤ weight · f to win.
 
-        Its E must be ≤ weight · exp(−reached_noise), and E > bits / 2³².
+        Its exponential noise E must be ≤ weight · exp(−reached_noise), and E > bits / 2³².
         """
         return math.exp(-self.reached_noise) * 2.0**32 * (1 + _SLACK)
 

@@ -32,9 +32,9 @@ def mask_counts(mask: TokenMask | None) -> dict[int, int]:
 
 
 def apply_mask(logits: Tensor, sampled_rows: I32, mask: TokenMask) -> None:
-    """Mask the logits [s, vocab] of the rows in `mask`, in place. sampled_rows: [s], the row of each logits; a row with
-    drafts is repeated, and its masks are for the first of them. ProtocolError if the mask has a wrong size or
-    inconsistent rows or counts."""
+    """Mask the logits [s, vocab] of the rows in `mask`, in place. sampled_rows: [s], the row to which each vector of
+    logits belongs; a row with drafts has several, and its masks are for the first of them. ProtocolError if the mask
+    has a wrong size or inconsistent rows or counts."""
     vocab_size, counts = logits.shape[1], mask_counts(mask)
     num_words = -(-vocab_size // 32)
     if len(mask.bits) != 4 * num_words * sum(counts.values()):

@@ -55,7 +55,7 @@ def tile_bases(
 @triton.jit
 def no_keys(sinks, heads, exists, M: tl.constexpr, DIM_PAD: tl.constexpr, HAS_SINKS: tl.constexpr):
     """Return acc, m_i and l_i before the first key. A sink acts like a key with its score and no value. exists: [M],
-    whether a query row has a sink; heads: [M], the query heads, whose sinks they are."""
+    whether a query row has a sink; heads: [M], the query head of each query row."""
     acc = tl.zeros([M, DIM_PAD], tl.float32)
     m_i = tl.full([M], NO_SCORE, tl.float32)
     l_i = tl.zeros([M], tl.float32)

@@ -140,8 +140,8 @@ def _add_product(
     NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr, IS_GATHERED: tl.constexpr,
 ):  # fmt: skip
-    """Return total [N, M] plus the product of qweight [N, K] and the inputs [K], of which `first` is the first, of the
-    rows at x_at [M]."""
+    """Return total [N, M] plus the product of qweight [N, K] and the rows at x_at [M], over the inputs `inputs` [K],
+    which start at `first`."""
     values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
     weight = _floats_of(qweight, values.dtype, KIND)
     if IS_GATHERED:

@@ -248,7 +248,7 @@ def sample(
 
     logits: [n, vocab] float32, contiguous, not modified. row_ids: [n] int64, index into the columns; negative gives
     token 0. drawing: the columns temperatures, top_ks, top_ps, min_ps and seeds, as in the kernel.
-    positions: [n] int32, of the token to sample. last_tokens: [rows] int64, also receives the tokens.
+    positions: [n] int32, those of the tokens to sample. last_tokens: [rows] int64, also receives the tokens.
     """
     num_rows, vocab_size = logits.shape
     if output is None:

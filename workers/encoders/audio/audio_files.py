@@ -1,4 +1,4 @@
-"""AudioFiles: reads media files of audio for a model's encoder, and checks them."""
+"""AudioFiles: reads media files of audio for a model's encoder, checks them, and holds the LogMel for their frames."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ class ImageTower(Tower[ImageState]):
         raise NotImplementedError
 
     def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
-        """Return rows [n × rows_per_unit, hidden] for n units, `first` and the next, from pixels [n, 3, height,
-        width]."""
+        """Return the rows [n × rows_per_unit, hidden] of the n units from `first` on. pixels: [n, 3, height, width]."""
         raise NotImplementedError
 
     def open(self, media: MediaFile, grid: Grid) -> ImageState:
