@@ -15,13 +15,13 @@ from ...ipc.spec.models.config_file import read_json
 logger = logging.getLogger("tokenloom.supervisor")
 
 FILE = "generation_config.json"
-NAMES = {  # name in the file: field of SamplingParams
+NAMES = {  # name in the file → field of SamplingParams
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "max_tokens")},
     "max_new_tokens": "max_tokens",
 }
 
-NOT_APPLIED = {  # field that acts in transformers alone: the values that ask for nothing, beside null and empty ones
+NOT_APPLIED = {  # field with an effect only in transformers → values without effect, besides null and empty ones
     **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (1,)),
     **dict.fromkeys(("typical_p", "encoder_repetition_penalty"), (1,)),
@@ -33,7 +33,7 @@ NOT_APPLIED = {  # field that acts in transformers alone: the values that ask fo
 
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:
-    """Return the folder of the generation_config.json to read: the model's `folder` or that of --generation-config.
+    """Return the folder of the generation_config.json to read: the model's `folder`, or the one of --generation-config.
     ConfigError if the latter has no such file."""
     if config.generation_config in ("auto", "vllm"):
         return folder
@@ -44,8 +44,8 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
-    """Read the sampling defaults in `folder`, or none for --generation-config vllm, and apply the overrides.
-    ConfigError for an invalid value, or for an override of an unknown name."""
+    """Return the sampling defaults in `folder` (none for --generation-config vllm) with the overrides applied.
+    ConfigError if a value is invalid, or an override has an unknown name."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
     found = read_json(file) if reads_file else {}

@@ -1,4 +1,4 @@
-"""Finds the folder of a checkpoint by its name: a folder, a GGUF file, an id of the Hugging Face hub, or the demo.
+"""Lookup of a checkpoint's folder by its name: a folder, a GGUF file, an id of the Hugging Face hub, or the demo.
 
 The hub's client is imported only for a hub id.
 """
@@ -16,7 +16,7 @@ from ...ipc.spec.config.weight_files import INDEX_NAME, check_regular, file_by_t
 from .gguf.folder import SUFFIX, checkpoint_folder, chosen_parts, gguf_in
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
-_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # behind the colon: a part of the names of GGUF files
+_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # after the colon: a part of a GGUF file's name
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", SUFFIX)
@@ -30,9 +30,9 @@ def is_model_name(name: str) -> bool:
 def find_checkpoint(
     name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
 ) -> Path:
-    """Return the folder of a checkpoint, or that of a GGUF file; files of a hub id, which may be owner/name:Q4_K_M, are
-    downloaded unless cached. None is the demo model.
-    ConfigError, which names `option`, if it is not found. For the option --tokenizer no weights are downloaded."""
+    """Return the folder of a checkpoint, or of the files made for a GGUF file. The files of a hub id, which may be
+    owner/name:Q4_K_M, are downloaded unless they are cached. None means the demo model.
+    ConfigError, about `option`, if it is not found or cannot be used. For --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
         folder = Path(name).resolve()
         _check_files(folder)
@@ -58,8 +58,8 @@ def find_checkpoint(
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ConfigError if a file of a checkpoint is a pipe, a device, a socket or a folder: to open it could block. Or
-    if its index is damaged: workers that find it so during a reload have to be replaced."""
+    """Raise ConfigError if a file of a checkpoint is a pipe, a device, a socket or a folder, which could block when
+    opened; or if its index is damaged, since workers that met it during a reload would have to be replaced."""
     try:
         found = sorted(folder.iterdir())
     except OSError as error:
@@ -79,8 +79,8 @@ def _fetch(
     config: EngineConfig,
     part: str | None = None,
 ) -> Path:
-    """Fetch the files of a repository and return their folder; with `part` fetch the GGUF file that has it in its name,
-    or all parts of that, and return the path of the first."""
+    """Fetch the files of a repository that match `patterns`, and return their folder. With `part`: fetch the GGUF file,
+    in all its parts, that has it in its name, and return the path of the first part. ConfigError if that fails."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -112,7 +112,7 @@ def _fetch(
         why = f"the hub has no revision {revision} of it"
     except ConfigError:
         raise
-    except Exception as error:  # OSError, and whatever the HTTP library of the hub's client raises
+    except Exception as error:  # OSError, and errors of the HTTP library of the hub's client
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
             cache = config.download_dir or constants.HF_HUB_CACHE

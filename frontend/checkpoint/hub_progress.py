@@ -13,7 +13,8 @@ from .start_report import MIN_INTERVAL_S, ThrottledWriter, write_to_stderr
 
 
 class HubProgress(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """Progress bar for huggingface_hub's `tqdm_class` that writes a log line to stderr every MIN_INTERVAL_S at most."""
+    """Progress bar, for huggingface_hub's `tqdm_class`, that writes at most one log line per MIN_INTERVAL_S to
+    stderr."""
 
     monitor_interval = 0  # no thread of its own
     monotonic = staticmethod(time.monotonic)

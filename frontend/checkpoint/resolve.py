@@ -1,7 +1,7 @@
-"""Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, chooses dtype and device.
+"""Resolution of an EngineConfig to an EngineSpec: finds the checkpoint, reads its shape, chooses dtype and device.
 
-Checks before a process starts that the device seems to exist, that the weights are whole and that those of a CPU model
-fit in memory. Needs neither torch nor transformers.
+Before any process starts, it checks that the device seems to exist, that the weight files are complete, and that a CPU
+model's weights fit into memory. Needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 DType = Literal["float32", "bfloat16", "float16"]
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
-_LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
+_LARGEST: dict[MediaKind, str] = {  # kind of media → the largest medium, with the remedy, for an error
     "image": "largest image: raise it, or make images smaller with --mm-processor-kwargs",
     "audio": "longest audio clip: raise it, or lower --max-audio-s",
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # of a weight that is quantized on load, with its part of scales and zeros
+_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # per weight that is quantized on load, with its share of scales and zeros
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
-    """Make the EngineSpec of a configuration. ConfigError for each failure that is certain before a process starts."""
+    """Return the EngineSpec for a configuration. ConfigError for every failure that is certain before a process
+    starts."""
     for key_file in (config.key_file, config.hosts_key_file):
         if key_file is not None:
             Keys.load(key_file)
@@ -107,7 +108,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
 def _digest(
     config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
 ) -> ModelDigest:
-    """Return what gateways, engines and clients compare."""
+    """Return the digests that gateways, engines and clients compare, without media."""
     shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
     weights = checkpoint_digest(folder) if weight_paths(folder) else ""
     return ModelDigest(
@@ -124,14 +125,17 @@ def _digest(
 
 
 def _with_media(spec: EngineSpec) -> ModelDigest:
-    """Return the digest with what must be equal for media to have the same embeddings."""
+    """Return the digest with `media` set to a digest of everything that must be equal to give media the same
+    embeddings."""
     assert spec.digest is not None, "_digest made it"
     parts = msgspec.json.encode([spec.model.vision, spec.model.audio, spec.max_item_embeds], order="deterministic")
     return msgspec.structs.replace(spec.digest, media=hashlib.sha256(parts).hexdigest())
 
 
 def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
-    """Size the encoder cache for two of the largest media that a prompt can hold, and for those of one step."""
+    """Return the spec with the size of the largest medium and of the encoder cache. By default the cache holds two of
+    the largest media, and at least as many embeddings as a step has tokens. ConfigError if it is too small for one
+    medium."""
     largest, budget = min(processor.max_embeds, spec.max_model_len), spec.max_num_batched_tokens
     spec = msgspec.structs.replace(spec, max_item_embeds=largest)
     size = spec.config.encoder_cache_tokens or max(2 * largest, spec.max_num_batched_tokens)
@@ -159,7 +163,7 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def check_ray() -> None:
-    """Raise ConfigError if Ray is not installed. Imports nothing of it."""
+    """Raise ConfigError if Ray is not installed. Does not import it."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "--distributed-executor-backend ray: Ray is not installed for this Python: pip install 'tokenloom[ray]'"
@@ -167,7 +171,8 @@ def check_ray() -> None:
 
 
 def check_audio(model: ModelConfig) -> None:
-    """Raise ConfigError if the model hears audio, and what decodes it is not installed. Imports nothing of it."""
+    """Raise ConfigError if the model takes audio and the libraries that decode it are not installed. Does not import
+    them."""
     if model.audio is not None and not all(map(importlib.util.find_spec, ("soundfile", "soxr"))):
         raise ConfigError(
             f"{model.architecture} hears audio, which is read with the extra tokenloom[audio], which is not installed: "
@@ -176,7 +181,7 @@ def check_audio(model: ModelConfig) -> None:
 
 
 def _agents_address(config: EngineConfig) -> str:
-    """Return where agents of other hosts reach this one; empty if there are none."""
+    """Return the address at which agents of other hosts reach this host; "" if there are no other hosts."""
     if config.hosts == 1 or config.listen_hosts is not None:
         return config.listen_hosts or ""
     address = ray_listen_address()
@@ -227,7 +232,8 @@ def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the tokens of the longest request. --max-model-len counts those behind a clip at the head of each."""
+    """Return the most tokens of a request: --max-model-len, or the model's limit, plus the tokens of a clip at the
+    start of each request. ConfigError if the option exceeds the model's limit."""
     longest = model.max_position_embeddings
     if config.max_model_len in (None, AUTO_LENGTH):
         return longest + model.num_clip_tokens
@@ -240,14 +246,15 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _bytes_kept(tensor: StoredTensor) -> float:
-    """Return the bytes of an element that is stored as a code; of GGUF's with a scale and a min for each 32."""
+    """Return the bytes in memory per element of a tensor that keeps its codes; a GGUF tensor has a scale and a minimum
+    for every 32 elements."""
     if tensor.dtype in BLOCKS:
         return CODE_BITS.get(tensor.dtype, 8) / 8 + 4 / 32
     return tensor.num_bytes / max(tensor.num_elements, 1)
 
 
 def check_gpu() -> None:
-    """Raise ConfigError if no device node of a GPU exists. A node does not prove that the driver works."""
+    """Raise ConfigError if no device node of a GPU exists; a node does not prove that the driver works."""
     if not any(map(os.path.exists, GPU_NODES)):
         raise ConfigError(
             "--device cuda: there is no GPU here (none of " + ", ".join(GPU_NODES) + "): check the driver and, in a "
@@ -264,8 +271,8 @@ def check_weights(
     *,
     int8_activations: bool = False,
 ) -> None:
-    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` × the weights, for a
-    CPU, need more than the free memory and swap of this machine."""
+    """Raise ConfigError if a weight file is missing, truncated or unreadable or, on a CPU, if `local_share` × the
+    weights need more than this machine's free memory and swap."""
     tensors = stored_tensors(folder)
     if device != "cpu":
         return

@@ -1,7 +1,7 @@
-"""Reports the progress of a start: its phases, and log lines.
+"""Report of the progress of an engine's start: its phases, as log lines.
 
-The command prints all of them on its standard output. A program that starts an engine (LLM) prints at most one every
-MIN_INTERVAL_S on its standard error, hence none for a quick start.
+The command prints all lines on standard output. A program that starts an engine (LLM) prints at most one line per
+MIN_INTERVAL_S on standard error, and so none for a quick start.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.machine_memory import gib
 from ...ipc.spec.config.engine_spec import EngineSpec
 
-SILENCE_S = 5.0  # without a line, after which the unfinished processes are named
+SILENCE_S = 5.0  # after this long without a line, the processes that are still starting are named
 MIN_INTERVAL_S = 3.0  # between two lines of a ThrottledWriter
 
 
 class StartReport:
-    """Writer of the lines of a start, through `announce`. `phases` are those of the running processes."""
+    """Writer of the lines of a start, with `announce`. `phases`: the phases of the processes that run."""
 
     def __init__(self, announce: Callable[[str], None], clock: AwakeClock) -> None:
         self._announce, self._clock = announce, clock
@@ -35,11 +35,11 @@ class StartReport:
         self._announce(log.info_line(process, text))
 
     def forget_phases(self, names: Collection[str]) -> None:
-        """Drop the phases of the processes of these names, which are about to be started anew."""
+        """Drop the phases of the processes with these names, which are about to be started again."""
         self.phases = [phase for phase in self.phases if phase.process not in names]
 
     def announce_phase(self, process: str, phase: Phase) -> None:
-        """Keep and announce a phase that has ended now."""
+        """Record and announce a phase that has just ended."""
         since_s = time.monotonic() - self._started_at
         self.phases.append(StartPhase(process=process, ended_s=since_s, **msgspec.structs.asdict(phase)))
         detail = f" ({phase.detail})" if phase.detail else ""
@@ -63,13 +63,14 @@ class StartReport:
         self.announce(process, f"{progress.name}: {share:.0%}, {done} {progress.unit}")
 
     def announce_late(self, names: Iterable[str]) -> None:
-        """Announce the processes `names` as still starting, if there was no line for SILENCE_S."""
+        """Announce that the processes `names` are still starting, if there was no line for SILENCE_S."""
         if self._clock.now - self._announced_at >= SILENCE_S:
             self.announce("supervisor", f"still starting: {', '.join(names)}")
 
 
 class ThrottledWriter:
-    """Writer of lines that drops a line within MIN_INTERVAL_S of the last written one, or of its own creation."""
+    """Writer of lines that drops each line within MIN_INTERVAL_S of the last written one, or of the writer's
+    creation."""
 
     def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._write, self._monotonic = write, monotonic

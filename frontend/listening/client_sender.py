@@ -1,8 +1,8 @@
-"""ClientSender: sends frames on the clients' socket, and bounds the bytes that clients leave unread.
+"""ClientSender: sends frames on the clients' socket, and limits the bytes that clients leave unread.
 
-ZeroMQ queues the messages that a client does not read, and limits their number alone. Deltas wait for credits, replies
-to queries do not. So the bytes are counted here: of each client one frame in TRACKED_BYTES is tracked, and when ZeroMQ
-has passed it to the kernel, all before it are gone, too. Knows no sessions and no messages.
+ZeroMQ queues the messages that a client does not read, and limits only their number. Deltas wait for credits, but
+replies to queries do not, so the bytes are counted here. For each client one frame per TRACKED_BYTES is tracked: once
+ZeroMQ has passed it to the kernel, all frames before it have been passed on, too. Knows no sessions and no messages.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import zmq
 
 from ...ipc.process.malloc import trim_heap
 
-MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
-MAX_UNREAD_BYTES = 256 << 20  # of all clients; one alone may have a fifth of it
-TRACKED_BYTES = 64 << 10  # tracking a frame costs 40 µs
-OVERHEAD_BYTES = 128  # of ZeroMQ, for each message
+MAX_UNREAD_MESSAGES = 1 << 17  # to one client, beyond the kernel's buffers: one Accepted for each open request
+MAX_UNREAD_BYTES = 256 << 20  # of all clients together; a single client may have a fifth of it
+TRACKED_BYTES = 64 << 10  # one tracked frame per this many bytes, since tracking costs 40 µs
+OVERHEAD_BYTES = 128  # memory that ZeroMQ needs for each message
 SHARE = 4  # a client may have a quarter of the bytes that are left
 MAX_QUEUES = 8192
-TRIM_BYTES = 16 << 20  # if so many have been freed, their pages are returned to the system: 15 ms for 60 MB
-COLLECT_S = 1.0  # while bytes are unread
+TRIM_BYTES = 16 << 20  # once this much has been freed, its pages are returned to the system: 15 ms for 60 MB
+COLLECT_S = 1.0  # interval of `tick` while bytes are unread
 NEVER = float("inf")
 
 
 class ClientLost(NamedTuple):
-    """Why a frame could not be sent."""
+    """The reason why a frame could not be sent."""
 
     cause: Literal["gone", "slow"]
-    detail: str  # the numbers
+    detail: str  # an explanation with numbers
 
 
 class _Queue:
-    """The bytes on their way to one client: those up to each tracked frame, and those after the last of them."""
+    """The unread bytes of one client, by tracked frame: those up to each, and those after the last tracked frame."""
 
     __slots__ = ("num_bytes", "num_new_bytes", "tracked")
 
@@ -44,13 +44,13 @@ class _Queue:
         self.num_new_bytes = 0
 
     def track(self, tracker: zmq.MessageTracker) -> None:
-        """Count the new bytes as those up to a tracked frame, the last that was sent."""
+        """Record that the last frame sent is tracked, and that the new bytes end with it."""
         self.tracked.append((tracker, self.num_new_bytes))
         self.num_bytes += self.num_new_bytes
         self.num_new_bytes = 0
 
     def settle(self) -> int:
-        """Remove the frames that ZeroMQ no longer holds; return their bytes."""
+        """Remove the tracked frames that ZeroMQ no longer holds; return the bytes up to them."""
         before = self.num_bytes
         while self.tracked and self.tracked[0][0].done:
             self.num_bytes -= self.tracked.popleft()[1]
@@ -67,16 +67,18 @@ class ClientSender:
         max_messages: int = MAX_UNREAD_MESSAGES,
         max_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
-        """Call it before the socket is bound. `max_messages`: unread by one client; `max_bytes`: by all."""
+        """To be created before the socket is bound. `max_messages`: limit of unread messages of one client;
+        `max_bytes`: limit of the unread bytes of all clients."""
         socket.setsockopt(zmq.SNDHWM, max_messages)
         self._socket, self._trim = socket, trim
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._queues: dict[bytes, _Queue] = {}
         self.num_bytes = self._peak_bytes = 0
-        self.next_at = NEVER  # of `tick`; monotonic seconds
+        self.next_at = NEVER  # when `tick` has work; monotonic seconds
 
     def send(self, identity: bytes, frame: bytes) -> ClientLost | None:
-        """Send a frame without waiting; return why that cannot be: the client is gone, or has left too much unread."""
+        """Send a frame without waiting, and return None. Return the reason if it is not sent: the client is gone, or
+        has left too much unread."""
         queue = self._queues.get(identity)
         if queue is None:
             queue = self._add(identity)
@@ -109,7 +111,7 @@ class ClientSender:
         return queue
 
     def _is_full(self, queue: _Queue) -> bool:
-        """Whether a client has left more unread than its share of what all may."""
+        """Whether a client has left more bytes unread than its share of the limit for all."""
         self.num_bytes -= queue.settle()
         if SHARE * queue.num_bytes > self._max_bytes - self.num_bytes:
             self._collect()
@@ -120,7 +122,8 @@ class ClientSender:
             self.num_bytes -= queue.settle()
 
     def tick(self, now: float) -> None:
-        """Once in COLLECT_S, while bytes are unread, see which; return the memory of the others to the system."""
+        """Update the unread bytes, once per COLLECT_S while there are any; return freed memory to the system. To be
+        called at `next_at`."""
         if now >= self.next_at:
             self._collect()
             self.next_at = NEVER

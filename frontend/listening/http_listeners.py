@@ -29,11 +29,12 @@ class HttpListeners:
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self._sockets: list[socket.socket] = []
-        self._ipc_address: str | None = None  # of our socket file
+        self._ipc_address: str | None = None  # address of our socket file
         self._lock_fd = -1
 
     def open(self, config: EngineConfig) -> None:
-        """Listen on --http and --uds, if given; ConfigError names the one that failed. Call `close` in any case."""
+        """Listen on --http and --uds, if given. ConfigError, about the option, if that fails; call `close` in any
+        case."""
         if config.http_address is not None:
             self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
         if config.uds is not None:
@@ -73,7 +74,7 @@ class HttpListeners:
         self._sockets.append(listener)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a dead engine: we hold the lock
+                os.unlink(path)  # left by a dead engine, since we hold the lock
             os.fchmod(listener.fileno(), mode)  # the file is created with at most this mode
             listener.bind(path)
             set_socket_mode(path, mode)  # undoes the umask
@@ -84,8 +85,8 @@ class HttpListeners:
         self.addresses.append(f"unix:{path}")
 
     def close(self) -> None:
-        """Close our descriptors and remove the files; the kernel refuses connections once all frontends have closed
-        theirs. Harmless when repeated."""
+        """Close this process's descriptors and remove the files. The kernel refuses connections once all frontends have
+        closed theirs, too. May be repeated."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()

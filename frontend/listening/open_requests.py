@@ -1,7 +1,7 @@
 """OpenRequests: a frontend's count of unfinished HTTP requests, in a file that outlives the frontend.
 
-The file is memory-mapped, so that counting is one store. After a frontend was killed the supervisor reads the count,
-which is the number of interrupted requests.
+The file is memory-mapped, so that counting is one store. If a frontend is killed, the supervisor reads the count: it is
+the number of interrupted requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _NUM_BYTES = 8
 
 
 class OpenRequests:
-    """Count of unfinished HTTP requests, from 0: a native int64 in a new file at `path`; without a path in memory."""
+    """Count of unfinished HTTP requests, initially 0: a native int64 in a new file at `path`, or in memory without a
+    path."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
@@ -32,12 +33,12 @@ class OpenRequests:
 
 
 def path_of(run_directory: str, identity: str) -> Path:
-    """Return the path of the count of the frontend with this identity."""
+    """Return the path of the file with the count of the frontend with this identity."""
     return Path(run_directory) / f"{identity}.requests"
 
 
 def take_left(path: Path) -> int:
-    """Read the count of an ended frontend and remove its file; 0 without a file (it never served HTTP)."""
+    """Return the count of a frontend that has ended, and remove its file; 0 if there is none (it never served HTTP)."""
     try:
         data = path.read_bytes()
         path.unlink()

@@ -1,4 +1,4 @@
-"""Loads the TLS context of the HTTP server from PEM files, with one-line errors."""
+"""Loading of the HTTP server's TLS context from PEM files, with one-line errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...ipc.spec.config.engine_config import EngineConfig
 
 
 def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:
-    """Load the TLS context; None without --ssl-certfile. ConfigError if a file is unreadable or no PEM file, if the key
-    has a passphrase, or if it does not belong to the certificate."""
+    """Load the TLS context and return it; None without --ssl-certfile. ConfigError if a file is unreadable or not in
+    PEM form, if the key has a passphrase, or if it does not belong to the certificate."""
     if config.ssl_certfile is None:
         return None
     keyfile = config.ssl_keyfile or config.ssl_certfile

@@ -1,7 +1,7 @@
-"""The format of an audio file, by its first bytes.
+"""Detection of an audio file's format from its first bytes.
 
-Served are WAV, FLAC, Ogg with Vorbis or Opus, and MP3. Other formats, video and images are refused by name, as far as
-their first bytes tell it.
+WAV, FLAC, Ogg with Vorbis or Opus, and MP3 are served. The refusal of another format, a video or an image names the
+format, if its first bytes show it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...ipc.errors import RequestError
 
 SERVED = "send WAV, FLAC, Ogg (Vorbis or Opus) or MP3"
-OTHERS = {  # first bytes of formats that are not served
+OTHERS = {  # first bytes → name of a format that is not served
     b"RF64": "WAV of 64 bits (RF64)",
     b"BW64": "WAV of 64 bits (BW64)",
     b"RIFX": "big-endian WAV (RIFX)",
@@ -42,7 +42,7 @@ OTHERS = {  # first bytes of formats that are not served
     b"\x1f\x8b": "a gzip archive",
 }
 IN_RIFF = {b"AVI ": "an AVI video", b"WEBP": "WebP, an image"}
-IN_OGG = {  # the begin of the first packet
+IN_OGG = {  # start of the first packet → format
     b"\x01vorbis": "Ogg Vorbis",
     b"OpusHead": "Ogg Opus",
 }
@@ -53,7 +53,7 @@ OTHERS_IN_OGG = {
     b"\x7fFLAC": "Ogg FLAC",
 }
 BRANDS = {b"M4A ": "M4A", b"M4B ": "M4B", b"qt  ": "a QuickTime video", b"avif": "AVIF, an image"}
-TS_PACKET_BYTES = 188  # of an MPEG transport stream, each with 0x47 first
+TS_PACKET_BYTES = 188  # packets of an MPEG transport stream; each starts with 0x47
 ID3_BYTES = 10
 
 
@@ -79,7 +79,7 @@ def format_of(data: memoryview) -> str:
 
 
 def _name(head: bytes, data: memoryview) -> str:
-    """Return the name of a format that is not served; empty if it is not known."""
+    """Return the name of a format that is not served; "" if the format is unknown."""
     if head.startswith(b"RIFF"):
         return IN_RIFF.get(head[8:12], "another file in RIFF")
     if head.startswith(b"OggS"):
@@ -97,12 +97,12 @@ def _name(head: bytes, data: memoryview) -> str:
 
 
 def _first_packet(head: bytes) -> bytes:
-    """Return the begin of the first packet of an Ogg file, behind the table of the page's segments."""
+    """Return the start of the first packet of an Ogg file, which follows the page's segment table."""
     return head[27 + head[26] :] if len(head) > 26 else b""
 
 
 def _after_tags(data: memoryview) -> int:
-    """Return where the content begins behind ID3 tags, which have their sizes in 7 bits a byte."""
+    """Return the offset of the content after ID3 tags; a tag's size has 7 bits per byte."""
     place = 0
     while bytes(data[place : place + 3]) == b"ID3" and len(data) >= place + ID3_BYTES:
         high, *others = (byte & 0x7F for byte in data[place + 6 : place + ID3_BYTES])
@@ -114,7 +114,7 @@ def _after_tags(data: memoryview) -> int:
 
 
 def _mpeg_layer(head: bytes) -> int | None:
-    """Return the layer of MPEG audio that a frame header names, 0 for AAC; None if it is no frame header."""
+    """Return the layer in a frame header of MPEG audio, 0 for AAC; None if `head` is not such a header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return None
     version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3

@@ -1,4 +1,4 @@
-"""Cut long audio at quiet places, so that no word is cut where a pause is near."""
+"""Cut long audio at quiet places, so that cuts are in pauses, if there are any, and not inside words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from ...ipc.spec.models.audio_config import SAMPLE_RATE
 from .sound import Samples
 
-STEP = SAMPLE_RATE // 100  # quiet places are found to 10 ms
-QUIET_STEPS = 10  # of a quiet place, which is 100 ms
-SEARCHED = 5 * SAMPLE_RATE  # last samples of a piece in which it may end, at most half of it
+STEP = SAMPLE_RATE // 100  # samples: quiet places are found with a resolution of 10 ms
+QUIET_STEPS = 10  # length of a quiet place in steps: 100 ms
+SEARCHED = 5 * SAMPLE_RATE  # samples at the end of a piece that are searched for a quiet place, at most half of it
 
 
 def cut_at_quiet_places(blocks: Iterable[Samples], most: int) -> Iterator[Samples]:
-    """Yield the samples of `blocks` as pieces of at most `most` samples, of which there must be 0.4 s.
+    """Yield the samples of `blocks` as pieces of at most `most` samples, which must be at least 0.4 s.
 
-    A piece ends in the middle of the quietest 100 ms of the last 5 s that it may have; of several, the last ones. It
-    holds no more of the blocks than a piece and a block."""
+    A piece ends in the middle of the quietest 100 ms in the last 5 s of its longest possible extent (of several equal
+    places, the last). No more than a piece and a block are in memory."""
     held: list[Samples] = []
     num_held = 0
     for block in blocks:
@@ -34,7 +34,7 @@ def cut_at_quiet_places(blocks: Iterable[Samples], most: int) -> Iterator[Sample
 
 
 def _end(samples: Samples) -> int:
-    """Return where a piece of at most these samples ends."""
+    """Return the length, in samples, of a piece that may have at most these samples."""
     begin = max(len(samples) - SEARCHED, len(samples) // 2)
     steps = (len(samples) - begin) // STEP
     begin = len(samples) - steps * STEP

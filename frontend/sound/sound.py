@@ -1,4 +1,4 @@
-"""Sound: an audio file that is open for decoding, and the limits on what its header says."""
+"""Sound: an audio file that is open for decoding, and limits on the values in its header."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Samples: TypeAlias = NDArray[np.float32]
 MIN_RATE, MAX_RATE = 1000, 192_000  # Hz
 MAX_CHANNELS = 64
 NOT_INSTALLED = "audio is read with the extra tokenloom[audio], which is not installed: pip install 'tokenloom[audio]'"
-BLOCK_SAMPLES = 1 << 18  # of all channels, that are decoded at once
+BLOCK_SAMPLES = 1 << 18  # samples, of all channels together, that are decoded at once
 
 
 class Sound(NamedTuple):
-    """An audio file whose header has been read; no sample is decoded before `blocks` is iterated."""
+    """An audio file after its header has been read. Samples are decoded only when `blocks` is iterated."""
 
-    format: str  # for errors: "WAV"
-    coding: str  # of the samples, in libsndfile's name: "PCM_16"
+    format: str  # for errors, such as "WAV"
+    coding: str  # libsndfile's name of the samples' coding, such as "PCM_16"
     rate: int  # Hz
     num_channels: int
-    num_frames: int  # samples of each channel, as the header says
-    blocks: Iterator[Samples]  # [frames, channels], full scale is ±1
+    num_frames: int  # samples per channel, according to the header
+    blocks: Iterator[Samples]  # each [frames, channels], full scale is ±1
 
     def check(self, max_seconds: float) -> None:
-        """Raise RequestError for numbers in the header that cannot be true, or for too long a clip."""
+        """Raise RequestError if values in the header are not served, or the clip is too long."""
         if not 1 <= self.num_channels <= MAX_CHANNELS:
             raise RequestError(
                 f"the {self.format} audio has {self.num_channels} channels: send one with 1 to {MAX_CHANNELS}"
@@ -42,7 +42,7 @@ class Sound(NamedTuple):
         self.check_length(self.num_frames, max_seconds)
 
     def check_length(self, num_frames: int, max_seconds: float) -> None:
-        """Raise RequestError if so many frames last longer than `max_seconds`."""
+        """Raise RequestError if `num_frames` frames last longer than `max_seconds`."""
         if num_frames > max_seconds * self.rate:
             raise RequestError(
                 f"the {self.format} audio lasts {num_frames / self.rate:.1f} s, at most {max_seconds:g} s are read: "
@@ -50,5 +50,5 @@ class Sound(NamedTuple):
             )
 
     def num_samples(self, num_frames: int) -> int:
-        """Return the samples of so many frames at SAMPLE_RATE, rounded up."""
+        """Return the number of samples that `num_frames` frames become at SAMPLE_RATE, rounded up."""
         return -(-num_frames * SAMPLE_RATE // self.rate)

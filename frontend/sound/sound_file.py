@@ -1,4 +1,4 @@
-"""WAV, FLAC, Ogg Vorbis, Ogg Opus and MP3, decoded by libsndfile, which the extra tokenloom[audio] brings."""
+"""Decoding of WAV, FLAC, Ogg Vorbis, Ogg Opus and MP3 with libsndfile, from the extra tokenloom[audio]."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 from ...ipc.errors import RequestError
 from .sound import BLOCK_SAMPLES, NOT_INSTALLED, Samples, Sound
 
-FORMATS = {  # ours: libsndfile's
+FORMATS = {  # our name of a format → libsndfile's
     "WAV": ("WAV", "WAVEX"),
     "FLAC": ("FLAC",),
     "Ogg Vorbis": ("OGG",),
     "Ogg Opus": ("OGG",),
     "MP3": ("MP3",),
 }
-UNKNOWN_FRAMES = 1 << 62  # a header with at least these does not say how many there are
-MAX_REASON = 80  # characters of libsndfile's message in ours
+UNKNOWN_FRAMES = 1 << 62  # a header with at least this number does not know the true number
+MAX_REASON = 80  # longest message of libsndfile that is quoted, in characters
 
 
 def open_sound(data: memoryview, format: str) -> Sound:
-    """Read the header of a file of this format; RequestError if it is damaged, or libsndfile is not installed."""
+    """Return the Sound of a file of this format, after reading its header. RequestError if it is damaged or contains
+    another format, or libsndfile is not installed."""
     try:
         import soundfile  # costs 15 MB, and is an extra
     except (ImportError, OSError):
@@ -53,13 +54,14 @@ def _blocks(file: Any, format: str, num_bytes: int) -> Iterator[Samples]:
             break
         num_read += len(block)
         yield block
-    if format == "FLAC" and num_read < file.frames:  # others have no exact number in their headers
+    if format == "FLAC" and num_read < file.frames:  # headers of other formats have no exact number
         raise RequestError(f"the FLAC audio has {num_read} of the {file.frames} samples that its header says: send all")
 
 
 @contextlib.contextmanager
 def _silent_stderr(format: str) -> Iterator[None]:
-    """Keep libmpg123 from writing a line to the engine's log for each fault of a file."""
+    """Discard stderr while an MP3 is decoded: libmpg123 would write a line to the engine's log for each fault of a
+    file."""
     if format != "MP3":
         yield
         return

@@ -1,8 +1,8 @@
-"""WAV files: PCM of 8, 16, 24 and 32 bits and floats of 32 and 64, also in the form WAVE_FORMAT_EXTENSIBLE.
+"""WAV files: PCM of 8, 16, 24 and 32 bits and floats of 32 and 64 bits, also as WAVE_FORMAT_EXTENSIBLE.
 
-A file is a list of chunks, each a name of 4 bytes, its size as uint32 and its content, padded to an even size; `fmt `
-describes the samples and `data` holds them. libsndfile reads what is there of a file that was cut off, and packs frames
-that hold more bytes than their samples need: both are refused here.
+A file is a list of chunks: a name of 4 bytes, the size as uint32, and the content, padded to an even size. The chunk
+`fmt ` describes the samples, `data` contains them. libsndfile accepts files that were cut off, and frames with more
+bytes than their samples need; both are refused here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from .sound import Sound
 from .sound_file import open_sound
 
 BYTES_BY_CODING = {"PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
-STREAMED_BYTES = 0x7FFF_0000  # a chunk of at least these goes to the end: who writes to a pipe does not know its size
+STREAMED_BYTES = 0x7FFF_0000  # a chunk of at least this size extends to the file's end: written through a pipe
 MAX_CHUNKS = 1000
 SERVED = "save it as PCM of 8, 16, 24 or 32 bits, or as floats of 32 or 64"
 
 
 def open_wav(data: memoryview) -> Sound:
-    """Read the header of a WAV file; RequestError if it is damaged or cut off, or its codec not served."""
+    """Return the Sound of a WAV file, after reading its header. RequestError if it is damaged or cut off, or its codec
+    is not served."""
     try:
         frame_bytes = _frame_bytes(data)
     except struct.error:
@@ -38,8 +39,8 @@ def open_wav(data: memoryview) -> Sound:
 
 
 def _frame_bytes(data: memoryview) -> int:
-    """Return the bytes of one sample of each channel, as the header says. struct.error if no samples follow it,
-    RequestError if not all of them do."""
+    """Return the bytes of a frame (one sample of each channel) from the header. struct.error if no samples follow the
+    header, RequestError if some are missing."""
     frame_bytes, place = 0, 12
     for _ in range(MAX_CHUNKS):
         name, size = struct.unpack_from("<4sI", data, place)

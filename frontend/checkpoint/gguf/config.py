@@ -1,7 +1,7 @@
-"""The config.json that a GGUF file's metadata stand for, by its architecture.
+"""Conversion of a GGUF file's metadata to the fields of a config.json, by architecture.
 
-Keys are those of ggml-org/ggml's docs/gguf.md and llama.cpp's gguf-py. ARCHITECTURES has what llama.cpp knows of an
-architecture and no key says.
+The keys are defined by ggml-org/ggml's docs/gguf.md and llama.cpp's gguf-py. ARCHITECTURES has the properties of an
+architecture that are built into llama.cpp and have no key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....ipc.spec.config.gguf_index import GgufTensor
 from ....ipc.spec.models.config_file import MAX_LAYERS, MAX_SIZE, is_whole
 from .reader import GgufFile
 
-_SIZES = {  # of every model: our field, key behind the architecture
+_SIZES = {  # field of every model's config.json → key without the architecture
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
@@ -26,10 +26,10 @@ _SIZES = {  # of every model: our field, key behind the architecture
     "max_position_embeddings": "context_length",
 }
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
-_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # the names that families have for it
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # families' names of the norms' epsilon
 
 
-# They end an answer of every model that has them, whatever the metadata say, unless `end_tokens` leaves them out.
+# Tokens that end an answer of every model that has them, whatever the metadata say, unless left out by `end_tokens`.
 END_TOKENS = frozenset(
     """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|>
     <|end_of_text|> </s> <eos> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>""".split()  # noqa: SIM905
@@ -37,8 +37,9 @@ END_TOKENS = frozenset(
 
 
 def end_tokens(vocabulary: Container[str]) -> set[str]:
-    """Return the tokens that end an answer in a vocabulary, as llama.cpp does (src/llama-vocab.cpp): in gpt-oss, where
-    others return and call, `<|end|>` ends a message only. Beside `<eos>`, `</s>` is a tag of HTML, as in Gemma."""
+    """Return the tokens of a vocabulary that end an answer, by llama.cpp's rules (src/llama-vocab.cpp). In gpt-oss,
+    which has <|return|> and <|call|>, <|end|> ends only a message. In a vocabulary with <eos>, such as Gemma's, </s> is
+    HTML."""
     found = {token for token in END_TOKENS if token in vocabulary}
     if found & {"<|call|>", "<|calls|>"} and found & {"<|return|>", "<|flush|>"}:
         found.discard("<|end|>")
@@ -48,27 +49,27 @@ def end_tokens(vocabulary: Container[str]) -> set[str]:
 
 
 class Metadata:
-    """The metadata of a file, read with checks. ConfigError names the file and the key."""
+    """The metadata of a file, read with checks: ConfigError, with the file and the key, if a value is invalid."""
 
     def __init__(self, file: GgufFile, links: Mapping[str, Path]) -> None:
-        """`links`: the files of the tensors, by GgufTensor.file."""
+        """`links`: GgufTensor.file → the file with the tensor."""
         self._file, self.tensors, self._links = file, file.tensors, links
         ends = end_tokens(file.token_ids)
         self.end_ids = {file.token_ids[token] for token in ends}
         self.other_ids = {
             file.token_ids[token] for token in END_TOKENS - ends if token in file.token_ids
-        }  # end no answer
+        }  # tokens that do not end an answer here
         self.architecture = str(file.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of `<architecture>.<key>`; one of all layers, if they are equal."""
+        """Return the value of `<architecture>.<key>`; for a list of equal values, one per layer, that value."""
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             return value[0]
         return value
 
     def whole(self, key: str) -> Any:
-        """Return the value of `<architecture>.<key>` as it is."""
+        """Return the value of `<architecture>.<key>` unchanged; None if the file has none."""
         return self._file.metadata.get(f"{self.architecture}.{key}")
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -117,13 +118,13 @@ Fields = Mapping[str, "Callable[[Metadata], Any] | object"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model of config.json, and how tensors of the file differ from it."""
+    """An architecture of config.json, and how tensors of a GGUF file differ from its own."""
 
     name: str
-    fields: Fields = field(default_factory=dict)  # beyond those of every model: values, or functions of the metadata
-    is_rotated: bool = False  # rows of query and key: the rotary halves of a head alternate
-    added: float = 0.0  # to the weights of norms
-    renamed: Mapping[str, str] = field(default_factory=dict)  # as tensors.IN_LAYER
+    fields: Fields = field(default_factory=dict)  # further fields: values, or functions of the metadata
+    is_rotated: bool = False  # in rows of query and key, the two rotary halves of a head alternate
+    added: float = 0.0  # is to be added to the weights of norms
+    renamed: Mapping[str, str] = field(default_factory=dict)  # replaces entries of tensors.IN_LAYER
     scaling: Mapping[str, object] = field(default_factory=dict)  # further fields of rope_scaling
 
 
@@ -144,7 +145,8 @@ def present(*tensors: str) -> Callable[[Metadata], bool]:
 
 
 def _query_scalar(num_layers: int) -> Callable[[Metadata], int]:
-    """Return the rule for Gemma's query_pre_attn_scalar: the size of a head, but for the model of 27 billion."""
+    """Return the rule for Gemma's query_pre_attn_scalar: the head size, but in the 27B model, with `num_layers` layers,
+    hidden size / heads."""
 
     def rule(data: Metadata) -> int:
         if data.get("block_count") == num_layers:
@@ -163,7 +165,8 @@ def _window(data: Metadata) -> int | None:
 
 
 def _layer_types(data: Metadata) -> list[str] | None:
-    """Return the kind of each layer: by the pattern, if there is one, or all without a window. A number is a period."""
+    """Return the kind of each layer by sliding_window_pattern, a list or a period; None if there is no pattern. Without
+    a window all layers are full."""
     pattern = data.whole("attention.sliding_window_pattern")
     layers = range(data.count("block_count", most=MAX_LAYERS))
     if _window(data) is None:
@@ -176,7 +179,7 @@ def _layer_types(data: Metadata) -> list[str] | None:
 
 
 WINDOW = {"sliding_window": _window}
-WINDOWS = {**WINDOW, "layer_types": _layer_types}  # in some layers
+WINDOWS = {**WINDOW, "layer_types": _layer_types}  # only some layers have the window
 GEMMA2: Fields = {
     **WINDOWS,
     "attn_logit_softcapping": scaled("attn_logit_softcapping", 50.0),
@@ -281,7 +284,7 @@ def architecture_of(data: Metadata) -> Architecture:
 
 
 def config_of(data: Metadata) -> dict[str, Any]:
-    """Return the fields of config.json."""
+    """Return the fields of config.json. ConfigError if the metadata are invalid or the model is not supported."""
     found = architecture_of(data)
     config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
     data.count("block_count", most=MAX_LAYERS)
@@ -339,7 +342,7 @@ def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str
     elif kind not in ("linear", "none"):
         keys = f"{data.architecture}.rope.scaling.type, {data.architecture}.rope.scaling.factor {factor}"
         data.refuse(f"rope scaling {kind!r:.100} is not supported ({keys})")
-    elif rotary_dim < head_dim:  # so that families without a part of their own have it, too
+    elif rotary_dim < head_dim:  # gives the partial rotation to families that read no partial_rotary_factor, too
         scaling = {"rope_type": "divided", "factors": [1.0] * (int(rotary_dim) // 2)}
     if scaling:
         found["rope_scaling"] = {**scaling, **more}
@@ -347,7 +350,8 @@ def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str
 
 
 def eos_ids(data: Metadata) -> list[int]:
-    """Return the ids of the tokens that end an answer: those that the metadata name, and those of `end_tokens`."""
+    """Return the sorted ids of the tokens that end an answer: those that the metadata name, and those of
+    `end_tokens`."""
     eos, *others = (data.token_id(name) for name in ("eos", "eot", "eom"))
     found = {eos} | ({*others} - data.other_ids) | data.end_ids
     return sorted(each for each in found if each is not None)

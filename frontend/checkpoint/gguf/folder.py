@@ -1,7 +1,8 @@
-"""A folder with config.json, tokenizer and index for a GGUF file, made at its first use and kept in the user's cache.
+"""The checkpoint folder for a GGUF file: config.json, tokenizer and index, made at the first use and kept in the user's
+cache.
 
-The engine reads it as it reads any checkpoint. The weights stay where they are: the folder has links to the files.
-Another file at the same path, or one of another time, gets a folder of its own.
+The engine reads it like any checkpoint. The weights stay in place: the folder has links to the files. If a file's path,
+size or modification time changes, it gets a new folder.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .tensors import index_of
 from .tokenizer import write_tokenizer
 
 SUFFIX = ".gguf"
-FORM = 2  # of the files in the folder: a higher number makes new folders
+FORM = 2  # version of the files in the folder: another number makes new folders
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder without safetensors, the first of its parts; None if it has none. ConfigError if
+    """Return the GGUF file, or its first part, in a folder without safetensors; None if there is none. ConfigError if
     there are several."""
     if (folder / GGUF_INDEX_NAME).exists() or any(folder.glob("*.safetensors")):
         return None
@@ -44,8 +45,8 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def chosen_parts(names: Sequence[str], part: str, what: str) -> list[str]:
-    """Return the names of the GGUF file, or of its parts in order, that have `part` as a whole word, such as Q4_K_M, in
-    whatever case. ConfigError, which begins with `what`, unless there is one."""
+    """Return the name of the GGUF file, or the names of all its parts in order, that contains `part` (such as Q4_K_M)
+    as a whole word, in any case. ConfigError, which begins with `what`, unless there is exactly one such file."""
     word = re.compile(rf"(?:^|[-./_]){re.escape(part.removesuffix(SUFFIX))}(?=[-./]|$)", re.IGNORECASE)
     files = sorted(name for name in names if name.endswith(SUFFIX))
     found = [name for name in files if is_first_part(Path(name)) and word.search(name.removesuffix(SUFFIX))]
@@ -59,14 +60,14 @@ def chosen_parts(names: Sequence[str], part: str, what: str) -> list[str]:
 
 
 def is_first_part(path: Path) -> bool:
-    """Whether a GGUF file is a model, or the first part of one; projectors of images are not."""
+    """Whether a GGUF file is a whole model or its first part; image projectors (mmproj) are neither."""
     part = _PART.search(path.name)
     return "mmproj" not in path.name and (part is None or int(part[1]) == 1)
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """Return the folder for the GGUF file at a path, or for all parts of a model that is split; ConfigError if they
-    cannot be used."""
+    """Return the checkpoint folder for the GGUF file at `path`, or for all parts of a split model; make it if it is
+    missing. ConfigError if a file is missing or not supported, or the folder cannot be written."""
     parts = _parts(path)
     folder = _cache() / _key(parts)
     if (folder / GGUF_INDEX_NAME).exists():
@@ -80,14 +81,14 @@ def checkpoint_folder(path: Path) -> Path:
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        if not (folder / GGUF_INDEX_NAME).exists():  # else another process was faster
+        if not (folder / GGUF_INDEX_NAME).exists():  # if it exists, another process has made it
             raise ConfigError(f"{folder.parent} cannot be written ({error}): set XDG_CACHE_HOME to a folder") from None
     return folder
 
 
 def add_tokenizer(folder: Path) -> None:
-    """Make the tokenizer of a folder of `checkpoint_folder`, if its files say one and it is not there yet. ConfigError
-    if that cannot be done."""
+    """Write the tokenizer into a folder of `checkpoint_folder`, if its GGUF file has one and it was not written yet. Do
+    nothing for other folders. ConfigError if the tokenizer is not supported or cannot be written."""
     first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
     if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
         return

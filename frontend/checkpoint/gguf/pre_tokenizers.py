@@ -1,27 +1,28 @@
-"""The splittings of byte-level vocabularies by `tokenizer.ggml.pre`: regular expressions that run one after the other.
+"""Pre-tokenizers of byte-level vocabularies, by `tokenizer.ggml.pre`: regular expressions that split a text one after
+the other.
 
-The names, and what belongs to each, are those of llama.cpp (src/llama-vocab.cpp). Where it quotes the expression of the
-original tokenizer.json beside a simpler one for C++'s std::regex, which differs for capitals and marks beyond ASCII
-(gpt-4o, tekken, youtu, tiny_aya, kimi-k2, superbpe), this table has the original one, with which the model was trained.
+The names and their expressions are those of llama.cpp (src/llama-vocab.cpp). For some (gpt-4o, tekken, youtu, tiny_aya,
+kimi-k2, superbpe) it quotes the expression of the original tokenizer.json, but uses a simpler one for C++'s std::regex,
+which differs for capitals and marks beyond ASCII. This table has the original, with which the model was trained.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT = "default"  # of files that name none
+DEFAULT = "default"  # name for files that have none
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """The splits of a text before its bytes are merged, and what else the name stands for."""
+    """The splits of a text before its bytes are merged, and the other settings of a pre-tokenizer's name."""
 
     splits: tuple[str, ...]
-    ignores_merges: bool = False  # for a piece that is a token
-    adds_bos: bool = False  # unless the file says otherwise
+    ignores_merges: bool = False  # a piece that is a token is not merged from its bytes
+    adds_bos: bool = False  # a BOS token starts each text, unless the file says otherwise
 
 
-_CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"  # (?i:…) would have ſ match s
+_CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"  # with (?i:…), ſ would match s
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -35,14 +36,15 @@ _HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _SENTENCES = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEEPSEEK3_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-_CASED = (  # letters with a case but for those that Unicode has added or the original overlooks
+_CASED = (  # cased letters, without those that Unicode added later or the original lacks
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7ff\uab30-\uab6f"
     "\U00010570-\U000105bc\U00010d50-\U00010d85\U00016e40-\U00016eff\U0001d400-\U0001d7cb\U0001df00-\U0001df2a]]"
 )
 
 
 def _by_case(end: str, but: str = "") -> str:
-    """Return words of capitals and then small letters, of which one may be missing, with `end` behind."""
+    """Return an expression for words of capitals and then small letters, where one kind may be missing, followed by
+    `end`. `but`: letters to exclude."""
     capitals, small = (rf"[{kind}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for kind in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
     begin = r"[^\r\n\p{L}\p{N}]?"
     return rf"{begin}{capitals}*{small}+{end}|{begin}{capitals}+{small}*{end}"

@@ -1,6 +1,6 @@
-"""GgufFile: metadata and places of the tensors of a GGUF file, version 2 or 3 (ggml-org/ggml, docs/gguf.md).
+"""GgufFile: the metadata and the tensors' places of a GGUF file, version 2 or 3 (ggml-org/ggml, docs/gguf.md).
 
-Reads no weights. Long arrays, such as a vocabulary, are passed over.
+Reads no weights. Long arrays, such as a vocabulary, are skipped unless they are requested.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ....ipc.spec.config.gguf_index import BLOCKS, GgufTensor
 from ....ipc.spec.config.weight_files import damaged
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-ALIGNMENT = 32  # of tensors, in bytes, unless the metadata say another
-MAX_KEPT = 4096  # elements of an array that is kept
+ALIGNMENT = 32  # alignment of tensors in bytes, unless the metadata have another
+MAX_KEPT = 4096  # most elements of an array that is kept
 STRING, ARRAY = 8, 9
 VOCABULARY = "tokenizer.ggml.tokens"
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-KINDS = {  # numbers of ggml_type
+KINDS = {  # number in ggml_type → format
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -46,20 +46,21 @@ UNSUPPORTED = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3
 
 @dataclass
 class GgufFile:
-    """Of an array with more than MAX_KEPT elements, and of the vocabulary, `metadata` has the length; but for arrays
-    that were asked for."""
+    """The header of a GGUF file. For the vocabulary and for arrays of more than MAX_KEPT elements, `metadata` has only
+    the length, unless the whole array was requested."""
 
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, GgufTensor] = field(default_factory=dict)
-    token_ids: dict[str, int] = field(default_factory=dict)  # of the tokens that were asked for
+    token_ids: dict[str, int] = field(default_factory=dict)  # ids of the requested tokens
 
 
 def read_gguf(
     path: Path, link: str, tokens: frozenset[str] = frozenset(), whole: frozenset[str] = frozenset()
 ) -> GgufFile:
-    """Read the header of a file that tensors name as `link`, the ids of some tokens, and some arrays whole. ConfigError
-    if it is missing, damaged, truncated, or has a tensor in a format that is not supported."""
+    """Read the header of a file. `link`: the name of the file in its tensors; `tokens`: tokens to find the ids of;
+    `whole`: names of arrays to read completely. ConfigError if the file is missing, damaged or truncated, or has a
+    tensor in a format that is not supported."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != MAGIC:

@@ -1,4 +1,4 @@
-"""The names that a model of config.json has for the tensors of a GGUF file."""
+"""Mapping of a GGUF file's tensors to the names that the model of config.json has for them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ....ipc.spec.config.gguf_index import GgufTensor
 from ....ipc.spec.models.model_config import ModelConfig
 from .config import Architecture
 
-CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # they are in config.json
-OTHERS = ("v.", "a.", "mm.")  # of encoders of media and their projectors
-WHOLE = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}  # a field of TensorNames: a file's name
+CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # values in config.json
+OTHERS = ("v.", "a.", "mm.")  # prefixes of media encoders and their projectors
+WHOLE = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}  # field of TensorNames → name in a file
 IN_LAYER = {
     "input_norm": "attn_norm",
     "attention_output_norm": "post_attention_norm",
@@ -28,11 +28,11 @@ IN_LAYER = {
     "gate_up": "ffn_up",
     "down": "ffn_down",
 }
-PARTS = ("gate", "up", "down")  # of an expert; in one tensor for all: ffn_gate_exps [experts, out, in] …
+PARTS = ("gate", "up", "down")  # an expert's matrices; stored for all in one: ffn_gate_exps [experts, out, in]
 
 
 def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture) -> dict[str, GgufTensor]:
-    """Return the tensors by config.json's names; those that it has no place for under their own."""
+    """Return the tensors by the names of config.json's model; a tensor unknown to the model keeps its own name."""
     names = config.names
     moved = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
     found: dict[str, GgufTensor] = {}
@@ -66,7 +66,7 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
 
 
 def _each(stacked: GgufTensor) -> list[GgufTensor]:
-    """Return the matrices of a tensor [n, out, in]."""
+    """Return the n matrices of a tensor [n, out, in]."""
     count, *shape = stacked.shape
     size = stacked.num_bytes // count
     return [

@@ -1,8 +1,8 @@
 """Writes the tokenizer in a GGUF file's metadata as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-It gives the ids that llama.cpp gives, of two kinds: `gpt2`, byte-level BPE with merges and a splitting
-(`pre_tokenizers.py`), and `llama`, SentencePiece's BPE, whose scores become merges. Every token of the file keeps its
-id: one that is there twice, or is empty, gets a name of its own, which no text has.
+The result gives the same ids as llama.cpp. Two kinds are supported: `gpt2`, byte-level BPE with merges and a
+pre-tokenizer (`pre_tokenizers.py`), and `llama`, SentencePiece's BPE, in which scores are converted to merges. Every
+token of the file keeps its id: a repeated or an empty one gets a name that does not occur in texts.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .reader import read_gguf
 
 PREFIX = "tokenizer.ggml."
 LISTS = ("tokens", "token_type", "scores", "merges")
-MAX_TOKEN_CHARACTERS = 4096  # the longest of published vocabularies, runs of spaces, have 1,024
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # numbers of a token's type
-SPACE = "\u2581"  # in SentencePiece's tokens
-SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # unless the file says otherwise
+MAX_TOKEN_CHARACTERS = 4096  # the longest tokens of published vocabularies, runs of spaces, have 1,024
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens in GGUF
+SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
+SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # defaults, if the file has no ids
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3: all other special tokens take the spaces behind them
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # in Phi-3 all other special tokens strip the spaces after them
 MEND = "give --tokenizer with the folder or hub id of the original model"
 
 logger = logging.getLogger(__name__)
 
 
 def write_tokenizer(file: Path, folder: Path) -> None:
-    """Write the tokenizer of `file` into `folder`, tokenizer_config.json last; nothing if the file has none.
-    ConfigError if it is of a kind that is not known, or damaged."""
+    """Write the tokenizer of `file` into `folder`, tokenizer_config.json last; do nothing if the file has none.
+    ConfigError if its kind is not supported, or it is damaged."""
     names = frozenset(PREFIX + name for name in LISTS)
     metadata = read_gguf(file, file.name, whole=names).metadata
     if metadata.get(f"{PREFIX}model", "none") in ("none", "no_vocab"):
@@ -55,13 +55,13 @@ def write_tokenizer(file: Path, folder: Path) -> None:
     if isinstance(template, str):
         files = {"chat_template.jinja": template.encode()} | files
     with tempfile.TemporaryDirectory(dir=folder) as made:
-        for name, data in files.items():  # the last one says that all are there
+        for name, data in files.items():  # the last one proves that all were written
             (Path(made) / name).write_bytes(data)
             os.replace(Path(made) / name, folder / name)
 
 
 class _Vocabulary:
-    """The tokenizer of a file, in the form of tokenizer.json. Texts by id are different."""
+    """The tokenizer of a file, in the form of tokenizer.json. Invariant: no two ids have the same text."""
 
     def __init__(self, file: Path, metadata: Mapping[str, Any]) -> None:
         self._file, self._metadata = file, metadata
@@ -90,7 +90,7 @@ class _Vocabulary:
         self._ends = {self._id("bos"), self._id("eos")}
 
     def tokenizer(self) -> dict[str, Any]:
-        """Return tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return {
             "version": "1.0",
             "added_tokens": list(self._added_tokens()),
@@ -99,7 +99,7 @@ class _Vocabulary:
         }
 
     def named(self) -> dict[str, str]:
-        """Return the tokens that have a name in tokenizer_config.json."""
+        """Return the tokens that tokenizer_config.json names, such as bos_token, by these names."""
         ids = {name: self._id(kind) for kind, name in NAMES.items()}
         return {name: self._texts[i] for name, i in ids.items() if i is not None}
 
@@ -146,7 +146,8 @@ class _Vocabulary:
         }
 
     def _added_tokens(self) -> Iterator[dict[str, Any]]:
-        """Yield the tokens that are found in a text before all others, and of which special ones are no text."""
+        """Yield the added tokens, which are matched in a text before all others; special ones among them can be left
+        out of decoded text."""
         ends = end_tokens(self._ids)
         strips = not self._is_bytes and any(
             each in str(self._metadata.get("general.name")).lower() for each in ("phi-3", "phi3")
@@ -186,7 +187,7 @@ class _Vocabulary:
         }
 
     def _stored_merges(self) -> Iterator[tuple[str, str]]:
-        """Yield the merges in the file; but for those without tokens, which no text can come to, and repeated ones."""
+        """Yield the merges in the file, without repeated ones and those with a part or a result that is not a token."""
         merges: list[str] = self._list("merges", str)
         if not merges:
             self._refuse("it has no tokenizer.ggml.merges")
@@ -198,12 +199,12 @@ class _Vocabulary:
                 yield left, right
 
     def _merges_of_scores(self) -> Iterator[tuple[str, str]]:
-        """Yield every way to make a token of two others: highest score first, and of equal ones the longest token, as
-        llama.cpp makes runs of spaces."""
+        """Yield every way to make a token of two others: highest score first and, of equal scores, longest token first,
+        so that runs of spaces are merged as by llama.cpp."""
         ids = self._ids
         lengths = sorted({len(text) for text in ids}, reverse=True)
         for text in sorted(ids, key=lambda each: (-self._scores[ids[each]], -len(each))):
-            for cut in lengths[bisect_right(lengths, -len(text), key=neg) :]:  # those that are shorter
+            for cut in lengths[bisect_right(lengths, -len(text), key=neg) :]:  # lengths below the token's
                 left, right = text[:cut], text[cut:]
                 if left in ids and right in ids:
                     yield left, right

@@ -1,6 +1,6 @@
-"""ArgumentTypes: whether the text of an argument is a text or JSON, by the schema of the tool.
+"""ArgumentTypes: the choice whether an argument's text is to be read as a string or as JSON, by the tool's schema.
 
-For forms of calls that write values without quotes. Does not check values: it chooses between two readings.
+It is needed for formats of tool calls that write values without quotes. It does not validate values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 
-Allowed: TypeAlias = Mapping[str, frozenset[object] | None]  # values by JSON type; None: all of the type
+Allowed: TypeAlias = Mapping[str, frozenset[object] | None]  # JSON type → allowed values; None: all of the type
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _ALL: Allowed = dict.fromkeys(("null", "boolean", "integer", "number", "string", "array", "object"))
 _SYNONYMS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array", "dict": "object"}
@@ -22,7 +22,7 @@ _NAMES = {type(None): "null", bool: "boolean", int: "integer", str: "string", li
 
 
 class ArgumentTypes:
-    """Types of one tool's arguments, each found once. A schema may refer to itself."""
+    """The types of one tool's arguments, each found once and then cached. The schema may refer to itself."""
 
     def __init__(self, schema: JsonObject) -> None:
         self._root = schema
@@ -32,9 +32,9 @@ class ArgumentTypes:
     def written(self, key: str, text: str) -> str:
         """Return an argument's value as JSON text.
 
-        JSON of a type that the schema names goes before text, as in vLLM: 42 is a number for ["integer", "string"], and
-        a text for ["string", "null"]. JSON stays JSON if the schema names no type, or neither its type nor string.
-        Everything else is text, and so is an argument that the schema does not have."""
+        If the text is JSON of a type that the schema allows, it is read as JSON even if a string is allowed too, as in
+        vLLM: 42 is a number for ["integer", "string"], and a string for ["string", "null"]. It is also read as JSON if
+        the schema allows no string. Anything else is a string, and so is an argument that the schema lacks."""
         if key not in self._by_key:
             try:
                 self._by_key[key] = _union(self._of_property(self._root, key, set()))
@@ -51,7 +51,7 @@ class ArgumentTypes:
         return bare
 
     def _of_property(self, schema: object, key: str, seen: set[str]) -> Iterable[Allowed]:
-        """Yield the types and values that the parts of a schema of objects allow for one of its properties."""
+        """Yield the types and values that each part of an object's schema allows for the property `key`."""
         if not isinstance(schema, dict):
             return
         properties, others = schema.get("properties"), schema.get("additionalProperties")
@@ -82,14 +82,15 @@ class ArgumentTypes:
         return {**allowed, "null": None} if schema.get("nullable") is True else allowed
 
     def _referred(self, ref: str) -> Allowed:
-        """Return the types and values of the schema behind a $ref; none while it is being read, which ends a circle."""
+        """Return the types and values that the target of a $ref allows; {} while it is being read, which ends a
+        cycle."""
         if ref not in self._by_ref:
             self._by_ref[ref] = {}
             self._by_ref[ref] = self._allowed(self._target(ref))
         return self._by_ref[ref]
 
     def _target(self, ref: str) -> object:
-        """Return the schema at a path in the root, "#/$defs/name"; None elsewhere."""
+        """Return the schema at a path in the root schema, "#/$defs/name"; None if there is none."""
         found: object = self._root if ref.startswith("#") else None
         for name in ref.lstrip("#").split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
@@ -109,7 +110,8 @@ def _of_type(name: object) -> Allowed:
 
 
 def _of_value(value: object) -> Allowed:
-    """Return one value of an enumeration; of texts, lists and objects only the type."""
+    """Return what one value of an enumeration allows: that value; for a string, a list or an object, all of its
+    type."""
     name = _type_of(value)
     return {name: frozenset((value,)) if name in ("null", "boolean", "integer", "number") else None}
 

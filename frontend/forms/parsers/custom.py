@@ -1,5 +1,5 @@
-"""Rewrite calls of custom tools, which the model writes as functions of one text, {"input": "…"}, as calls with that
-text as their input."""
+"""Rewrite calls of custom tools. The model writes them as function calls with one argument, {"input": "…"}; callers get
+calls with that text as their input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from .parts import Arguments, CallBegin, CallEnd, CustomBegin, CustomInput, Part
 
-MAX_BEGIN = 1024  # characters before the text of arguments
+MAX_BEGIN = 1024  # most characters before the text in the arguments
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _WHOLE = re.compile(rf'(?:[^"\\]|\\[^u]|{_HIGH}\\u[dD][c-fC-F]..|(?!{_HIGH})\\u[0-9a-fA-F]{{4}}|{_HIGH}(?!$|\\$|\\u))*')
@@ -20,9 +20,10 @@ class CustomCalls:
     """Filter for the parts of one answer. Replaces calls of custom tools by CustomBegin, CustomInput and CallEnd."""
 
     def __init__(self, names: Collection[str], *, is_text: bool) -> None:
-        """`names`: of the custom tools. `is_text`: the model writes the bare input, without JSON around it."""
+        """`names`: the names of the custom tools. `is_text`: the model writes the input itself, without JSON around
+        it."""
         self._names, self._is_text = names, is_text
-        self._input: InputText | None = None  # of the open call
+        self._input: InputText | None = None  # reader of the open call's input
 
     def read(self, parts: list[Part]) -> list[Part]:
         read: list[Part] = []
@@ -42,12 +43,12 @@ class CustomCalls:
 
 
 class InputText:
-    """Reader of the text in {"input": "…"}, piece by piece. Arguments of another form come unchanged from `finish`."""
+    """Reader of the text in {"input": "…"}, piece by piece. `finish` returns arguments of another form unchanged."""
 
     def __init__(self) -> None:
         self._held = ""
         self._has_begun = False
-        self._rest: list[str] = []  # text behind the input, or behind the begin of arguments of another form
+        self._rest: list[str] = []  # text after the input, or after the start of arguments of another form
 
     def append(self, text: str) -> str:
         if self._rest:

@@ -9,14 +9,14 @@ from .parts import Arguments, CallBegin, CallEnd, Part, content
 
 
 class ForcedParser:
-    """Parser of one forced answer. An incomplete call is content of a whole answer."""
+    """Parser of one forced answer. If the answer ends inside a call, `whole_calls` returns that call as content."""
 
     markers = ()
 
     def __init__(self, name: str | None) -> None:
         """`name`: the forced function; None if the answer is a list of calls."""
         self._name = name
-        self._raw: list[str] = []  # of the named function's call
+        self._raw: list[str] = []  # text of the named function's call
         self._calls = CallListReader("[,] \n\t")
 
     def append(self, text: str) -> list[Part]:
@@ -37,7 +37,8 @@ class ForcedParser:
 
 
 def forcing_schema(parameters_by_name: dict[str, JsonObject], name: str | None, *, is_parallel: bool) -> JsonObject:
-    """Return the schema of a forced answer: arguments of `name`; if None, a list of calls, one unless `is_parallel`."""
+    """Return the schema of a forced answer: the arguments of the function `name` or, if that is None, a list of calls,
+    with exactly one call unless `is_parallel`."""
     if name is not None:
         return {"type": "object"} | parameters_by_name[name]
     definitions = {

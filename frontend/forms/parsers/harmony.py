@@ -1,6 +1,6 @@
-"""Parse gpt-oss: <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
+"""Parser of gpt-oss's format: <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
 
-The analysis channel is thought, a message to=functions.NAME is a call of that function, everything else is content.
+The analysis channel is reasoning, a message to=functions.NAME is a call of that function, everything else is content.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _HEADER = re.compile(  # other text in a header is content
 
 
 class HarmonyParser:
-    """Parser of one answer. Text before the first header is content: a schema's JSON comes without channels."""
+    """Parser of one answer. Text before the first header is content: JSON that a schema forces has no headers."""
 
     markers = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 
     def __init__(self, *, has_calls: bool) -> None:
-        """`has_calls`: if False, calls are content, or thoughts in the analysis channel."""
+        """`has_calls`: if False, a call counts as content, or as reasoning in the analysis channel."""
         self._has_calls = has_calls
         self._outside, self._in_header = MarkerFinder(START, CHANNEL, *ENDS), MarkerFinder(MESSAGE, START, *ENDS)
         self._header: list[str] | None = None  # text of the header that is being read
         self._kind: type[Thought | Content] = Content
-        self._arguments: ArgumentsWriter | None = None  # of the open call
+        self._arguments: ArgumentsWriter | None = None  # writer for the open call
         self._raw: list[str] = []  # texts of the open call
 
     def append(self, text: str) -> list[Part]:
@@ -54,7 +54,7 @@ class HarmonyParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the held text and end the open call."""
+        """Return the parts of the text that was held back, and end the open call."""
         if self._header is not None:
             return _stray("".join(self._header) + self._in_header.finish())
         return [*self._text(self._outside.finish()), *self._end()]
@@ -84,6 +84,6 @@ class HarmonyParser:
 
 
 def _stray(header: str) -> list[Part]:
-    """Return a header without a message as content, unless it names a role, channel and type alone."""
+    """Return a header that no message follows as content; nothing if it consists only of role, channel and type."""
     known = _HEADER.fullmatch(header)
     return content(header if known is None or known[1] or known[2] else "")

@@ -1,4 +1,4 @@
-"""Parse Hermes, Qwen 2.5 and 3: any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
+"""Parser of tool calls of Hermes, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Parser of one answer. A call may lack its closing marker: the next call, with or without its opening marker, and
-    other text end it too. Text between markers is content unless it begins with a call. White space after a call is
-    content only if other content follows."""
+    """Parser of one answer. A call may lack its closing marker: it also ends at the next call, with or without an
+    opening marker, and at other text. Text between markers is content unless it starts with a call. White space after a
+    call is content only if other content follows."""
 
     markers = (OPENING, CLOSING)
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(OPENING)
         self._call: CallReader | None = None
-        self._end: CallEnd | None = None  # of a complete call before its closing marker
-        self._gap: list[str] = []  # white space after this call
-        self._held = ""  # text after this white space that may begin a marker
+        self._end: CallEnd | None = None  # end of a complete call, held until its closing marker
+        self._gap: list[str] = []  # white space after that call
+        self._held = ""  # text after that white space that may be the start of a marker
         self._blanks = BlankFilter(keeps_first=True)
 
     def append(self, text: str) -> list[Part]:
@@ -40,7 +40,8 @@ class HermesParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the held text. An incomplete call ends with its raw text, or is content if its name is incomplete."""
+        """Return the parts of the text that was held back. An incomplete call gets a CallEnd, or is content if its name
+        is incomplete."""
         if self._call is not None:
             found = self._call.finish()
         elif self._end is not None:
@@ -50,7 +51,7 @@ class HermesParser:
         return self._blanks.read(found)
 
     def _read_call(self, call: CallReader, text: str) -> tuple[list[Part], str]:
-        """Return the parts of the open call and the text after it; hold its CallEnd until the closing marker."""
+        """Return the parts of the open call, and the text after it. Its CallEnd is held until the closing marker."""
         parts = call.append(text)
         if not call.is_over:
             return parts, ""
@@ -63,7 +64,8 @@ class HermesParser:
         return parts, call.rest
 
     def _read_end(self, end: CallEnd, text: str) -> tuple[list[Part], str]:
-        """Look for the closing marker after a complete call; return the CallEnd and the text after it, or hold both."""
+        """Look for the closing marker after a complete call. Return the CallEnd and the text after the marker; [] and
+        "" while the marker may still come."""
         text = self._held + text
         begun = text.lstrip()
         self._gap.append(text[: len(text) - len(begun)])
@@ -73,7 +75,7 @@ class HermesParser:
         self._end, gap = None, "".join(self._gap)
         if begun.startswith(CLOSING):
             return [CallEnd(end.raw + gap + CLOSING)], begun[len(CLOSING) :]
-        self._outside = MarkerFinder(OPENING, CLOSING)  # the call is open until either
+        self._outside = MarkerFinder(OPENING, CLOSING)  # text until either marker belongs to this call
         if begun.startswith("{"):
             self._call = CallReader(gap)
             return [end], begun

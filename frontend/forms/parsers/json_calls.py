@@ -1,4 +1,4 @@
-"""Read calls in JSON, {"name": …, "arguments": {…}}, from text that comes in pieces."""
+"""Readers of tool calls in JSON, {"name": …, "arguments": {…}}, from text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from .parts import Arguments, CallBegin, CallEnd, Part, call, content, is_object
 
-MAX_HEAD = 1024  # characters before the arguments of a call that may stream
+MAX_HEAD = 1024  # most characters before the arguments of a call that is streamed
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
 
 class JsonScanner:
-    """Scanner for the end of a JSON object or list. `is_over`: the end was found (`is_whole`), or a < outside strings
-    (a marker)."""
+    """Scanner for the end of a JSON object or list. `is_over`: the end was found (then `is_whole` is True), or a <
+    outside strings, which starts a marker."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -23,7 +23,7 @@ class JsonScanner:
         self.is_over = self.is_whole = False
 
     def append(self, text: str) -> int:
-        """Scan the next text and return the number of its characters that belong to the object."""
+        """Scan the next text and return the number of its characters that belong to the object or list."""
         position = int(self._is_escaped and bool(text))
         self._is_escaped = self._is_escaped and not text
         while (found := (_IN_TEXT if self._is_in_text else _OUTSIDE).search(text, position)) is not None:
@@ -45,23 +45,23 @@ class JsonScanner:
 
 
 class CallReader:
-    """Reader of one call. Parts come early if the object begins with name and arguments, in this order; otherwise all
-    come at its end. With `has_name` the name was read before, and the object holds only the arguments.
+    """Reader of one call. Its parts are returned as they arrive if the object starts with name and arguments, in this
+    order; otherwise all are returned at its end. With `has_name` the object holds only the arguments.
 
     Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False. A call ends after
-    its arguments if its object does not go on as JSON."""
+    its arguments if its object does not continue as JSON."""
 
     def __init__(self, before: str = "", *, has_name: bool = False) -> None:
         """`before`: text before the object that is part of the raw call, such as its opening marker."""
         self.before = before
         self._head: list[str] = []
-        self._begin_of_head = ""  # its first characters, which tell whether parts come early
+        self._begin_of_head = ""  # first characters of the head, which decide whether parts are returned early
         self._raw: list[str] = []
         self._whole = JsonScanner()
         self._arguments: JsonScanner | None = JsonScanner() if has_name else None
         self._has_tail = not has_name
         self._tail: list[str] = []  # text of the object after its arguments
-        self._tail_end: JsonScanner | None = None  # once the object goes on there
+        self._tail_end: JsonScanner | None = None  # set once the object continues after the arguments
         self.is_over = False
         self.is_call = has_name
         self.rest = ""
@@ -70,7 +70,7 @@ class CallReader:
         return self._continue(text) if self.is_call else self._begin(text)
 
     def finish(self) -> list[Part]:
-        """Return the parts of an object that the end of the text cuts off."""
+        """Return the parts of an object that is incomplete at the end of the answer."""
         if self.is_over:
             return []
         return [self._end(), *content("".join(self._tail))] if self.is_call else content(self.before + self._held)
@@ -124,8 +124,8 @@ class CallReader:
         return parts
 
     def _read_tail(self, text: str) -> str:
-        """Read the object after its arguments: white space, further fields and the closing bracket. Return the text
-        after it; if it is not of this form, the text after the arguments."""
+        """Read the rest of the object after its arguments: white space, further fields and the closing bracket. Return
+        the text after the object; if the rest has another form, the text after the arguments; "" while undecided."""
         if self._tail_end is None:
             begun = text.lstrip()
             if begun and begun[0] in "},":
@@ -148,12 +148,12 @@ class CallReader:
 
 
 class CallListReader:
-    """Reader of consecutive calls. Other text ends the list: then it `is_over`, `rest` is that text, and `before` the
-    separators between it and the last call."""
+    """Reader of consecutive calls. Other text ends the list: then `is_over` is True, `rest` is that text, and `before`
+    is the separators between the last call and that text."""
 
     def __init__(self, between: str, before: str = "") -> None:
-        """`between`: the characters that may separate calls. `before`: text before the list that is part of the first
-        raw call."""
+        """`between`: the characters that may separate calls. `before`: text before the list that belongs to the raw
+        text of the first call."""
         self._between = between
         self._call: CallReader | None = None
         self._has_calls = False
@@ -187,7 +187,7 @@ class CallListReader:
 
 
 class _Written(msgspec.Struct):
-    """Call as the model writes it."""
+    """A call as the model writes it."""
 
     name: str
     arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -195,10 +195,10 @@ class _Written(msgspec.Struct):
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments (JSON text of an object) of a call, or None if `text` is not a call.
+    """Return the name and the arguments (JSON text of an object) of a call; None if `text` is not a call.
 
-    The arguments may be called arguments or parameters, and may be an object or a text that holds one. Absent, null
-    and empty ones mean {}."""
+    The field with the arguments may be `arguments` or `parameters`; it may be an object, or a text that contains one.
+    If it is absent, null or empty, the arguments are {}."""
     try:
         written = msgspec.json.decode(text, type=_Written)
         given = written.parameters if isinstance(written.arguments, msgspec.UnsetType) else written.arguments

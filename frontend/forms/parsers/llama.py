@@ -1,6 +1,7 @@
-"""Parse Llama 3 and 4: an answer with calls begins with {"name": …, "parameters": {…}}, or <|python_tag|> and that.
+"""Parser of tool calls of Llama 3 and 4: an answer with calls starts with {"name": …, "parameters": {…}}, with or
+without <|python_tag|> before it.
 
-Semicolons or white space separate further calls. Any other text is content.
+Further calls are separated by semicolons or white space. Any other text is content.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaParser:
-    """Parser of one answer. An answer has calls only if it begins with one; the text after these calls is content."""
+    """Parser of one answer. It has calls only if it starts with one; the text after the calls is content."""
 
     markers = (PYTHON_TAG,)
 

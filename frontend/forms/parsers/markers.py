@@ -1,8 +1,8 @@
-"""MarkerFinder: finds markers in streamed text, and holds back text that may begin one.
+"""MarkerFinder: finds markers in streamed text, and holds back text that may be the start of one.
 
-Markers are stop strings and the tags around thoughts and calls. The occurrence that ends first wins, of those that end
-together the longest, however the text is cut into pieces. One pass over the characters (Aho & Corasick, 1975), so that
-a token costs its length and not the number of markers; text that begins no marker is skipped.
+Markers are stop strings and the tags around reasoning and tool calls. The first occurrence to end is found or, of those
+that end together, the longest, however the text is cut into pieces. The search is one pass over the characters (Aho &
+Corasick, 1975): its cost depends on the length of the text, not on the number of markers.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-MAX_SPACE = 1024  # characters before a marker at the begin of an answer
+MAX_SPACE = 1024  # most white space before a marker at the start of an answer
 
 
 class MarkerFinder:
     """Finder of markers in one streamed text. Its state is the text since the last marker."""
 
     def __init__(self, *markers: str, is_included: bool = False) -> None:
-        """`is_included`: markers are part of the text, so that no text needs to be held back."""
+        """`is_included`: returned text contains the markers, so that no text needs to be held back."""
         self._root, self._first = compile_markers(markers)
         self._node = self._root
         self._is_included = is_included
         self._held = ""
 
     def feed(self, text: str, may_match: bool = True) -> tuple[str, str, str]:
-        """Take the next `text`. Return the text before a marker, the marker, and the text after it; without a marker,
-        the text that cannot begin one, "", "". If not `may_match`, a marker that ends in `text` is ignored."""
+        """Read the next `text`. Return the text before a marker, the marker, and the text after it; if no marker is
+        found, return the text that cannot belong to one, "" and "". If not `may_match`, markers that end in `text` are
+        ignored."""
         node, root, position = self._node, self._root, 0
         while position < len(text):
             if node is root:
@@ -49,7 +50,7 @@ class MarkerFinder:
         return seen[:cut], "", ""
 
     def finish(self) -> str:
-        """Return the text held back, at the end of the stream."""
+        """Return the text that was held back; to be called at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
@@ -69,7 +70,7 @@ class Node:
 
 @lru_cache(maxsize=64)
 def compile_markers(markers: tuple[str, ...]) -> tuple[Node, re.Pattern[str]]:
-    """Build the automaton of `markers`. Return its root, and the pattern of the characters that begin a marker."""
+    """Build the automaton of `markers`. Return its root, and a pattern of the first characters of markers."""
     root = Node(0)
     for marker in markers:
         node = root
@@ -90,8 +91,9 @@ def compile_markers(markers: tuple[str, ...]) -> tuple[Node, re.Pattern[str]]:
 
 
 def split_marker(text: str, marker: str) -> tuple[str, str] | None:
-    """Split `text` after its leading white space and `marker`; without the marker return ("", text). None if more text
-    may complete the marker, but for more than MAX_SPACE of white space: a caller would search it again and again."""
+    """Split `text` after its leading white space and `marker`; return ("", text) if it does not start so. None if more
+    text may complete the marker. After more than MAX_SPACE characters of white space it gives up, so that repeated
+    calls for a growing text stay cheap."""
     begun = text.lstrip()
     if begun.startswith(marker):
         end = len(text) - len(begun) + len(marker)

@@ -1,4 +1,5 @@
-"""Parse Mistral: [TOOL_CALLS] before a list of {"name": …, "arguments": {…}}, before name{…} or name[ARGS]{…}."""
+"""Parser of Mistral's tool calls: [TOOL_CALLS] and then a list of {"name": …, "arguments": {…}}, name{…} or
+name[ARGS]{…}."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from .markers import MarkerFinder
 from .parts import CallBegin, Part, call, content
 
 MARKER = "[TOOL_CALLS]"
-MAX_HEAD = 512  # characters between a marker and the arguments
+MAX_HEAD = 512  # most characters between a marker and the arguments
 _NAME = r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]*+\s*+)?+"
 _CALL = re.compile(_NAME + r"(?:\[ARGS\]\s*+)?+(?=\{)")
 _BARE = re.compile(_NAME + r"\[ARGS\]\s*+(?:null\s*+)?+(?=\[TOOL_CALLS\]|\Z)")  # a call without arguments
-_BEGIN = re.compile(rf"\s*+(?:{_NAME}(?:\[ARGS\]\s*+(?:n(?:u(?:l(?:l\s*+)?)?)?)?)?(?:\[[A-Z_]*+)?)?")  # of either
+_BEGIN = re.compile(rf"\s*+(?:{_NAME}(?:\[ARGS\]\s*+(?:n(?:u(?:l(?:l\s*+)?)?)?)?)?(?:\[[A-Z_]*+)?)?")  # of both
 
 
 class MistralParser:
@@ -54,7 +55,8 @@ class MistralParser:
         return content(MARKER + self._head) if bare is None else call(bare[1], "{}", MARKER + self._head)
 
     def _read_name(self, head: str) -> tuple[list[Part], str]:
-        """Read the text between marker and list or arguments, or hold it. Return parts and the text after them."""
+        """Read the text between the marker and a list or arguments. Return the parts and the text after them; [] and ""
+        if more text is needed."""
         self._head = None
         if head.lstrip().startswith("["):
             before, _, rest = head.partition("[")

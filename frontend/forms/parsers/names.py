@@ -15,7 +15,7 @@ from .pythonic import START, PythonicParser
 from .qwen3_coder import FUNCTION, Qwen3CoderParser
 from .thoughts import MARKERS, ThoughtParser
 
-Schemas: TypeAlias = Mapping[str, JsonObject]  # schema of the arguments by name of the tool
+Schemas: TypeAlias = Mapping[str, JsonObject]  # name of a tool → schema of its arguments
 TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
     "hermes": lambda _: HermesParser(),
     "llama": lambda _: LlamaParser(),
@@ -36,8 +36,8 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
 
 
 def find_tool_parser(template: str) -> str:
-    """Return the name of the parser for the form of calls in a chat template; "none" if the template has no known
-    marker and does not mention tools."""
+    """Return the name of the parser for the format of tool calls in a chat template; "none" if the template has no
+    known marker and does not mention tools."""
     named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
     if named is not None or "tools" not in template:
         return named or "none"
@@ -52,7 +52,7 @@ def find_reasoning_parser(template: str) -> str:
 
 
 def new_parsers(tool_parser: str, reasoning_parser: str, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
-    """Return the parsers of one answer; each reads the content that the parser before it found."""
+    """Return the parsers of one answer, in order; each parses the content that the one before it returned."""
     has_calls = tool_parser != "none"
     if reasoning_parser == HARMONY or tool_parser == "openai":
         return [HarmonyParser(has_calls=has_calls)]

@@ -1,7 +1,7 @@
-"""Parts of an answer's text (thought, content, calls) and the protocol of the parsers that find them.
+"""Parts of an answer's text (reasoning, content, tool calls), and the interface of the parsers that find them.
 
-A parser takes the text in pieces and returns its parts in order. The pieces may be cut anywhere: joined with their
-neighbours of the same kind, the parts are equal.
+A parser gets the text in pieces and returns its parts in order. However the text is cut into pieces, the parts are the
+same once neighbours of the same kind are joined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 
-MAX_NULL = 64  # characters of null and the white space behind it
+MAX_NULL = 64  # most characters of null and the white space after it
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -26,9 +26,9 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class CallBegin(msgspec.Struct, frozen=True):
-    """Begin of a function call. Its Arguments follow, JSON text in pieces, and then its CallEnd."""
+    """The start of a function call. Its Arguments follow, JSON text in pieces, and then its CallEnd."""
 
-    form: ClassVar = ("function", "arguments")  # names of its type and its text
+    form: ClassVar = ("function", "arguments")  # a call's type, and its field with the text, in OpenAI's form
     name: str
     id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
@@ -39,7 +39,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class CustomBegin(CallBegin, frozen=True):
-    """Begin of a custom tool's call. Its CustomInput follows, in pieces, and then its CallEnd."""
+    """The start of a custom tool's call. Its CustomInput follows, in pieces, and then its CallEnd."""
 
     form: ClassVar = ("custom", "input")
 
@@ -49,8 +49,8 @@ class CustomInput(Arguments, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """End of a call. `raw`: the call as the model wrote it, which is content if a function's arguments are no JSON
-    object."""
+    """The end of a call. `raw`: the call as the model wrote it; it becomes content if a function's arguments are not a
+    JSON object."""
 
     raw: str
 
@@ -59,21 +59,21 @@ Part: TypeAlias = Thought | Content | CallBegin | Arguments | CallEnd
 
 
 class Parser(Protocol):
-    """Parser of one answer."""
+    """Interface of a parser of one answer."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Return the texts that the parser looks for, which may be special tokens."""
+        """The texts that the parser looks for; some may be special tokens."""
 
     def append(self, text: str) -> list[Part]:
-        """Take the next piece of the text and return the parts that are certain."""
+        """Read the next piece of the text, and return the parts that are certain now."""
 
     def finish(self) -> list[Part]:
-        """Return the parts of the text that was held back. This is the last call."""
+        """Return the parts of the text that was held back. To be called last, once."""
 
 
 def content(text: str) -> list[Part]:
-    """Return `text` as content; nothing if it is empty."""
+    """Return `text` as a list with its Content; [] if it is empty."""
     return [Content(text)] if text else []
 
 
@@ -81,7 +81,7 @@ class BlankFilter:
     """Filter that drops runs of content which are only white space. White space is held until more content follows."""
 
     def __init__(self, *, keeps_first: bool = False) -> None:
-        """`keeps_first`: white space at the begin of the answer is kept."""
+        """`keeps_first`: white space at the start of the answer is kept."""
         self._space = ""
         self._has_text = keeps_first  # the open content has more than white space
 
@@ -100,12 +100,12 @@ class BlankFilter:
 
 
 def call(name: str, arguments: str, raw: str) -> list[Part]:
-    """Return the parts of a whole call."""
+    """Return the parts of a complete tool call. `raw`: the call as the model wrote it."""
     return [CallBegin(name), Arguments(arguments), CallEnd(raw)]
 
 
 class ArgumentsWriter:
-    """Writer of the arguments of one call from pieces of text. Null, or no text, means {}."""
+    """Writer of one call's arguments from pieces of text; null, or no text, becomes {}."""
 
     def __init__(self) -> None:
         self._held: str | None = ""  # the text so far, while it may be null
@@ -125,7 +125,7 @@ class ArgumentsWriter:
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """Whole call. `arguments` is JSON text, or the input of a custom tool."""
+    """A complete tool call. `arguments`: JSON text, or the input of a custom tool; `form`: see CallBegin."""
 
     id: str
     name: str
@@ -138,13 +138,14 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 class CallJoiner:
-    """Joiner of the parts of calls."""
+    """Joiner of the parts of tool calls to ToolUses."""
 
     def __init__(self) -> None:
         self._begin, self._arguments = CallBegin(""), list[str]()
 
     def read(self, part: Part) -> ToolUse | None:
-        """Take the next part; at the end of a call return the call, unless it is a function's without a JSON object."""
+        """Read the next part. Return the call at its end, unless it is a function call with arguments that are not a
+        JSON object; else None."""
         if isinstance(part, CallBegin):
             self._begin, self._arguments = part, []
         elif isinstance(part, Arguments):
@@ -157,8 +158,8 @@ class CallJoiner:
 
 
 def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
-    """Return content and calls of a whole answer, without thoughts. A function call without a JSON object of
-    arguments is content."""
+    """Return the content and the tool calls of a whole answer, without reasoning. A function call with arguments that
+    are not a JSON object is content."""
     texts, calls, joiner = list[str](), list[ToolUse](), CallJoiner()
     for part in parts:
         use = joiner.read(part)

@@ -1,4 +1,5 @@
-"""Parse Llama 3.2 and 4, Olmo 3: the whole answer is a list of calls in Python, [f(a=1), g(b="x")]."""
+"""Parser of tool calls of Llama 3.2 and 4 and Olmo 3: the whole answer is a Python list of calls, [f(a=1),
+g(b="x")]."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .markers import split_marker
 from .parts import Part, call, content, is_object
 
 START, END = "<|python_start|>", "<|python_end|>"
-MAX_HEAD = 512  # characters before the first bracket of a call
+MAX_HEAD = 512  # most characters before the first bracket of a call
 _BEGIN = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*)?(?:\(|\Z)")
 _NAME = re.compile(r"\w+(?:\.\w+)*")
 _NAMES = {"true": True, "false": False, "null": None}
@@ -27,7 +28,7 @@ class PythonicParser:
 
     def __init__(self) -> None:
         self._held: list[str] = []
-        self._is_list = self._is_content = False  # neither: both are possible
+        self._is_list = self._is_content = False  # both False: not decided yet
 
     def append(self, text: str) -> list[Part]:
         if self._is_content:
@@ -56,9 +57,9 @@ class PythonicParser:
 
 
 def _read(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments (JSON text) of calls; ValueError or SyntaxError unless `text` is a list of calls with
-    named arguments, each given once and with a value that JSON has, and nothing else."""
-    with warnings.catch_warnings(action="ignore"):  # of escapes such as \d, which would print the text
+    """Return the names and the arguments (JSON text) of calls. ValueError or SyntaxError unless `text` is only a list
+    of calls with named arguments, each given once and with a value that JSON can represent."""
+    with warnings.catch_warnings(action="ignore"):  # warnings about escapes such as \d would print the text
         listed = ast.parse(text, mode="eval").body
     if not isinstance(listed, ast.List) or not listed.elts or _has_comment(text):
         raise ValueError(text)
@@ -78,7 +79,7 @@ def _read(text: str) -> list[tuple[str, str]]:
 
 
 def _has_comment(text: str) -> bool:
-    """Return whether Python text has comments, which no call would keep."""
+    """Return whether Python text has comments, which would be lost in the calls."""
     lines = io.StringIO(text).readline
     return "#" in text and any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(lines))
 
@@ -90,7 +91,7 @@ def _value(node: ast.expr) -> object:
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         keys = [str(ast.literal_eval(key)) for key in node.keys if key]
-        if len(set(keys)) < len(node.values):  # a key twice, or ** another dictionary
+        if len(set(keys)) < len(node.values):  # a repeated key, or ** of another dictionary
             raise ValueError(f"{len(keys)} keys for {len(node.values)} values")
         return dict(zip(keys, map(_value, node.values), strict=True))
     value = ast.literal_eval(node)

@@ -1,7 +1,7 @@
-"""Parse Qwen 3 Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
+"""Parser of Qwen 3 Coder's calls: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
 
-Values are text without quotes; the schema of the tool tells their types (`argument_types.py`). Arguments leave one
-parameter at a time.
+Values are text without quotes; the tool's schema determines their types (`argument_types.py`). Arguments are returned
+one parameter at a time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _BETWEEN_CALLS = ("outside", "closing")
 
 
 class Qwen3CoderParser:
-    """Parser of one answer: a state machine over the markers. It holds names and values until the marker after them
-    comes; content is not held. Text inside a call that belongs to no parameter is content after the call."""
+    """Parser of one answer: a state machine over the markers. It holds names and values back until the marker after
+    them; content is not held back. Text inside a call that belongs to no parameter becomes content after the call."""
 
     markers = (OPENING, CLOSING, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
-        """`schemas`: schema of the arguments by name of the tool."""
+        """`schemas`: name of a tool → schema of its arguments."""
         self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}
         self._enter("outside")
         self._before: list[str] = []  # the text since the last marker
@@ -70,7 +70,8 @@ class Qwen3CoderParser:
         return self._blanks.read(parts)
 
     def finish(self) -> list[Part]:
-        """Return the held text. An incomplete call ends with its raw text, or is content if it has no name."""
+        """Return the parts of the text that was held back. An incomplete call gets a CallEnd, or is content if its name
+        is incomplete."""
         held = self._finder.finish()
         raw = "".join(self._raw) + held
         if self._state in _BETWEEN_CALLS:
@@ -105,7 +106,7 @@ class Qwen3CoderParser:
         return []
 
     def _begin(self, name: str) -> list[Part]:
-        """Begin a call; without a name it is content."""
+        """Start a call and return its first parts; if `name` is empty, return the text so far as content."""
         if not name:
             self._enter("outside")
             return content("".join(self._raw))
@@ -113,7 +114,7 @@ class Qwen3CoderParser:
         return [CallBegin(name), Arguments("{")]
 
     def _end(self, marker: str = END_FUNCTION) -> list[Part]:
-        """End the call at `marker`, which may belong to what follows it."""
+        """End the call and return its last parts. `marker`: the marker at its end, which may start the next call."""
         ended: list[Part] = [Arguments("}"), CallEnd("".join(self._raw)), *content("".join(self._stray))]
         self._raw = [marker]
         return ended

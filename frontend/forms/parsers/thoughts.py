@@ -1,30 +1,30 @@
-"""Split an answer into thought and content at the markers around the thought."""
+"""Split an answer into reasoning and content at the markers around the reasoning."""
 
 from __future__ import annotations
 
 from .markers import MarkerFinder, split_marker
 from .parts import Part, Thought, content
 
-MARKERS = {  # by name of --reasoning-parser
+MARKERS = {  # name of --reasoning-parser → opening and closing marker
     "think": ("<think>", "</think>"),
     "deepseek_r1": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "granite": ("Here is my thought process:", "Here is my response:"),
 }
-BEGIN_INSIDE = frozenset(("deepseek_r1",))  # answers begin with a thought that neither they nor the prompt open
+BEGIN_INSIDE = frozenset(("deepseek_r1",))  # answers start inside reasoning, without an opening marker anywhere
 
 
 class ThoughtParser:
-    """Parser of one answer: at most one thought, at its begin, and then content."""
+    """Parser of one answer: reasoning at its start, if any, and then content."""
 
     def __init__(self, name: str, *, is_open: bool) -> None:
-        """`is_open`: the answer begins inside the thought, without an opening marker."""
+        """`is_open`: the answer starts inside the reasoning, without an opening marker."""
         self.markers = self._opening, closing = MARKERS[name]
         self._thought = MarkerFinder(closing)
         self._is_open = is_open
-        self._held: str | None = ""  # until the opening marker has come, or can no longer come; then None
-        self._is_over = self._has_content = False  # the thought has ended
+        self._held: str | None = ""  # None once the opening marker was read, or can no longer come
+        self._is_over = self._has_content = False  # _is_over: the reasoning has ended, or there is none
 
     def append(self, text: str) -> list[Part]:
         if self._is_over:
@@ -48,17 +48,17 @@ class ThoughtParser:
         return [Thought(held)] if held and self._is_open else content(held)
 
     def _content(self, text: str) -> list[Part]:
-        """Return text after the thought as content, without the line breaks between the two."""
+        """Return text after the reasoning as content, without the line breaks between the two."""
         text = text if self._has_content else text.lstrip("\n")
         self._has_content |= bool(text)
         return content(text)
 
 
 def ends_inside(prompt: str, *, is_continued: bool = False) -> bool:
-    """Return whether the answer begins inside a thought: the prompt ends with any parser's opening marker.
+    """Return whether the answer starts inside reasoning: the prompt ends with any parser's opening marker.
 
-    `is_continued`: the answer continues the last turn, and the thought may have begun anywhere in the prompt. Otherwise
-    earlier markers do not count: a user may have written them."""
+    `is_continued`: the answer continues the last turn, so that the reasoning may have started anywhere in the prompt.
+    Otherwise earlier markers do not count, since a user may have written them."""
     if is_continued:
         return any(prompt.rfind(opening) > prompt.rfind(closing) for opening, closing in MARKERS.values())
     return prompt.rstrip().endswith(tuple(opening for opening, _ in MARKERS.values()))
