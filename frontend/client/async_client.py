@@ -1,7 +1,7 @@
 """AsyncClient: the Client for asyncio. `async for output in client.generate(prompt, params)`.
 
-Cancelling the task or closing the generator aborts the request. Any number of tasks may share one client, and event
-loops may use it one after the other.
+Cancelling the task or closing the generator aborts the request. Any number of tasks may share one client. Several event
+loops may use it, but only one after the other.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
 from .protocol import QueryResult, ReplyType, check_reply
 
-MAX_OPEN_PIECES = 16  # of a clip that is transcribed
+MAX_OPEN_PIECES = 16  # pieces of one clip that are transcribed at a time
 
 
 class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
-    """Client of a running engine for asyncio. `close`, also at the end of `async with`, aborts its open requests."""
+    """Client of a running engine for asyncio. `close`, which `async with` calls at its end, aborts its open
+    requests."""
 
     _waits_for_engine = False
-    _waker: LoopWaker | None = None  # of the event loop used last
+    _waker: LoopWaker | None = None  # waker of the event loop used last
 
     # ── requests ──
 
@@ -78,7 +79,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing next turn of a conversation, as `generate` does; a message is {"role": …, "content": …}."""
+        """Yield the growing output of the next turn of a conversation, in the way of `generate`. A message is {"role":
+        …, "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
         form, (adapter,) = chat_form(options), adapters_of(options, 1)
@@ -96,7 +98,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         timeout_s: float | None = None,
         **options: Unpack[AdapterOptions],
     ) -> EmbeddingRequestOutput:
-        """Embed one prompt; the options are those of Client.embed."""
+        """Return the embedding of one prompt. The options, and RequestError, are those of Client.embed."""
         check_options("embed", options, AdapterOptions)
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
@@ -104,7 +106,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return to_embedding(await self._run_to_end(submit))
 
     async def transcribe(self, audio: object, **options: Unpack[TranscribeOptions]) -> TranscriptionOutput:
-        """Transcribe one audio clip of any length; clips and options are those of Client.transcribe."""
+        """Return the transcript of one audio clip of any length. The forms of a clip and the options are those of
+        Client.transcribe."""
         from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
 
         transcriber, (adapter,) = Transcriber(await self.info(), options), adapters_of(options, 1)
@@ -133,7 +136,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]
     ) -> BeamSearchOutput:
-        """Find the likeliest continuations of one prompt by beam search."""
+        """Return the likeliest continuations of one prompt, found by beam search. RequestError if the prompt is too
+        long, or the model has rules for its answers."""
         check_options("beam_search", options, AdapterOptions)
         (adapter,) = adapters_of(options, 1)
         submit, info = self._new_submit(prompt, SamplingParams()), await self.info()
@@ -147,7 +151,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return search.outputs[0]
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter, as in vLLM's AsyncLLM: `load_adapter` with the name and path of `lora_request`."""
+        """Call `load_adapter` with the name and the path of `lora_request`, and return True; vLLM's AsyncLLM has it."""
         await self.load_adapter(lora_request.lora_name, lora_request.lora_path)
         return True
 
@@ -158,11 +162,12 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
     # ── queries ──
 
     async def get_tokenizer(self) -> TransformersTokenizer:
-        """Load the model's tokenizer with transformers, in a thread; as Client.get_tokenizer."""
+        """Return the model's tokenizer, loaded with transformers in a thread, with the engine's chat template.
+        RequestError if the tokenizer's folder does not exist on this machine."""
         return await asyncio.to_thread(load_tokenizer, await self.info())
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
-        """Tokenize a text, or a chat with the chat template; as Client.tokenize."""
+        """Return the token ids of a text, as `generate` would get them, or of a chat, as `chat` would."""
         return decode_ids((await self._ask(queries.tokenize_query(prompt), wire.TokenIds)).token_ids).tolist()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -185,7 +190,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return (await self._ask(wire.ListAdapters, wire.Adapters)).adapters
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests that give none; as Client.get_default_sampling_params."""
+        """Return the parameters of requests that give none: the checkpoint's, unless the operator has set others."""
         return SamplingParams(**await self._default_params())
 
     async def is_sleeping(self) -> bool:
@@ -198,14 +203,15 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return True
 
     async def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
-        """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
-        Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
+        """Load a prompt's KV blocks from the disk, a remote store or peer engines into the engine's memory; give up
+        after 30 s. Return the number of tokens of the prompt's prefix that need not be computed now. `model`: name of a
+        LoRA adapter, as in `generate`. RequestError if the engine has no KV tiers, or `prompt` is a chat."""
         return (await self._ask(queries.prefetch_query(prompt, model), wire.Done)).num_tokens
 
     # ── lifetime ──
 
     async def close(self) -> None:
-        """Disconnect and abort open requests; an AsyncLLM also stops its engine. A second call does nothing."""
+        """Disconnect, and abort open requests; an AsyncLLM also stops its engine. A second call does nothing."""
         await asyncio.to_thread(self._finalizer)
 
     async def __aenter__(self) -> Self:

@@ -1,6 +1,6 @@
 """AsyncStream: passes the updates of one request from the transport's thread to an event loop.
 
-At most one wake-up per loop is pending, however many streams have updates, so that a busy engine does not flood the
+However many streams have updates, at most one wake-up per loop is pending, so that a busy engine does not flood the
 loop. Updates that a slow consumer has not fetched are merged into one output.
 """
 
@@ -16,7 +16,7 @@ from .outputs import OutputBuilder, RequestOutput
 
 
 class LoopWaker:
-    """Wakes the streams of one event loop. `notify` runs in the transport's thread, the rest in the loop."""
+    """Waker of the streams of one event loop. `notify` runs in the transport's thread, the rest in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -37,7 +37,7 @@ class LoopWaker:
 
 
 class AsyncStream:
-    """Outputs of one request. The transport's thread calls `put`, one task calls `next`."""
+    """The outputs of one request. The transport's thread calls `put`, one task calls `next`."""
 
     def __init__(self, submit: Submit, waker: LoopWaker) -> None:
         self._waker = waker
@@ -60,7 +60,8 @@ class AsyncStream:
         self._event.set()
 
     async def next(self) -> RequestOutput | None:
-        """Wait for updates and return the next output of the request's output_kind; None if they do not make one yet.
+        """Wait for updates and return the next output, by the request's output_kind; None if there is none to return
+        yet.
 
         Raises the request's error.
         """

@@ -1,6 +1,7 @@
 """BaseClient: the part that Client and AsyncClient share: transport, lifetime, construction of messages, control.
 
-Needs pyzmq and msgspec, not torch. Knows neither the wire (`transport.py`) nor the forms of prompts (`prompts.py`).
+Needs pyzmq and msgspec, not torch. Knows neither the wire protocol (`transport.py`) nor the forms of prompts
+(`prompts.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ..forms.queries import pause_query, sleep_query, wake_up_query
 from .transport import Transport
 from .zmq_transport import ZmqTransport
 
-DoneT = TypeVar("DoneT")  # result of a control method: None, or a coroutine of it
+DoneT = TypeVar("DoneT")  # result of a control method: None, or a coroutine that returns None
 
 
 class BaseClient(Generic[DoneT]):
-    """Common part of Client and AsyncClient: connection to one engine, and control of it. Control methods wait until
-    the command is done; in an AsyncClient they are coroutines."""
+    """Common part of Client and AsyncClient: the connection to an engine, and methods to control it. A control method
+    waits until its command is done; in an AsyncClient it is a coroutine."""
 
     _waits_for_engine: ClassVar[bool]
     _defaults: dict[str, Any] | None = None  # the engine's sampling defaults; None: not fetched yet
@@ -48,10 +49,10 @@ class BaseClient(Generic[DoneT]):
     ) -> None:
         """Connect to the engine at `address`, as engine-launch prints it; `key_file` is the engine's --key-file.
 
-        If no engine answers within `connect_timeout_s`, EngineDead is raised: by this constructor in a Client, by the
-        first request or by `async with` in an AsyncClient. If the frontend process dies later, open requests resume
-        with its replacement, or fail with EngineDead after `reconnect_timeout_s`. Of several addresses, one of each
-        frontend, the client uses one, and resumes at the next.
+        If no engine answers within `connect_timeout_s`, EngineDead is raised: in a Client by this constructor, in an
+        AsyncClient by the first request or by `async with`. If the frontend process dies later, open requests resume
+        with its replacement, or fail with EngineDead after `reconnect_timeout_s`. If several addresses are given, one
+        for each frontend, the client uses one of them, and resumes at the next.
         """
         transport = ZmqTransport(address, connect_timeout_s, reconnect_timeout_s, key_file)
         self._attach(transport, transport.close)
@@ -63,7 +64,8 @@ class BaseClient(Generic[DoneT]):
                 raise
 
     def _attach(self, transport: Transport, close: Callable[[], None]) -> None:
-        """Use `transport`. `close` runs once: in `close()`, at garbage collection or at exit, the earliest of them."""
+        """Use `transport`. `close` is called once: by `close()`, at garbage collection or at exit, whichever is
+        first."""
         self._transport = transport
         self._finalizer = weakref.finalize(self, close)
         self._request_numbers = itertools.count()
@@ -114,51 +116,56 @@ class BaseClient(Generic[DoneT]):
     # ── control ──
 
     def _control(self, make_query: Callable[..., Query]) -> DoneT:
-        """Send a command and wait until it is done; raise its error. Each client defines it."""
+        """Send a command and wait until it is done; raise its error. Each subclass defines it."""
         raise NotImplementedError
 
     def pause(self, mode: PauseMode = "keep") -> DoneT:
-        """Start no waiting or new request until `resume`; return once no request runs.
+        """Start no waiting or new requests until `resume`; return once no request runs.
 
-        Requests that run now, by `mode`: keep: stop, and continue after `resume`; wait: finish; abort: end as aborted.
+        `mode` says what happens to running requests: with keep they stop, and continue after `resume`; with wait they
+        finish; with abort they end as aborted.
         """
         return self._control(pause_query(mode))
 
     def resume(self) -> DoneT:
-        """End a pause; does nothing without one."""
+        """End a pause; do nothing if the engine is not paused."""
         return self._control(partial(Control, action="resume"))
 
     def reload(self, model: str | os.PathLike[str]) -> DoneT:
         """Load the weights of another checkpoint of the same architecture and shape; open requests continue with them.
-        `model`: a folder, or a hub id, which the engine downloads if needed."""
+        `model`: a folder, a GGUF file, or a hub id, which the engine downloads if needed. RequestError if it cannot be
+        read, or has another shape."""
         if not isinstance(model, (str, os.PathLike)):
             raise RequestError(f"model is {model!r:.80}: it must be a folder, a GGUF file or a hub id")
         return self._control(partial(Control, action="reload", model=_on_engine(model)))
 
     def load_adapter(self, name: str, path: str | os.PathLike[str], *, load_inplace: bool = False) -> DoneT:
-        """Load a LoRA adapter from a folder on the engine's machine; then requests may name it. `load_inplace`: if an
-        adapter has the name, later requests use the new one, and open ones keep theirs; otherwise RequestError."""
+        """Load a LoRA adapter from a folder on the engine's machine; then requests may name it. RequestError if it
+        cannot be loaded, or another adapter has the name. With `load_inplace` the new adapter takes over the name:
+        later requests use it, open ones keep the old one."""
         query = partial(LoadAdapter, name=name, path=_on_engine(path), is_inplace=load_inplace)
         return self._control(partial(query, order_id=secrets.token_hex(8)))
 
     def unload_adapter(self, name: str) -> DoneT:
-        """Forget the name of an adapter; open requests keep the adapter. RequestError if there is none."""
+        """Forget the name of an adapter; open requests keep the adapter. RequestError if no adapter has the name."""
         return self._control(partial(UnloadAdapter, name=name, order_id=secrets.token_hex(8)))
 
     def sleep(self, level: int = 1, mode: PauseMode = "keep") -> DoneT:
-        """Free the memory of weights and KV cache until `wake_up`; requests wait, running ones by `mode` as in `pause`.
+        """Free the memory of weights and KV cache until `wake_up`. New requests wait; `mode` says what happens to
+        running ones, as in `pause`.
 
-        Level 1 keeps the checkpoint in the operating system's page cache, level 2 drops it from there.
+        Level 1 keeps the checkpoint in the operating system's page cache, level 2 drops it from the cache, too.
         """
         return self._control(sleep_query(level, mode))
 
     def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> DoneT:
-        """Allocate the memory of `tags` ("weights", "kv_cache"; None: both); requests resume once both are there."""
+        """Allocate the memory of `tags` ("weights", "kv_cache"; None: both) again. Requests resume once both are
+        restored."""
         return self._control(wake_up_query(tags))
 
     def clear_kv_cache(self) -> DoneT:
-        """Remove all KV blocks from pool, host, disk and remote, also for other engines that share them. Running
-        requests keep theirs. RequestError without KV tiers."""
+        """Remove all KV blocks from the pool, host memory, disk and remote store, also for other engines that share
+        these. Running requests keep their blocks. RequestError if the engine has no KV tiers."""
         return self._control(partial(Control, action="clear_kv_cache"))
 
     def start_profile(self) -> DoneT:
@@ -168,22 +175,24 @@ class BaseClient(Generic[DoneT]):
     def stop_profile(self) -> DoneT:
         """Stop the profiler; return after each worker has written a Chrome trace to the engine's `profile_dir`.
 
-        RequestError without `start_profile`, or if a worker or the core has been replaced since.
+        RequestError if the profiler does not run, or if a worker or the core has been replaced since it was started.
         """
         return self._control(partial(Control, action="stop_profile"))
 
     def restart_replicas(self, replica: int | None = None) -> DoneT:
-        """Start a replica's processes anew, or those of all replicas, one after the other. First its open answers
-        finish, for --drain-timeout-s at most; then they go on at another replica. RequestError if there is none."""
+        """Restart the processes of a replica, or of all replicas one after the other (None). Before that its open
+        answers may finish, for at most --drain-timeout-s; the others then continue on another replica. RequestError if
+        there is no such replica, or no other one."""
         return self._control(partial(Control, action="restart_replicas", replica=replica))
 
     def set_log_level(self, level: LogLevel) -> DoneT:
-        """Set the log level of every process of the engine, also of processes that start later."""
+        """Set the log level of all processes of the engine, including those that start later."""
         if level not in get_args(LogLevel):
             raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
         return self._control(partial(Control, action="log_level", level=level))
 
 
 def _on_engine(path: str | os.PathLike[str]) -> str:
-    """Return a path for the engine, which runs in another folder; a hub id stays as it is."""
+    """Return an existing path as an absolute one, since the engine runs in another folder; a hub id is returned
+    unchanged."""
     return os.path.abspath(path) if os.path.exists(path) else os.fspath(path)

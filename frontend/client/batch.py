@@ -1,7 +1,8 @@
 """RequestBatch: runs the requests of one `generate` call and returns their outputs in the order of the prompts.
 
-Keeps a bounded number of requests open. If the engine is overloaded, the batch keeps fewer open and resubmits as others
-finish, so that a long list is never rejected for its length. The first error of another kind aborts the batch.
+It keeps a bounded number of requests open. If the engine refuses one as overloaded, the batch keeps fewer open and
+resubmits it as others finish, so that a long list is never rejected for its length. The first error of another kind
+aborts the batch.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ BAR_INTERVAL_S = 0.2
 
 
 class RequestBatch:
-    """Requests of one call; `run` once. The transport's thread uses a builder until its index is in `_ended`, then the
-    caller does."""
+    """The requests of one call; call `run` once. The transport's thread uses a request's builder until its index is in
+    `_ended`, then the caller's thread does."""
 
     def __init__(self, transport: Transport, submits: Sequence[Submit], show_progress: bool) -> None:
         self._transport = transport
@@ -79,7 +80,7 @@ class RequestBatch:
             self._bar.refresh(len(self._submits) - len(self._todo) - len(self._open))
 
     def _timeout_s(self) -> float | None:
-        """Return the time until the next retry or refresh of the bar; None without either."""
+        """Return the seconds until the next retry or refresh of the bar; None if neither is due."""
         retry_s = max(0.0, self._retry_at - monotonic()) if self._todo and not self._open else None
         if self._bar is None:
             return retry_s
@@ -99,7 +100,7 @@ class RequestBatch:
             self._outputs[index] = builder.build()
 
     def _with_index(self, index: int, error: TokenloomError) -> TokenloomError:
-        """Put the prompt's index into a RequestError if there are several prompts; return other errors unchanged."""
+        """Return a RequestError with the prompt's index added, if there are several prompts; other errors unchanged."""
         if isinstance(error, RequestError) and len(self._submits) > 1:
             return RequestError(f"prompt {index} of {len(self._submits)}: {error}")
         return error
@@ -109,7 +110,7 @@ class RequestBatch:
 
 
 class ProgressBar:
-    """A tqdm bar of finished requests with the rate of generated tokens."""
+    """A tqdm bar that shows finished requests and the rate of generated tokens."""
 
     def __init__(self, num_requests: int, num_tokens: Callable[[], int]) -> None:
         from tqdm.auto import tqdm  # takes 50 ms, needed only for a bar

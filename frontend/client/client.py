@@ -53,7 +53,7 @@ ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParam
 
 
 class Client(BaseClient[None]):
-    """Synchronous client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
+    """Synchronous client of a running engine. `close`, which `with` calls at its end, aborts its open requests."""
 
     _waits_for_engine = True
 
@@ -68,10 +68,10 @@ class Client(BaseClient[None]):
     ) -> list[RequestOutput]:
         """Generate completions of all prompts; the outputs are in the order of the prompts.
 
-        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two take the media of
-        their placeholders as "multi_modal_data": {"image": PIL image, path, bytes, URL or list}, or {"audio": (samples,
-        rate), path, bytes, URL or list}. `sampling_params` is one for all prompts or one for each. If a prompt fails,
-        the others are aborted and its error is raised.
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. The dicts may also have media, for
+        placeholders in the prompt: "multi_modal_data": {"image": PIL image, path, bytes, URL or list of these}, or
+        {"audio": (samples, rate), path, bytes, URL or list of these}. `sampling_params`: one for all prompts, or a list
+        with one for each. If a prompt fails, the others are aborted and its error is raised.
         """
         check_options("generate", options, CallOptions)
         return self._run_all(list_prompts(prompts), self._or_default(sampling_params), use_tqdm, options)
@@ -83,7 +83,7 @@ class Client(BaseClient[None]):
         use_tqdm: bool = True,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Generate the next turn of one conversation or of each of many; a message is {"role": …, "content": …}."""
+        """Generate the next turn of one conversation, or of each of several. A message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         chats = [read_chat(chat) for chat in list_chats(messages)]
         return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options)
@@ -99,10 +99,10 @@ class Client(BaseClient[None]):
         use_tqdm: bool = True,
         **options: Unpack[AdapterOptions],
     ) -> list[EmbeddingRequestOutput]:
-        """Embed all prompts; the vectors are in the order of the prompts.
+        """Return the embeddings of all prompts, in the order of the prompts.
 
-        `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails or
-        exceeds its timeout, its error is raised.
+        `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails, its
+        error is raised; RequestError if it exceeds its timeout.
         """
         check_options("embed", options, AdapterOptions)
         listed = list_prompts(prompts)
@@ -116,9 +116,9 @@ class Client(BaseClient[None]):
     ) -> list[TranscriptionOutput]:
         """Transcribe one audio clip or a list of them; the outputs are in the order of the clips.
 
-        A clip is (samples, rate), the bytes of a file, or a path, and has any length. It is decoded in this process,
-        and cut at quiet places into pieces, each a request. `to_language` translates. Needs numpy. If a piece fails,
-        the others are aborted and its error is raised.
+        A clip is (samples, rate), the bytes of a file, or a path, and may have any length. It is decoded in this
+        process and cut at quiet places into pieces, each of which is a request. With `to_language` the result is a
+        translation. Needs numpy. If a piece fails, the others are aborted and its error is raised.
         """
         from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
 
@@ -144,7 +144,8 @@ class Client(BaseClient[None]):
         concurrency_limit: int | None = None,  # ignored: the scheduler limits concurrency
         **options: Unpack[AdapterOptions],
     ) -> list[BeamSearchOutput]:
-        """Find the likeliest continuations of each prompt by beam search."""
+        """Return the likeliest continuations of each prompt, found by beam search. RequestError if a prompt is too
+        long, or the model has rules for its answers."""
         check_options("beam_search", options, AdapterOptions)
         (adapter,) = adapters_of(options, 1)
         submits, info = [self._new_submit(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
@@ -167,7 +168,8 @@ class Client(BaseClient[None]):
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
     ) -> Future[RequestOutput]:
-        """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort it."""
+        """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort the
+        request."""
         check_options("submit", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         submit = self._new_submit(prompt, params, request_id, adapter=adapter)
@@ -183,7 +185,8 @@ class Client(BaseClient[None]):
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
     ) -> Generator[str, None, None]:
-        """Yield the text of one completion (n = 1) as it is generated. Closing the iterator aborts the request."""
+        """Yield the text of one completion as it is generated. Closing the iterator aborts the request. RequestError if
+        n is above 1."""
         check_options("stream", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         if params.n > 1:
@@ -199,14 +202,14 @@ class Client(BaseClient[None]):
     # ── queries ──
 
     def get_tokenizer(self) -> TransformersTokenizer:
-        """Load the model's tokenizer with transformers, with the engine's chat template.
+        """Return the model's tokenizer, loaded with transformers, with the engine's chat template.
 
-        RequestError if the folder of the tokenizer does not exist on this machine.
+        RequestError if the tokenizer's folder does not exist on this machine.
         """
         return load_tokenizer(self.info())
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
-        """Tokenize a text as `generate` does, or a chat with the chat template as `chat` does."""
+        """Return the token ids of a text, as `generate` would get them, or of a chat, as `chat` would."""
         return decode_ids(self._ask(queries.tokenize_query(prompt), wire.TokenIds).token_ids).tolist()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -244,14 +247,15 @@ class Client(BaseClient[None]):
         return True
 
     def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
-        """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
-        Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
+        """Load a prompt's KV blocks from the disk, a remote store or peer engines into the engine's memory; give up
+        after 30 s. Return the number of tokens of the prompt's prefix that need not be computed now. `model`: name of a
+        LoRA adapter, as in `generate`. RequestError if the engine has no KV tiers, or `prompt` is a chat."""
         return self._ask(queries.prefetch_query(prompt, model), wire.Done).num_tokens
 
     # ── lifetime ──
 
     def close(self) -> None:
-        """Disconnect and abort open requests; an LLM also stops its engine. A second call does nothing."""
+        """Disconnect, and abort open requests; an LLM also stops its engine. A second call does nothing."""
         self._finalizer()
 
     # ── internals ──

@@ -1,7 +1,7 @@
-"""Keepalive: decides when to ping a frontend and when its silence means that it is lost. Gets the time as argument.
+"""Keepalive: decides when to ping a frontend and when its silence means that it is lost. The time is an argument.
 
-While requests are open a ping is due every PING_INTERVAL_S. Silence counts from the first ping without a message
-after it, so that a suspended program does not report its frontend as lost when it continues.
+While requests are open, a ping is due every PING_INTERVAL_S. Silence is counted from the first ping that no message has
+followed, so that a program that was suspended does not report its frontend as lost when it continues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""OpenRequest: state of one open request in the client: everything that a resubmission needs.
+"""OpenRequest: the client's state of one open request: everything that a resubmission needs.
 
-Keeps the delivered tokens, drops duplicate deltas and detects gaps. One thread uses it.
+It keeps the delivered tokens, drops duplicate deltas and detects gaps. Only one thread uses it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class OpenSequence:
 
 
 class OpenRequest:
-    """A request until its last update. Invariant: `sequences` hold exactly the tokens delivered to the sink."""
+    """A request until its last update. Invariant: `sequences` have exactly the tokens delivered to the sink."""
 
     def __init__(self, submit: Submit, sink: Sink) -> None:
         self._submit = submit
         self.sink = sink
         self.sequences = [OpenSequence() for _ in range(submit.params.n)]
-        self._num_prompt_logprobs = 0  # prompt tokens with delivered logprobs, and the first, which has none
+        self._num_prompt_logprobs = 0  # prompt tokens with delivered logprobs, plus the first, which has none
         self._seed = submit.params.seed
         self._num_sent = 0
-        self._is_accepted = False  # the latest attempt
+        self._is_accepted = False  # whether the latest attempt was accepted
         self._begun_at = time.monotonic()
         self.num_gaps = 0  # consecutive deltas that left a gap
         self.is_aborted = False
@@ -82,8 +82,8 @@ class OpenRequest:
         return self._submit.media
 
     def next_submit(self) -> Submit:
-        """Make the Submit of the next attempt; from the second on it contains the delivered tokens, for the engine to
-        continue from."""
+        """Return the Submit of the next attempt. From the second attempt on it has the delivered tokens, after which
+        the engine continues."""
         submit = self._submit
         attempt = self._num_sent
         self._num_sent += 1
@@ -106,7 +106,8 @@ class OpenRequest:
         )
 
     def accept(self, accepted: Accepted) -> bool:
-        """Keep prompt tokens, seed and adapter of `accepted` for later attempts; False if it is of an older one."""
+        """Keep the prompt tokens, the seed and the adapter of `accepted` for later attempts, and return True; False if
+        it replies to an older attempt."""
         if accepted.attempt != self._num_sent - 1:
             return False
         self._is_accepted = True
@@ -121,12 +122,13 @@ class OpenRequest:
         return True
 
     def forget_adapter(self) -> None:
-        """Let the name of the adapter decide again, which another engine may give to other weights."""
+        """Forget the adapter's digest, so that its name counts again: on another engine it may stand for other
+        weights."""
         self._submit = msgspec.structs.replace(self._submit, adapter_digest=b"")
 
     def apply(self, delta: Delta) -> DeltaOutcome:
         """Append the delta's tokens if they start where the delivered tokens end ("applied"). Otherwise drop the delta:
-        it is a "duplicate", or there is a "gap" before it, which only a new attempt repairs."""
+        it is a "duplicate", or there is a "gap" before it, which only a new attempt can fill."""
         num_new = num_ids(delta.token_ids)
         if not self._is_accepted or not 0 <= delta.index < len(self.sequences):  # it belongs to an older attempt
             return "duplicate"
@@ -143,7 +145,6 @@ class OpenRequest:
             return "applied"
         if delta.start + num_new <= sequence.num_tokens and delta.finish_reason is None:
             return "duplicate"
-        # Tokens are missing; or the delta overlaps in part, and its text cannot be cut at a token. A new attempt
-        # repairs both.
+        # Tokens are missing, or the delta overlaps in part and its text cannot be cut: both need a new attempt.
         self.num_gaps += 1
         return "gap"

@@ -26,20 +26,21 @@ _SHOWN_CHARACTERS = 120
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or token id."""
+    """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or token id
+    that ended it."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    cumulative_logprob: float | None = None  # of token_ids; None unless logprobs were requested
-    logprobs: list[TokenLogprobs] | FlatLogprobs | None = None  # one for each of token_ids
+    cumulative_logprob: float | None = None  # sum for token_ids; None unless logprobs were requested
+    logprobs: list[TokenLogprobs] | FlatLogprobs | None = None  # one entry for each of token_ids
     lora_request: None = None  # fields of vLLM, not supported
     routed_experts: None = None
 
     def finished(self) -> bool:
-        """Return whether the completion has ended."""
+        """Return whether this completion has ended."""
         return self.finish_reason is not None
 
     def __repr__(self) -> str:
@@ -52,7 +53,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request with its completions so far; `finished` if all of them have ended.
 
-    `prompt` is the tokenized text (of a chat: after the template), None if the prompt was token ids.
+    `prompt` is the text that was tokenized (for a chat, the rendered template); None if the prompt was token ids.
     """
 
     request_id: str
@@ -61,8 +62,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # of each prompt token; the first has none
-    embedding: BulkArray | None = None  # vector of a request with pooling
+    prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # per prompt token; None for the first
+    embedding: BulkArray | None = None  # the vector of a request with pooling
     metrics: RequestMetrics = RequestMetrics()
     lora_request: LoRARequest | None = None
     encoder_prompt: None = None  # fields of vLLM, not supported, like those below
@@ -79,7 +80,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
 
 class OutputBuilder:
-    """Merger of the updates of one request into RequestOutputs. Later updates do not change a built output."""
+    """Builder of RequestOutputs from the updates of one request. Later updates do not change an output that was
+    built."""
 
     def __init__(self, submit: Submit) -> None:
         self._request_id = submit.request_id
@@ -130,7 +132,8 @@ class OutputBuilder:
         return self._build([answer.build() for answer in self._answers])
 
     def build_delta(self) -> RequestOutput:
-        """Return an output with the tokens, text and logprobs since the last call, without unchanged completions."""
+        """Return an output with the tokens, text and logprobs since the last call; unchanged completions are left
+        out."""
         return self._build([answer.build_delta() for answer in self._answers if answer.has_delta])
 
     def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
@@ -148,8 +151,8 @@ class OutputBuilder:
         )
 
     def _merge_metrics(self) -> RequestMetrics:
-        """Return the times of the request from its first step to its last token, and the counts of all its answers. The
-        prompt is loaded for the first answer; the others find it in the pool."""
+        """Return metrics of the whole request: times from its first step to its last token, and counts summed over its
+        answers. num_loaded_tokens is that of one answer: the others find the loaded prompt in the pool."""
         answers = [answer.metrics for answer in self._answers if answer.metrics is not None]
         if len(answers) < 2:
             return answers[0] if answers else RequestMetrics()
@@ -166,7 +169,7 @@ class OutputBuilder:
 
 
 def _earliest(times: Iterable[float]) -> float:
-    """Return the first time of those that have come; 0 if none has."""
+    """Return the earliest of the times that are not 0; 0 if all are."""
     return min(filter(None, times), default=0.0)
 
 
@@ -175,7 +178,7 @@ def _num_in_all(num_by_place: Mapping[PlaceName, int]) -> int:
 
 
 class _CompletionBuilder:
-    """One of the n completions so far, and the number of its tokens and characters that `build_delta` has returned."""
+    """Builder of one of the n completions. It records how many tokens and characters `build_delta` has returned."""
 
     def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
         self.index = index
@@ -228,7 +231,7 @@ class _CompletionBuilder:
 
 
 def _copy_logprobs(tokens: list[Token] | None, is_flat: bool, start: int = 0) -> list[Token] | FlatLogprobs | None:
-    """Copy the logprobs from token `start` on, as FlatLogprobs if `is_flat`; None if there are none."""
+    """Return a copy of the logprobs from token `start` on, as FlatLogprobs if `is_flat`; None if `tokens` is None."""
     if tokens is None:
         return None
     return FlatLogprobs(tokens[start:]) if is_flat else tokens[start:]
@@ -245,7 +248,7 @@ def _short_ids(ids: list[int]) -> str:
 
 
 class SpokenSegment(msgspec.Struct, kw_only=True):
-    """A part of a transcript, and its place in the clip in seconds."""
+    """A part of a transcript, with its start and end in the clip in seconds."""
 
     start_s: float
     end_s: float
@@ -256,9 +259,9 @@ class TranscriptionOutput(msgspec.Struct, kw_only=True):
     """The transcript of a clip, or its translation."""
 
     text: str
-    language: str | None  # code of the speech, given or as the model has named it; None: unknown
-    duration_s: float  # of the clip
-    segments: list[SpokenSegment]  # with text
+    language: str | None  # code of the spoken language, given by the caller or detected; None: unknown
+    duration_s: float  # length of the clip
+    segments: list[SpokenSegment]  # parts with text
 
 
 class EmbeddingOutput(msgspec.Struct, kw_only=True):
@@ -282,7 +285,8 @@ class EmbeddingRequestOutput(msgspec.Struct, kw_only=True):
 
 
 def to_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
-    """Convert the last output of a request with pooling. RequestError if abort or timeout ended it without a vector."""
+    """Return the last output of a request with pooling as an EmbeddingRequestOutput. RequestError if the request was
+    aborted or timed out, so that it has no vector."""
     if output.embedding is None:
         reason = output.outputs[0].finish_reason
         raise RequestError(f"request {output.request_id} ended with {reason} before its prompt was embedded")

@@ -1,11 +1,11 @@
-"""ClientProtocol: state machine of one client's connection to a frontend. Has no socket, thread or clock.
+"""ClientProtocol: the state machine of one client's connection to a frontend. It has no socket, thread or clock.
 
     greeting ──Welcome──▶ ready ──Unknown, gap, silence, disconnect──▶ greeting
        └──deadline──▶ lost ──submit──▶ greeting            any ──refused, engine dead, close──▶ ended
 
-The owner passes it messages and the time, sends its messages, and opens a new connection when `needs_reconnect` is
-set. Each return to `ready` resubmits every open request with the tokens delivered so far. If another engine answers,
-and may serve another model, requests that have tokens fail instead.
+The owner passes messages and the time to it, sends its messages, and opens a new connection when `needs_reconnect` is
+set. Each return to `ready` resubmits every open request with the tokens delivered so far. If another engine answers
+that may serve another model, requests with tokens fail instead.
 
 The route of a request from any caller to the engine, and of its updates back:
 
@@ -45,13 +45,13 @@ from .keepalive import Keepalive
 from .open_request import OpenRequest
 from .submit_window import SubmitWindow
 
-QueryResult: TypeAlias = Reply | TokenloomError  # of a query; QueryFailed becomes its error
+QueryResult: TypeAlias = Reply | TokenloomError  # reply to a query; QueryFailed is converted to its error
 QuerySink: TypeAlias = Callable[[QueryResult], None]
 ReplyType = TypeVar("ReplyType", bound=Message)
 
-MAX_OPEN_REQUESTS = 1 << 17  # of one client; further submits get Overloaded
+MAX_OPEN_REQUESTS = 1 << 17  # limit for one client; further submits get Overloaded
 CREDIT_BATCH = CREDIT_WINDOW // 4  # Deltas messages acknowledged by one Credit
-MAX_GAPS = 8  # consecutive attempts of a request that may end in a gap, before it fails
+MAX_GAPS = 8  # consecutive attempts of a request that may end in a gap before the request fails
 
 State = Literal["greeting", "ready", "lost", "ended"]
 _MOVES: dict[State, set[State]] = {
@@ -63,7 +63,7 @@ _MOVES: dict[State, set[State]] = {
 
 
 class ClientProtocol:
-    """Open requests and queries of one client. Invariant: each of them gets exactly one last update. Times are in
+    """The open requests and queries of one client. Invariant: each of them gets exactly one last update. Times are in
     monotonic seconds."""
 
     def __init__(
@@ -84,13 +84,13 @@ class ClientProtocol:
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
         self._media = MediaSender(send)
-        self._unsent_aborts: list[str] = []  # of requests that the engine may still run after a reconnect
+        self._unsent_aborts: list[str] = []  # ids of requests that the engine may still run after a reconnect
         self._num_uncredited = 0  # Deltas messages since the last Credit
         self._run_id: str | None = None
         self._model_digest = ""
         self._greet_deadline = 0.0
         self.state: State = "lost"
-        self.error: TokenloomError | None = None  # reason of the end, or of the last failed greeting
+        self.error: TokenloomError | None = None  # reason for the end, or for the last failed greeting
         self.needs_reconnect = False  # the owner must open a fresh connection and call `greet`
 
     @property
@@ -139,7 +139,7 @@ class ClientProtocol:
             self.needs_reconnect = True
 
     def end(self, error: TokenloomError) -> None:
-        """End for good: open and later requests and queries get `error`."""
+        """End the connection for good: all open and later requests and queries get `error`."""
         if self.state != "ended":
             self._move("ended")
             self.error = error
@@ -148,7 +148,7 @@ class ClientProtocol:
     # ── events of the connection ──
 
     def greet(self, now: float) -> None:
-        """Send Hello, on a new connection or after Unknown. The timeout of the Welcome runs from the first Hello."""
+        """Send Hello, on a new connection or after Unknown. The timeout for the Welcome starts with the first Hello."""
         if self.state != "greeting":
             self._greet_deadline = now + self._greet_timeout_s
         self._move("greeting")
@@ -185,7 +185,8 @@ class ClientProtocol:
             self._submit_waiting()
 
     def tick(self, now: float) -> float | None:
-        """Handle timeouts and pings; return the time of the next call, None if only an event requires one."""
+        """Handle timeouts and pings. Return the time at which to call it next; None if only an event makes that
+        necessary."""
         if self.state == "greeting":
             if now < self._greet_deadline:
                 return self._greet_deadline
@@ -317,7 +318,8 @@ class ClientProtocol:
         request.sink(last)
 
     def _finish_aborted(self, request: OpenRequest) -> None:
-        """Make the last deltas of an aborted request here, since the frontend does not have it and sends none."""
+        """Pass the last deltas of an aborted request to its sink: the frontend does not have the request and sends
+        none."""
         *others, last = [
             Delta(
                 request_id=request.request_id,
@@ -338,7 +340,8 @@ class ClientProtocol:
         self._fail_queries(error)
 
     def on_malformed(self, cause: ProtocolError) -> None:
-        """Fail all queries: a message that cannot be decoded may be a reply. Lost deltas show as a gap."""
+        """Fail all queries: the message that cannot be decoded may be a reply. Deltas that are lost so are detected as
+        a gap."""
         text = f"this client cannot decode a message of the engine ({cause}): use the same version of both"
         self._fail_queries(ProtocolError(text))
 
@@ -348,7 +351,8 @@ class ClientProtocol:
                 self._end_query(query_id, error)
 
     def _lose(self) -> None:
-        """Fail all open requests and queries: no Welcome came in time. A later submit or query connects again."""
+        """Fail all open requests and queries, after no Welcome has arrived in time. A later submit or query connects
+        again."""
         text = f"no engine answers at {self._address} for {self._greet_timeout_s:g} s"
         if self._run_id is not None:
             text = f"the engine at {self._address} is lost and did not come back within {self._greet_timeout_s:g} s"
@@ -366,7 +370,7 @@ class ClientProtocol:
     def _refusal(self, info: ErrorInfo) -> TokenloomError:
         if info.kind != "protocol":
             return info.to_exception()
-        return ProtocolError(f"{info.message} (engine at {self._address})")  # it holds both versions
+        return ProtocolError(f"{info.message} (engine at {self._address})")  # the message has both versions
 
     def _replaced_error(self, request: OpenRequest) -> EngineDead:
         return EngineDead(
@@ -382,7 +386,8 @@ class ClientProtocol:
 
 
 def check_reply(reply: QueryResult, reply_type: type[ReplyType]) -> ReplyType:
-    """Return `reply` if it is a `reply_type`; raise it if it is an error, and ProtocolError if it is anything else."""
+    """Return `reply` if it is a `reply_type`; raise it if it is an error, and ProtocolError if it is another
+    message."""
     if isinstance(reply, TokenloomError):
         raise reply
     if not isinstance(reply, reply_type):

@@ -14,9 +14,9 @@ from .transport import Transport
 
 
 class RequestFuture(Future[RequestOutput]):
-    """Future of one request, pending until it ends. Its callbacks do not run in the transport's thread.
+    """The future of one request, pending until the request ends. Its callbacks do not run in the transport's thread.
 
-    With an engine in this process only `result` and `exception` run the engine; concurrent.futures.wait would hang.
+    If the engine is in this process, only `result` and `exception` run it; concurrent.futures.wait would hang.
     """
 
     def __init__(self, transport: Transport, submit: Submit) -> None:
@@ -28,7 +28,8 @@ class RequestFuture(Future[RequestOutput]):
         self._claim = threading.Lock()  # acquired once: by `cancel` or by `_settle`
 
     def add(self, update: Update) -> None:
-        """Add an update, as the request's sink; the last one settles the future outside the transport's thread."""
+        """Add an update: this is the request's sink. The last update settles the future, outside the transport's
+        thread."""
         self._builder.add(update)
         if self._builder.is_finished:
             self._ended.put(None)
@@ -51,7 +52,8 @@ class RequestFuture(Future[RequestOutput]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait for the end of the request with Transport.wait; return the rest of the timeout. Raises TimeoutError."""
+        """Wait for the end of the request with Transport.wait; return the rest of the timeout. TimeoutError if the
+        request has not ended after `timeout_s`."""
         if self.done():
             return timeout_s
         begin = monotonic()

@@ -1,6 +1,6 @@
-"""SubmitWindow: flow control of submits. Bounds the requests and bytes sent and not yet answered by the frontend.
+"""SubmitWindow: flow control of submits. It limits the requests and bytes that are sent but not yet answered.
 
-Requests beyond the window wait here as objects; their messages are encoded when they are sent.
+Requests beyond the window wait as objects; their messages are encoded when they are sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_UNANSWERED_BYTES = 16 << 20
 
 
 class SubmitWindow:
-    """Queue of requests to submit, and the sizes of unanswered ones. Invariant: no request is in both."""
+    """The queue of requests to submit, and the sizes of unanswered requests. Invariant: no request is in both."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[OpenRequest, None] = OrderedDict()  # a FIFO with removal from the middle
@@ -32,9 +32,10 @@ class SubmitWindow:
         self.waiting[request] = None
 
     def pop(self) -> OpenRequest | None:
-        """Take the next request to send into the window; None if none waits or the window is full.
+        """Move the next request from the queue to the window, and return it to be sent; None if none waits or the
+        window is full.
 
-        An empty window takes a request of any size.
+        A request of any size fits into an empty window.
         """
         request = next(iter(self.waiting), None)
         if request is None:
@@ -51,7 +52,7 @@ class SubmitWindow:
         return request
 
     def note_answered(self, request: OpenRequest) -> None:
-        """Remove a request from the window once the frontend has answered it; if it is queued, it stays queued."""
+        """Remove a request, which the frontend has answered, from the window; if it is queued, it stays queued."""
         self._unanswered_bytes -= self._bytes_by_unanswered.pop(request, 0)
 
     def remove(self, request: OpenRequest) -> None:

@@ -1,7 +1,7 @@
-"""Transport: interface between clients and an engine; implementations use a socket or an engine in this process.
+"""Transport: the interface between clients and an engine. Implementations use a socket, or an engine in this process.
 
-A request is submitted with a sink. The sink gets the request's updates in order and each token exactly once; the last
-update is a Delta with a finish reason or an error. `protocol.py` draws the route.
+A request is submitted with a sink. The sink gets the request's updates in order, and each token exactly once; the last
+update is a Delta with a finish reason, or an error. `protocol.py` shows the route of a request.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.client")
 
-CLOSE_TIMEOUT_S = 5.0  # for user callbacks that still run
+CLOSE_TIMEOUT_S = 5.0  # how long `close` waits for user callbacks that still run
 
 
 class Transport(ABC):
-    """Connection to an engine. Every method may be called from any thread, but `wait` not from a sink.
+    """A connection to an engine. All methods may be called from any thread, but `wait` must not be called from a sink.
 
     Invariant: one thread at a time uses the ClientProtocol; other threads only queue commands for it.
     """
@@ -46,8 +46,8 @@ class Transport(ABC):
         self._query_ids = itertools.count(1)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """Submit a request and return at once. `sink` gets its updates; RequestError as the only one if its id is in
-        use, Overloaded beyond MAX_OPEN_REQUESTS."""
+        """Submit a request and return at once. `sink` gets its updates; the only update is RequestError if the id is in
+        use, or Overloaded if MAX_OPEN_REQUESTS are open. RequestError is raised if the transport is closed."""
         self._command(partial(self._protocol.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
@@ -56,7 +56,7 @@ class Transport(ABC):
 
     def cancel(self, request_id: str) -> None:
         """Abort a request and discard its further updates."""
-        with contextlib.suppress(RequestError):  # closed, which has cancelled it
+        with contextlib.suppress(RequestError):  # the transport is closed, so the request has ended
             self._command(partial(self._protocol.cancel, request_id))
 
     def query(self, make_query: Callable[..., Query], sink: QuerySink) -> None:
@@ -69,22 +69,22 @@ class Transport(ABC):
 
     @abstractmethod
     def _command(self, command: Callable[[], None]) -> None:
-        """Queue a command and wake the thread that runs it; RequestError if the transport is closed."""
+        """Queue a command and wake the thread that runs commands; RequestError if the transport is closed."""
 
     @abstractmethod
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
-        """Return the next item that a sink puts into `queue`; raise queue.Empty after `timeout_s`."""
+        """Return the next item that a sink puts into `queue`; queue.Empty if there is none within `timeout_s`."""
 
     @abstractmethod
     def call_later(self, function: Callable[[], None]) -> None:
-        """Run `function`, which may take long, outside the transport's thread."""
+        """Run `function`, which may take long, later and outside the transport's thread."""
 
     @abstractmethod
     def close(self) -> None:
         """End every request with an error and free all resources. A second call does nothing.
 
-        Waits at most CLOSE_TIMEOUT_S for a running callback. After that it logs the name of the daemon thread and
-        returns, so that neither this call nor the end of the program hangs.
+        Wait at most CLOSE_TIMEOUT_S for a running callback; then log the name of its daemon thread and return, so that
+        neither this call nor the end of the program hangs.
         """
 
 
@@ -100,7 +100,7 @@ def encode_client_message(message: ClientMessage) -> bytes:
 
 
 def wait_for_end(thread: threading.Thread | None) -> None:
-    """Join a thread, unless it is the calling one, for at most CLOSE_TIMEOUT_S; log its name if it still runs."""
+    """Join a thread, unless it is the calling one, for at most CLOSE_TIMEOUT_S; log its name if it still runs then."""
     if thread is None or thread is threading.current_thread():
         return
     thread.join(CLOSE_TIMEOUT_S)
@@ -113,10 +113,10 @@ def wait_for_end(thread: threading.Thread | None) -> None:
 
 
 class CallbackThread:
-    """Thread that runs user callbacks in order. The thread of the socket cannot run them: a callback may be slow or
-    wait for this client, and pings must continue. It starts with this object, so that no callback waits for it.
+    """Thread that runs user callbacks in order. The socket's thread cannot run them: a callback may be slow or wait for
+    this client, while pings must continue. The thread starts with this object, so that no callback waits for its start.
 
-    `run` may be called from any thread; after `stop` it runs a callback in the calling thread.
+    `run` may be called from any thread; after `stop` it runs the callback in the calling thread.
     """
 
     def __init__(self, name: str) -> None:

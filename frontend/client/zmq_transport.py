@@ -2,8 +2,8 @@
 
 Callers queue commands and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
 nothing is open. Knows sockets, threads and time; ClientProtocol decides about messages. The socket's monitor detects a
-lost frontend; a new socket of the same identity replaces the old one, so that no stale message is sent. Of several
-addresses it uses one, and goes to the next when it loses that.
+lost frontend; then a new socket with the same identity replaces the old one, so that no stale message is sent. If there
+are several addresses, it uses one, and tries the next when that is lost.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .transport import CallbackThread, Transport, encode_client_message, wait_fo
 
 T = TypeVar("T")
 
-LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
-MAX_MESSAGES_PER_TURN = 256  # received before commands and pings are handled
+LONGEST_WAIT_S = 86400.0  # limit of one poll: its milliseconds have 31 bits
+MAX_MESSAGES_PER_TURN = 256  # most messages received before commands and pings are handled
 BEAT_S = 1.0  # beat of the clock that measures the engine's silence
 FIRST_HOP_S = 0.2
-REOPEN_INTERVAL_S = 0.1  # minimum between reconnects to a peer that accepts and disconnects at once
+REOPEN_INTERVAL_S = 0.1  # least time between reconnects, for a peer that accepts connections and closes them at once
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
@@ -59,7 +59,7 @@ class ZmqTransport(Transport):
         places = " or ".join(self.addresses)
         super().__init__(ClientProtocol(places, self._send, connect_timeout_s, reconnect_timeout_s))
         self._place = secrets.randbelow(len(self.addresses))  # so that clients spread over the frontends
-        self._hop_s, self._hop_at = FIRST_HOP_S, math.inf  # time to go on to the next address while nobody answers
+        self._hop_s, self._hop_at = FIRST_HOP_S, math.inf  # when to try the next address, while no frontend answers
         self._identity = secrets.token_bytes(16)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
         self._lock = threading.Lock()  # guards _is_closed, _is_woken and _wake_fd until it is closed
@@ -100,13 +100,14 @@ class ZmqTransport(Transport):
         self._callbacks.run(function)
 
     def wait_connected(self) -> None:
-        """Block until an engine replies; EngineDead after connect_timeout_s, ProtocolError if it refuses."""
+        """Block until an engine replies. EngineDead if none does within connect_timeout_s, ProtocolError if it refuses
+        this client."""
         replies: SimpleQueue[QueryResult] = SimpleQueue()
         self.query(GetInfo, replies.put)
         check_reply(replies.get(), Info)
 
     def fail(self, error: TokenloomError) -> None:
-        """End open and later requests with `error`, after the end of the engine's process."""
+        """End all open and later requests with `error`. To be called when the engine's process has ended."""
         with contextlib.suppress(RequestError):
             self._command(partial(self._protocol.end, error))
 
@@ -156,11 +157,11 @@ class ZmqTransport(Transport):
             self._run_commands()
 
     def _turn(self, timeout_s: float | None) -> float | None:
-        """Wait for events, handle them and return the timeout of the next turn in seconds, None for no timeout."""
+        """Wait for events and handle them; return the timeout of the next turn in seconds, None for no timeout."""
         # A frontend ends the requests of a client that sends nothing for LEASE_S, 3 s; `tick` sends a ping each second.
         # So a turn must be short: it receives at most MAX_MESSAGES_PER_TURN messages, and the program's callbacks run
-        # in another thread. Messages are read before `tick` looks for the frontend's silence: those that waited while
-        # this program was suspended prove that it was there.
+        # in another thread. Messages are read before `tick` checks the frontend's silence: messages that waited while
+        # this program was suspended prove that the frontend is alive.
         ready = self._wait(timeout_s)
         has_more = self._receive()
         is_disconnected = self._monitor in ready and self._read_monitor()
@@ -185,8 +186,8 @@ class ZmqTransport(Transport):
         return None if next_due is None else self._clock.patience_s(next_due)
 
     def _must_hop(self, now: float) -> bool:
-        """Whether to try the next address, since nobody has answered at this one; each time after twice as long, so
-        that frontends under load are not left before they can answer."""
+        """Whether to try the next address, since no frontend has answered at this one. The time to wait doubles with
+        each try, so that frontends under load can answer."""
         if self._protocol.state != "greeting" or len(self.addresses) == 1:
             self._hop_s, self._hop_at = FIRST_HOP_S, math.inf
         elif self._hop_at == math.inf:
@@ -197,7 +198,8 @@ class ZmqTransport(Transport):
         return False
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
-        """Poll for at most `timeout_s` (None: no limit); return the ready sockets and descriptors with their events."""
+        """Poll for at most `timeout_s` (None: no limit). Return the ready sockets and descriptors, with their
+        events."""
         timeout_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_WAIT_S) * 1000)
         ready: dict[object, int] = dict(self._poller.poll(timeout_ms))
         if self._wake_fd in ready:
@@ -222,7 +224,8 @@ class ZmqTransport(Transport):
         return num_messages == MAX_MESSAGES_PER_TURN
 
     def _read_monitor(self) -> bool:
-        """Read the socket's events; return whether the peer disconnected after a handshake (else ZeroMQ retries)."""
+        """Read the monitor's events. Return whether the peer disconnected after a handshake; before one, ZeroMQ retries
+        by itself."""
         is_disconnected = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], "little")
@@ -233,11 +236,12 @@ class ZmqTransport(Transport):
         return is_disconnected
 
     def _send(self, message: ClientMessage) -> None:
-        if self._socket is not None:  # else `_reopen` tries again
+        if self._socket is not None:  # if it is None, `_reopen` tries again
             self._socket.send(encode_client_message(message), zmq.DONTWAIT)
 
     def _reopen(self, now: float) -> None:
-        """Open again; without a free descriptor try later, within the time that a lost engine has to come back."""
+        """Open a new connection. If that fails, for example without a free descriptor, try again later, until the
+        timeout for a lost engine."""
         try:
             self._open(now)
         except zmq.ZMQError:
@@ -246,7 +250,8 @@ class ZmqTransport(Transport):
             self._protocol.needs_reconnect = True
 
     def _open(self, now: float) -> None:
-        """Connect a new socket and send Hello; messages queued on the old one, for a lost peer, are dropped with it."""
+        """Connect a new socket and send Hello. Messages that are queued on the old socket, for a lost peer, are
+        dropped."""
         self._close_sockets()
         self._opened_at = now
         socket = self._socket = new_socket(
@@ -265,7 +270,7 @@ class ZmqTransport(Transport):
     def _close_sockets(self) -> None:
         if self._socket is not None:
             if self._monitor is not None:
-                # In this order: an event that nobody reads blocks ZeroMQ's thread, and so disable_monitor, forever.
+                # In this order: an unread event would block ZeroMQ's thread, and so disable_monitor, forever.
                 self._socket.disable_monitor()
                 self._monitor.close(linger=0)
             self._socket.close(linger=0)

@@ -1,7 +1,7 @@
 """Beam search as rounds of requests: each round generates one token of every open beam.
 
-A beam is a prompt of its own; the prefix cache holds the tokens that it shares with other beams. Names, meanings and
-the score are vLLM's.
+Each beam is a prompt; the prefix cache has the KV blocks of the tokens that beams share. Names, meanings and the score
+are vLLM's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..outputs import RequestOutput
 
 
 class BeamSearchSequence(msgspec.Struct, kw_only=True):
-    """One beam; `tokens` and `text` begin with the prompt."""
+    """One beam; `tokens` and `text` start with the prompt."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs]  # one for each token after the prompt
@@ -30,13 +30,14 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
 
 
 class BeamSearchOutput(msgspec.Struct, kw_only=True):
-    """The beams of one prompt, the best first."""
+    """The beams of one prompt, the best one first."""
 
     sequences: list[BeamSearchSequence]
 
 
 class BeamSearch:
-    """Beams of many prompts. `add` the outputs of `requests`, round by round, while there are any; then `finish`."""
+    """The beams of several prompts. Call `add` with the outputs of `requests`, round by round, until there are none;
+    then call `finish`."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class BeamSearch:
         info: Info,
         media: Sequence[list[Medium]] | None = None,
     ) -> None:
-        """`media`: of each prompt."""
+        """`media`: the media of each prompt. RequestError if the model has rules for its answers, or a prompt and
+        max_tokens exceed max_model_len."""
         if info.has_answer_rules:
             raise RequestError(
                 f"{info.model} has rules for the begin of its answers, which beam search does not keep: use generate, "
@@ -67,14 +69,14 @@ class BeamSearch:
         self.sampling_params = SamplingParams(temperature=0, max_tokens=1, logprobs=width, ignore_eos=True)
 
     def requests(self) -> list[list[int]]:
-        """Return the prompts of the next round, the tokens of every open beam; [] after max_tokens rounds or if no beam
-        is open."""
+        """Return the prompts of the next round: the tokens of every open beam. [] after max_tokens rounds, or if no
+        beam is open."""
         if self._num_rounds == self._params.max_tokens:
             return []
         return [beam.tokens for beams in self._open for beam in beams]
 
     def prompts(self) -> list[dict[str, object]]:
-        """Return `requests` as prompts with the media of each."""
+        """Return `requests` as prompts with their media."""
         media = [media for beams, media in zip(self._open, self._media, strict=True) for _ in beams]
         return [
             {"prompt_token_ids": tokens, "multi_modal_data": {each[0].kind: each} if each else None}
@@ -82,7 +84,7 @@ class BeamSearch:
         ]
 
     def add(self, outputs: Sequence[RequestOutput]) -> None:
-        """Extend the open beams by the outputs of `requests`, in their order, and keep the best beam_width beams of
+        """Extend the open beams by the outputs of `requests`, in the same order, and keep the best beam_width beams of
         each prompt open. A beam that gets an EOS token is closed."""
         self._num_rounds += 1
         next_outputs = iter(outputs)

@@ -1,4 +1,4 @@
-"""Loads the engine's tokenizer with transformers in the caller's program; no other module of the client imports it."""
+"""Loading of the engine's tokenizer in the caller's program. No other module of the client imports transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TransformersTokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 
 def load_tokenizer(info: Info) -> TransformersTokenizer:
-    """Load the tokenizer from the engine's folder, with the engine's chat template; passes transformers' errors on.
+    """Load the tokenizer from the engine's folder, with the engine's chat template. Errors of transformers are raised
+    unchanged.
 
     RequestError if the folder does not exist on this machine.
     """

@@ -1,7 +1,7 @@
-"""Transcriber: the requests of `transcribe`, and their answers joined to transcripts.
+"""Transcriber: makes the requests of `transcribe`, and joins their answers to transcripts.
 
-Prompts, checks and readers of answers are those of /v1/audio/transcriptions (`frontend/forms/speech/`). It submits
-nothing: the clients do.
+Prompts, checks and readers of answers are those of /v1/audio/transcriptions (`frontend/forms/speech/`). The clients
+submit the requests.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ...sound.decode import decode_audio
 from ...sound.quiet_cuts import cut_at_quiet_places
 from ..outputs import CompletionOutput, RequestOutput, SpokenSegment, TranscriptionOutput
 
-NewSubmit = Callable[..., Submit]  # of a client, with the adapter of the call
+NewSubmit = Callable[..., Submit]  # a client's _new_submit, with the adapter of the call
 
 
 class Transcriber:
-    """What one call asks of the model for each of its clips."""
+    """The task, prompts and parameters of one call, which are the same for all its clips."""
 
     def __init__(self, info: Info, options: TranscribeOptions) -> None:
-        """RequestError if the model hears no audio, or for options that it cannot take."""
+        """RequestError if the model does not transcribe audio, or an option is invalid or not supported by it."""
         check_options("transcribe", options, TranscribeOptions)
         if info.speech is None:
             raise RequestError(f"the model {info.model!r:.200} does not hear audio: choose one that does")
@@ -50,7 +50,7 @@ class Transcriber:
             raise RequestError(f"transcribe() gives one transcript of a clip, n is {params.n}: leave it out")
         (self._params,) = with_priority([params], options)
         question = self._prompts.language_question
-        language = self._task.language or (question and question.any_language)  # until the model has named it
+        language = self._task.language or (question and question.any_language)  # until it is detected
         self.context = self._prompts.prompt(self._task._replace(language=language)).context
 
     def clip(self, audio: object) -> SpokenClip:
@@ -59,7 +59,8 @@ class Transcriber:
 
 
 class SpokenClip:
-    """The requests of a clip: about its language, if the caller has named none, and then about each piece."""
+    """The requests for a clip: one to detect its language, if the caller has named none, and then one for each
+    piece."""
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class SpokenClip:
         self._params, self._end_ids = params, end_ids
 
     def question(self, new_submit: NewSubmit) -> Submit | None:
-        """Return the request about the clip's language, whose answer `name_language` takes."""
+        """Return the request that detects the clip's language, to pass its answer to `name_language`; None if it is not
+        needed."""
         question = self._prompts.language_question
         if self._task.language is not None or question is None or not self.pieces:
             return None
@@ -90,7 +92,7 @@ class SpokenClip:
         self._task = self._task._replace(language=question.languages[found.token_ids[0]])
 
     def submits(self, new_submit: NewSubmit, context: str = "") -> list[Submit]:
-        """Return the requests about the pieces. context: text that the prompt begins with."""
+        """Return the requests for the pieces. `context`: text at the start of each prompt."""
         prompt = self._prompts.prompt(self._task)
         params = self._params.replace(skip_special_tokens=not prompt.keeps_special_tokens)
         prompt = prompt._replace(text=context + prompt.text)
@@ -104,7 +106,8 @@ class SpokenClip:
         return msgspec.structs.replace(new_submit(given, params), add_special_tokens=False)
 
     def output(self, answers: Sequence[RequestOutput]) -> TranscriptionOutput:
-        """Join the answers to the pieces. RequestError if one of them was ended amid its transcript."""
+        """Return the transcript joined from the answers to the pieces. RequestError if an answer was aborted or timed
+        out."""
         transcript = Transcript(self.pieces, lambda: self._prompts.new_reader(self._task), self._end_ids)
         for place, (answer, piece) in enumerate(zip(answers, self.pieces, strict=True)):
             found = _completion(answer)
@@ -135,7 +138,7 @@ def _completion(answer: RequestOutput) -> CompletionOutput:
 
 
 def _form(options: TranscribeOptions) -> TranscriptionRequest | TranslationRequest:
-    """Return the fields of the HTTP API for these options."""
+    """Return the options as the form of the HTTP API; RequestError if one has a wrong type."""
     given = {name: options.get(name) for name in ("language", "prompt", "to_language")}
     for name, value in given.items():
         if not isinstance(value, str | None):
@@ -148,7 +151,7 @@ def _form(options: TranscribeOptions) -> TranscriptionRequest | TranslationReque
 
 
 class Piece(NamedTuple):
-    """A piece of a clip, and its place in it in seconds."""
+    """A piece of a clip, with its start and end in the clip in seconds."""
 
     medium: Medium
     start_s: float
@@ -157,7 +160,7 @@ class Piece(NamedTuple):
 
 def pieces_of(audio: object, piece_s: float) -> Iterator[Piece]:
     """Decode a clip and yield its pieces, cut at quiet places as by the HTTP API, of at most `piece_s` seconds each.
-    audio: samples with their rate, the bytes of a file, or a path. RequestError, also between pieces, if it cannot be
+    `audio`: (samples, rate), the bytes of a file, or a path. RequestError, possibly between pieces, if it cannot be
     read."""
     if audio is None or (isinstance(audio, str) and audio[:5].lower() in ("http:", "https", "file:")):
         raise RequestError(
