@@ -1,4 +1,8 @@
-"""frontend ⇄ core, DEALER/ROUTER: EngineCoreRequest in, columns out."""
+"""Messages between frontends (or a gateway's frontends) and the core, over DEALER/ROUTER.
+
+Frontends send EngineCoreRequest, AbortRequests and EngineControl. The core replies with EngineCoreOutputs (columns:
+arrays with an element for each answer), ControlDone and Load. Gateways, which have no supervisor next to the core, also
+get Progress, ReplicaDown, WorkersUp, WeightsChanged and requests for blobs."""
 
 from __future__ import annotations
 
@@ -33,27 +37,28 @@ from .tier import PlaceName
 
 
 class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of an engine that must be equal at another one whose answers are to be the same."""
+    """The properties in which two engines must agree to give the same answers. `difference` has the exceptions."""
 
-    weights: str  # digest of the checkpoint; empty: not known, as to a gateway that has only config and tokenizer
+    weights: str  # digest of the checkpoint; empty: unknown, as in a gateway that has only config and tokenizer
     model: str  # digest of the shape, quantization included
     tokenizer: str  # digest of its files
     dtype: str
     kv_cache_dtype: str
     block_size: int
     max_model_len: int
-    media: str = ""  # digest of the encoder's shape and of the largest medium; empty: text alone
+    media: str = ""  # digest of the encoder's shape and of the largest medium; empty: only text
     max_lora_rank: int = 0  # 0: no adapters
     lora_targets: str = ""  # modules that adapters may change, with commas between; empty: all, or no adapters
 
     @property
     def text(self) -> str:
-        """A digest of all fields, in hex; empty while the weights are not known."""
+        """A digest of all fields, in hex; empty while the weights are unknown."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest() if self.weights else ""
 
     def difference(self, other: ModelDigest) -> str:
-        """Name the first field in which an engine, `other`, differs from its gateway, with both values; "" if there is
-        none. Unknown weights equal any; an engine may serve media and adapters that the gateway does not."""
+        """Return the first field in which an engine, `other`, differs from its gateway, with both values; "" if there
+        is none. Unknown weights count as equal; an engine may serve media and adapters that the gateway does not
+        serve."""
         for name in self.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             is_unknown = name == "weights" and "" in (mine, theirs)
@@ -72,17 +77,17 @@ class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayHello(Message, frozen=True, kw_only=True, tag="gateway_hello"):
-    """First message of a gateway's frontend after each connect. GatewayWelcome or Refused replies."""
+    """First message of a gateway's frontend after each connect. The reply is GatewayWelcome or Refused."""
 
     protocol_version: int
     model: ModelDigest
 
 
 class GatewayWelcome(Message, frozen=True, kw_only=True, tag="gateway_welcome"):
-    """Reply to a GatewayHello of an equal model: the core knows no requests of this frontend."""
+    """Reply to a GatewayHello with an equal model: the core has no requests of this frontend."""
 
     model: ModelDigest
-    num_blocks: int  # of the KV pool, with the null block
+    num_blocks: int  # blocks of the KV pool, the null block included
 
 
 class WeightsChanged(Message, frozen=True, kw_only=True, tag="weights_changed"):
@@ -101,35 +106,35 @@ class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
-    """A validated request: all that a core needs to start or resume it."""
+    """A validated request: everything that a core needs to start or resume it."""
 
     children: list[CoreChild]
     prompt_token_ids: bytes
     params: SamplingParams
     max_tokens: int  # resolved against max_model_len
     stop_token_ids: list[int]  # includes the model's end tokens, unless ignored
-    arrival_time: float  # unix seconds of the sender: the place in the queue
-    waited_s: float | None = None  # since the arrival, when this is sent: its deadlines; nil: by arrival_time
+    arrival_time: float  # unix seconds by the sender's clock; decides the place in the queue
+    waited_s: float | None = None  # seconds from arrival to sending, for the deadlines; nil: use arrival_time
     pooling: PoolingParams | None = None  # for kind pool
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
-    thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
+    thought_markers: list[bytes] = []  # int32: tokens that start reasoning, and that end it, for thinking_token_budget
     thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
-    num_losses: int = 0  # cores and worker groups lost while they computed it, without a new token in between
-    num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
+    num_losses: int = 0  # cores and worker groups lost while they computed it, since its last new token
+    num_prompt_logprobs: int = 0  # prompt tokens with delivered logprobs; the first, which has none, counts
     adapter: AdapterRef | None = None  # None: the base model
     media: list[MediaSpan] = []  # by rising starts
-    caller: str = ""  # callers share the compilers of grammars
+    caller: str = ""  # identifies the caller, since callers get equal shares of the grammar compilers
 
     @property
     def kind(self) -> Literal["generate", "pool"]:
-        """generate: tokens after the prompt. pool: one vector of the prompt."""
+        """The kind of result: generate: tokens after the prompt; pool: one vector for the prompt."""
         return "generate" if self.pooling is None else "pool"
 
 
 class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
-    """A validated Control of a client; ControlDone replies."""
+    """A client's Control, validated. The reply is ControlDone."""
 
     control_id: int
     action: EngineAction
@@ -137,14 +142,14 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     model_folder: str = ""
     sleep_level: int = 1
     tags: list[MemoryTag] | None = None
-    prompt_token_ids: bytes = b""  # this and the following: of prefetch_kv
+    prompt_token_ids: bytes = b""  # this and the following are for prefetch_kv
     cache_salt: str | None = None
     adapter_digest: bytes = b""  # empty: the base model
     media: list[MediaSpan] = []  # by rising starts
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
-    """Order to end these answers; each gets Finished(abort) unless it is unknown or has finished."""
+    """Order to end the answers with these keys. Each gets Finished(abort), unless it is unknown or has finished."""
 
     keys: list[int]
 
@@ -156,7 +161,7 @@ FrontendToCore: TypeAlias = (
     | AbortRequests
     | EngineControl
     | Ping
-    | BlobChunk  # this and the following: of gateways, which reply to GetBlob
+    | BlobChunk  # this and the following are gateways' replies to GetBlob
     | NoBlob
 )
 
@@ -168,7 +173,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_drafts: int = 0  # guessed tokens that were verified
     num_accepted_drafts: int = 0
     error: ErrorInfo | None = None
-    vector: BulkArray | None = None  # of a request of kind pool
+    vector: BulkArray | None = None  # result of a request of kind pool
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,25 +181,26 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: int
     num_cached_tokens: int = 0
-    num_loaded_tokens: dict[PlaceName, int] = {}  # of them, from places outside the pool
+    num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: those from places outside the pool
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of n tokens of any requests: for each the token itself, then alternatives as in Logprobs (client.py).
+    """Logprobs of n tokens of any requests: for each token its own, then those of alternatives, as in Logprobs
+    (client.py).
 
-    Logprobs have four shapes on their way: a worker sends RowLogprobs, the core sends them on as KeyLogprobs, the
+    Logprobs have four forms on their way: a worker sends RowLogprobs, the core forwards them as KeyLogprobs, the
     frontend collects those of an answer in a LogprobBuffer and sends Logprobs, and the client's outputs have
     TokenLogprobs (or FlatLogprobs).
     """
 
     widths: bytes = b""  # int32 [n]: 1 + number of alternatives
-    ranks: bytes = b""  # int32 [n]: of the token itself; 1 = likeliest
+    ranks: bytes = b""  # int32 [n]: rank of the token itself; 1 = likeliest
     token_ids: bytes = b""  # int32, flat: sum(widths)
     logprobs: bytes = b""  # float32, flat
 
     @classmethod
     def join(cls, parts: Iterable[Self | None]) -> Self | None:
-        """Concatenate columns in this order, without those that are None; None without any."""
+        """Return the concatenation of `parts`, without those that are None; None if all are."""
         present = [part for part in parts if part is not None]
         if len(present) <= 1:
             return present[0] if present else None
@@ -202,7 +208,7 @@ class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class KeyLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of answers, by their keys."""
+    """Logprobs of answers, identified by their keys."""
 
     keys: bytes = b""  # int32 [n]
     positions: bytes = b""  # int32 [n]: index of the token in the output, or in the prompt
@@ -210,21 +216,21 @@ class KeyLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True)
 
 class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="outputs"):
     """New output of one turn of the core for one frontend, in columns: one entry per answer with new tokens. The core
-    adds to it until it is sent, so it is no frozen Message."""
+    adds to it until it is sent, so it is not a frozen Message."""
 
     keys: bytes = b""  # int32
     starts: bytes = b""  # int32: output index of the first token
     counts: bytes = b""  # int32: tokens per entry
     token_ids: bytes = b""  # int32, flat: sum(counts)
-    accepted: list[int] = []  # keys of first children, once per submit
+    accepted: list[int] = []  # keys of the first child of each accepted request, once per submit
     started: list[Started] = []
     finished: list[Finished] = []  # after their last tokens
-    logprobs: KeyLogprobs | None = None  # of token_ids; the entries of a key are in token order
-    prompt_logprobs: KeyLogprobs | None = None  # of the prompts of first children
+    logprobs: KeyLogprobs | None = None  # for token_ids; the entries of a key are in token order
+    prompt_logprobs: KeyLogprobs | None = None  # for prompts, under the keys of first children
 
 
 class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
-    """Reply to EngineControl, after its action or with the error of that."""
+    """Reply to EngineControl, after its action is complete or has failed."""
 
     control_id: int
     num_tokens: int = 0  # as in Done
@@ -232,9 +238,9 @@ class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
 
 
 class Load(Message, frozen=True, kw_only=True, tag="load"):
-    """The work that other frontends have given a core, for the router of this one."""
+    """The load that other frontends put on a core, for the router of the receiving frontend."""
 
-    waiting_tokens: int = 0  # of prompts that do not run yet
+    waiting_tokens: int = 0  # tokens of prompts that do not run yet
     num_open: int = 0  # answers
 
 
@@ -247,9 +253,9 @@ CoreToFrontend: TypeAlias = (
     | ControlDone
     | Load
     | Pong
-    | Progress  # this and the following: to gateways, which have no supervisor beside the core
+    | Progress  # this and the following are for gateways, which have no supervisor next to the core
     | ReplicaDown
     | WorkersUp
     | WeightsChanged
-    | GetBlob  # of an adapter or a medium that a request names
+    | GetBlob  # for an adapter or a medium that a request names
 )

@@ -1,4 +1,5 @@
-"""supervisor ⇄ children, ROUTER/DEALER: start, readiness, progress, stop."""
+"""Messages between the supervisor and its child processes, over ROUTER/DEALER: start, readiness, progress, loss and
+stop."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .tier import TiersProgress
 
 
 class Phase(Message, frozen=True, kw_only=True, tag="phase"):
-    """A start-up phase that has ended; the supervisor prints it."""
+    """Report of a start-up phase that has ended; the supervisor prints it."""
 
     name: str
     duration_s: float
@@ -29,18 +30,18 @@ class PhaseProgress(Message, frozen=True, kw_only=True, tag="phase_progress"):
     name: str
     num_done: int
     num_all: int
-    unit: str  # of num_done and num_all, in the plural
+    unit: str  # unit of num_done and num_all, in the plural
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
-    """A rank's capacity in KV blocks, its device and its kernels."""
+    """Report of a rank: its capacity in KV blocks, its device and its kernels."""
 
     max_blocks: int
     block_bytes: int
     device: str
     kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
-    has_exact_drafts: bool = False  # a token has the same bits alone and with drafts behind it
-    free_bytes: int = 0  # memory that its host has free for this replica, beside the weights
+    has_exact_drafts: bool = False  # a token has the same bits alone and with drafts after it
+    free_bytes: int = 0  # memory that its host has free for this replica, after the weights
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -54,15 +55,15 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
-    """Order of a client, sent by a frontend, to set the log level of all processes. The supervisor passes it on to all
-    children, and to processes that it starts later."""
+    """Order of a client, forwarded by a frontend, to set the log level of all processes. The supervisor forwards it to
+    all children, and to processes that it starts later."""
 
     level: LogLevel
 
 
 class RestartReplicas(Message, frozen=True, kw_only=True, tag="restart_replicas"):
-    """Order of a client, sent by a frontend, to drain and restart a replica, or all one after the other.
-    ReplicasRestarted replies."""
+    """Order of a client, forwarded by a frontend, to drain and restart a replica, or all, one after the other. The
+    reply is ReplicasRestarted."""
 
     replica: int | None = None  # None: all
 
@@ -74,7 +75,7 @@ class ReplicaDrained(Message, frozen=True, kw_only=True, tag="replica_drained"):
 
 
 class Served(Message, frozen=True, kw_only=True, tag="served"):
-    """Notice of a frontend, sent once: an answer has got as far as here, so that this process works."""
+    """Notice of a frontend, sent once: it has received output of an answer, so the process works."""
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -82,15 +83,15 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
 
 
 class Meeting(Message, frozen=True, kw_only=True, tag="meeting"):
-    """Address of the store at which the ranks of a group over several hosts meet, from its first rank; the supervisor
-    passes it on to all ranks."""
+    """Address of the store at which the ranks of a group on several hosts meet, sent by its first rank; the supervisor
+    forwards it to all ranks."""
 
     generation: int
     address: str
 
 
 class Listening(Message, frozen=True, kw_only=True, tag="listening"):
-    """Addresses of a core's sockets for ranks on other hosts; the supervisor passes it on to all ranks."""
+    """Addresses of a core's sockets for ranks on other hosts; the supervisor forwards them to all ranks."""
 
     generation: int
     steps: str
@@ -98,15 +99,15 @@ class Listening(Message, frozen=True, kw_only=True, tag="listening"):
 
 
 class HostPlaced(Message, frozen=True, kw_only=True, tag="host_placed"):
-    """News of the launcher: Ray has started an agent on another host, or has reserved devices of this one."""
+    """Notice of the launcher: Ray has started an agent on another host, or has reserved devices of this host."""
 
-    placement: str  # of the agent's HostHello; empty: this host
+    placement: str  # equal to that in the agent's HostHello; empty: this host
     address: str  # of the host
-    visible_devices: str | None = None  # for CUDA_VISIBLE_DEVICES on this host; None: as they are
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES for this host; None: unchanged
 
 
 class HostGone(Message, frozen=True, kw_only=True, tag="host_gone"):
-    """News of the launcher: an agent has ended, or the node that it was on."""
+    """Notice of the launcher: an agent, or the node that it was on, has ended."""
 
     placement: str
     reason: str
@@ -120,9 +121,9 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
 
 
 class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
-    """Announcement to the supervisor that the workers are about to change their memory: a reload, sleep or wake-up.
+    """Announcement of the core that the workers are about to change their memory: a reload, sleep or wake-up.
 
-    The supervisor records that the content of their memory is uncertain and replies with the same message; only then
+    The supervisor records that the content of their memory is uncertain, and replies with the same message. Only then
     does the core order the change.
     """
 
@@ -131,10 +132,10 @@ class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
 
 
 class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
-    """Report to the supervisor that all ranks have the holding of Reloading.
+    """Report of the core that all ranks have the holding of Reloading.
 
-    The supervisor records that new workers start with the same and replies with the same message; only then does the
-    client get its reply.
+    The supervisor records that new workers start with the same holding, and replies with the same message. Only then
+    does the client get its reply.
     """
 
     generation: int
@@ -145,62 +146,62 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     name: str
     num_drafted: int
-    num_accepted_by_position: list[int]  # in the draft
+    num_accepted_by_position: list[int]  # by position in the draft
 
 
 class SpeculationProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Totals of speculation since the core's start."""
 
     sources: list[DraftSource] = []
-    num_steps_by_drafts: dict[int, int] = {}  # results of rows, by the number of their drafts
-    num_expected: float = 0.0  # accepted drafts that were expected of those sent
+    num_steps_by_drafts: dict[int, int] = {}  # number of a row's drafts in a step → results with that number
+    num_expected: float = 0.0  # accepted drafts that were expected when the drafts were sent
     num_corpus_tokens: int = 0
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
-    """The core's state; the supervisor passes it on to the frontends."""
+    """Report of the core's state; the supervisor forwards it to the frontends."""
 
     step: int
     step_age_s: float
     num_running: int
     num_waiting: int
     num_deferred: int = 0  # waiting requests that need something other than capacity, such as a grammar
-    num_blocks: int = 0  # of the KV pools of the cores that run; 0: none runs
+    num_blocks: int = 0  # blocks in the KV pools of the cores that run; 0: none runs
     num_free_blocks: int = 0
     kv_map: bytes = b""  # a byte for each of a sample of blocks, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
     num_recomputed_tokens: int = 0
-    num_preemptions: int = 0  # this and the following: totals since this core's start, for the metrics
-    num_queried_tokens: int = 0  # looked up in the prefix cache
+    num_preemptions: int = 0  # this and the following are totals since this core's start, for the metrics
+    num_queried_tokens: int = 0  # tokens looked up in the prefix cache
     num_hit_tokens: int = 0
     num_scheduled_tokens: int = 0
     schedule_s: float = 0.0
     send_s: float = 0.0
     execute_s: float = 0.0
-    host_s: float = 0.0  # processing of results
+    host_s: float = 0.0  # seconds for the processing of results
     num_rows_in_steps: int = 0
     num_steps_by_rows: list[int] = []  # histogram: upper bounds 1, 2, 4 … 4096 rows, then an open bucket
-    num_step_tokens: int = 0  # tokens of prompts completed in steps, cached ones too, and generated tokens
+    num_step_tokens: int = 0  # tokens of prompts that steps completed, cached ones included, and generated tokens
     num_steps_by_tokens: list[int] = []  # like num_steps_by_rows, up to 16384 tokens
     num_refused_for_requests: int = 0  # refused because too many answers were waiting
     num_refused_for_tokens: int = 0  # refused because too many prompt tokens were waiting
     num_steps_in_flight: int = 0
     tiers: TiersProgress | None = None  # None: all blocks are in the pool
     adapters: AdaptersProgress | None = None  # None: the engine serves no adapters
-    encoder: EncoderProgress | None = None  # None: the model sees no images
+    encoder: EncoderProgress | None = None  # None: the model takes no media
     speculation: SpeculationProgress | None = None  # None: it is off
-    num_restarts: int = 0  # this and the following: from the supervisor
-    frontends: list[str] = []  # identities of those that are ready
+    num_restarts: int = 0  # this and the following are added by the supervisor
+    frontends: list[str] = []  # identities of the frontends that are ready
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
-    worker_memory_bytes: list[int] = []  # resident, by rank
+    worker_memory_bytes: list[int] = []  # resident memory of each rank
     last_failure: str = ""
     is_core_up: bool = True
-    obstacle: str = ""  # the reason why the start of the workers waits
+    obstacle: str = ""  # why the start of the workers has to wait
     is_asleep: bool = False
     is_paused: bool = False
 
 
 class TierListening(Message, frozen=True, kw_only=True, tag="tier_listening"):
-    """Address of a tier process on another host for the core, before its Ready; TierUp passes it on."""
+    """Address for the core of a tier process on another host, sent before its Ready; TierUp forwards it."""
 
     address: str
 
@@ -231,41 +232,42 @@ ChildToSupervisor: TypeAlias = (
 
 
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
-    """Order to children to start with this size of the KV pool, the minimum over all ranks, and of the arena."""
+    """Order to children to start with these sizes of the KV pool, the minimum over all ranks, and of the arena."""
 
     num_blocks: int
     arena: ArenaShape | None = None  # None: no KV tiers
-    kernels: str = ""  # of Measured, without repetitions
-    has_exact_drafts: bool = False  # all ranks have
-    num_all_blocks: int = 0  # to frontends: those of all replicas that requests can use; num_blocks is the least
+    kernels: str = ""  # those of all ranks' Measured, without repetitions
+    has_exact_drafts: bool = False  # whether all ranks have them
+    num_all_blocks: int = 0  # to frontends: usable blocks of all replicas; num_blocks is then the least of a replica
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A Phase of a process that is running."""
+    """A start-up phase of a process that is running."""
 
     process: str
     name: str
-    ended_s: float  # since the engine's start
+    ended_s: float  # seconds from the engine's start to the phase's end
     duration_s: float
     detail: str = ""
 
 
 class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
-    """Start-up phases of all running processes, in order of time; sent to frontends."""
+    """The start-up phases of all running processes, in order of time; sent to frontends."""
 
     phases: list[StartPhase]
     kernels: str = ""  # of Measured, without repetitions
 
 
 class PlacesTaken(Message, frozen=True, kw_only=True, tag="places_taken"):
-    """Notice to the launcher of the hosts that have a place now, each by its placement; empty: started by hand."""
+    """Notice to the launcher: the placements of the hosts that have a place now; "" for one that was started by
+    hand."""
 
     placements: list[str]
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
-    """Notice to the core that a new worker group has loaded and connects to its generation's addresses, and to
-    frontends."""
+    """Notice to the core and to frontends that a new worker group has loaded; it connects to its generation's
+    addresses."""
 
     generation: int
     replica: int = 0
@@ -279,66 +281,67 @@ class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
 
 
 class TierUp(Message, frozen=True, kw_only=True, tag="tier_up"):
-    """Notice to the core that new tier processes run, one on each host with ranks: here at their number's address."""
+    """Notice to the core that new tier processes run, one on each host with ranks. The one on this host has the address
+    for `number`."""
 
     number: int
-    others: tuple[str, ...] = ()  # addresses of those on other hosts, in their order
+    others: tuple[str, ...] = ()  # addresses of the tier processes on other hosts, in the hosts' order
 
 
 class TierDown(Message, frozen=True, kw_only=True, tag="tier_down"):
-    """Notice to the core that the tier processes have ended and been reaped: no slot is written any more."""
+    """Notice to the core that the tier processes have ended and been reaped, so that no slot is written any more."""
 
     number: int
 
 
 class ArenaLost(Message, frozen=True, kw_only=True, tag="arena_lost"):
-    """Notice to the core that a host is lost, and with it a part of every slot: none has content. It comes before the
-    TierUp and WorkersUp of those that share the next arena."""
+    """Notice to the core that a host is lost, and with it a part of every slot, so that no slot has content any more.
+    It is sent before the TierUp and WorkersUp of the processes that share the next arena."""
 
-    arena: int  # number of the next one
+    arena: int  # number of the next arena
 
 
 class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
-    """Notice to frontends that a new core runs, without requests: they send Hello and resubmit."""
+    """Notice to frontends that a new core runs, which has no requests: frontends send Hello and resubmit theirs."""
 
     core_epoch: int
     replica: int = 0
 
 
 class ReplicaDown(Message, frozen=True, kw_only=True, tag="replica_down"):
-    """Notice to frontends that core or workers of a replica have ended: its answers go on at another, if there is one.
-    CoreUp or WorkersUp ends this."""
+    """Notice to frontends that the core or the workers of a replica have ended: its answers continue on another
+    replica, if there is one. CoreUp or WorkersUp follows once they are replaced."""
 
     replica: int
     reason: str
     has_core: bool = False  # only workers have ended: the core keeps its answers until they are aborted
-    is_final: bool = False  # the replica does not come back
-    touched: list[int] = []  # keys of answers that the core touched last, whose start it may not have announced
+    is_final: bool = False  # the replica is not started again
+    touched: list[int] = []  # keys of the answers that the core touched last; it may not have announced their start
 
 
 class DrainReplica(Message, frozen=True, kw_only=True, tag="drain_replica"):
-    """Order to frontends to send a replica nothing new, and to let its answers go on at others after `limit_s`.
-    ReplicaDrained replies; CoreUp ends this."""
+    """Order to frontends to send no new requests to a replica, and to move its answers to others after `limit_s`. The
+    reply is ReplicaDrained; CoreUp ends the order."""
 
     replica: int
     limit_s: float
 
 
 class ReplicasRestarted(Message, frozen=True, kw_only=True, tag="replicas_restarted"):
-    """Reply to RestartReplicas, to all frontends."""
+    """Reply to RestartReplicas, sent to all frontends."""
 
     replica: int | None = None
     error: ErrorInfo | None = None
 
 
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
-    """Notice to the core that a frontend has ended; its clients resubmit through the next one."""
+    """Notice to the core that a frontend has ended; its clients resubmit their requests through the next one."""
 
     identity: bytes
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
-    """Order to frontends to refuse new requests and finish the open ones; Drained replies."""
+    """Order to frontends to refuse new requests and finish the open ones. The reply is Drained."""
 
     clients_return_s: float = 0.0  # seconds to wait for clients of a crashed frontend to resubmit
 
@@ -346,7 +349,7 @@ class Drain(Message, frozen=True, kw_only=True, tag="drain"):
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """Order to exit now."""
 
-    reason: str = ""  # cause of an unrequested end
+    reason: str = ""  # cause, if the end was not requested
 
 
 SupervisorToChild: TypeAlias = (
