@@ -14,6 +14,7 @@ from the client's frame to the message for the core. All flags of engine-launch 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from pathlib import Path
@@ -121,20 +122,18 @@ def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
 
 
 def measure_submits(config: EngineConfig, workload: Workload, rounds: int, report: Report) -> None:
-    """Open requests in rounds, and add the median cost of one by the kind of its prompt."""
+    """Open requests in rounds, and report the median cost of one by the kind of its prompt."""
     ids = encode_ids(workload.prompts("submits")[0])
     params = SamplingParams(max_tokens=16)
     kinds = {
         "token ids": Submit(request_id="", params=params, prompt_token_ids=ids),
         "text": Submit(request_id="", params=params, prompt=TEXT),
     }
+    logging.disable(logging.WARNING)  # of clients that are dropped with their requests
     submits = FrontendSubmits(config)
-    used: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(rounds):
-        for kind, submit in kinds.items():
-            numbered = (msgspec.structs.replace(submit, request_id=str(number)) for number in range(NUM_SUBMITS))
-            used[kind].append(submits.open(list(map(encode, numbered))))
-    for kind, seconds in used.items():
+    for kind, submit in kinds.items():
+        frames = [encode(msgspec.structs.replace(submit, request_id=str(number))) for number in range(NUM_SUBMITS)]
+        seconds = [submits.open(frames) for _ in range(rounds)]
         report.add(prompt=kind, us_per_request=median(seconds) * 1e6, least=min(seconds) * 1e6)
 
 

@@ -67,6 +67,7 @@ CASES = {
         ("tokens_per_s",),
         ("ratio of the two", "core's median step with 24 rows, µs"),
     ),
+    "submits": Case("engine --submits --rounds 1", "prompt", ["token ids", "text"], ("us_per_request",)),
     "replicas": Case(
         f"replicas demo --rows 2 3 --in 9 --out 5 {SMALL_ENGINE}",
         "2 rows a replica",
