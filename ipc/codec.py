@@ -41,12 +41,13 @@ class Decoder(Generic[T]):
 
 
 def encode_ids(ids: Iterable[int]) -> bytes:
-    """Encode ids as little-endian int32; an id outside int32 raises OverflowError."""
+    """Return ids as little-endian int32; OverflowError if one does not fit."""
     return array("i", ids).tobytes()
 
 
 def decode_ids(frame: bytes) -> array[int]:
-    """Decode the output of `encode_ids` to an array('i'); ProtocolError if its length is not a multiple of 4."""
+    """Return the ids in the output of `encode_ids` as an array('i'); ProtocolError if its length is not a multiple of
+    4."""
     try:
         return array("i", frame)
     except ValueError:

@@ -86,7 +86,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_s: float = 0.0
 
     def to_exception(self) -> TokenloomError:
-        """Build the exception; an unknown `kind` becomes an InternalError."""
+        """Return the exception; for an unknown `kind` an InternalError."""
         error_type = ERROR_BY_KIND.get(self.kind, InternalError)
         if issubclass(error_type, Overloaded):
             return error_type(self.message, self.retry_after_s)
@@ -105,7 +105,7 @@ ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Convert an exception to an ErrorInfo; an exception of an unexpected type becomes an internal error that names the
+    """Return an exception as an ErrorInfo; an exception of an unexpected type becomes an internal error that names the
     type."""
     for kind, error_type in ERROR_BY_KIND.items():
         if isinstance(error, error_type):

@@ -186,7 +186,8 @@ class BaseClient(Generic[DoneT]):
         return self._control(partial(Control, action="restart_replicas", replica=replica))
 
     def set_log_level(self, level: LogLevel) -> DoneT:
-        """Set the log level of all processes of the engine, including those that start later."""
+        """Set the log level of all processes of the engine, including those that start later. RequestError if `level`
+        is unknown."""
         if level not in get_args(LogLevel):
             raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
         return self._control(partial(Control, action="log_level", level=level))

@@ -340,8 +340,8 @@ class ClientProtocol:
         self._fail_queries(error)
 
     def on_malformed(self, cause: ProtocolError) -> None:
-        """Fail all queries: the message that cannot be decoded may be a reply. Deltas that are lost so are detected as
-        a gap."""
+        """Fail all queries: the message that cannot be decoded may be a reply. If it held deltas, a gap shows it
+        later."""
         text = f"this client cannot decode a message of the engine ({cause}): use the same version of both"
         self._fail_queries(ProtocolError(text))
 

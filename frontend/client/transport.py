@@ -89,7 +89,7 @@ class Transport(ABC):
 
 
 def encode_client_message(message: ClientMessage) -> bytes:
-    """Encode a message; RequestError if it contains an invalid value or is too large."""
+    """Return a message as bytes; RequestError if it contains an invalid value or is too large."""
     try:
         frame = encode(message)
     except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:

@@ -68,7 +68,7 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
 
 
 def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:
-    """Decode the wire's columns to one row per token: (id, logprob) of the token itself, then of its alternatives."""
+    """Return the wire's columns as one row per token: (id, logprob) of the token itself, then of its alternatives."""
     width, values = packed.num_top + 1, array("f")
     values.frombytes(packed.logprobs)
     cells = list(zip(decode_ids(packed.token_ids), values, strict=True))
@@ -76,7 +76,7 @@ def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:
 
 
 def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
-    """Decode the wire's columns to one dict per token: the token itself first, then its alternatives."""
+    """Return the wire's columns as one dict per token: the token itself first, then its alternatives."""
     texts, tokens = packed.texts, []
     for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), unpack_rows(packed), strict=True):
         token = {own: Logprob(logprob, own_rank, texts.get(own))}

@@ -33,8 +33,8 @@ class HttpListeners:
         self._lock_fd = -1
 
     def open(self, config: EngineConfig) -> None:
-        """Listen on --http and --uds, if given. ConfigError, about the option, if that fails; call `close` in any
-        case."""
+        """Listen on --http and --uds, if given. ConfigError, about the option, if that fails; call `close` even
+        then."""
         if config.http_address is not None:
             self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
         if config.uds is not None:

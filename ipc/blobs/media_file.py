@@ -34,7 +34,7 @@ def media_header(grid: tuple[int, int, int], shape: tuple[int, int, int, int]) -
 
 
 def parse_media_file(content: memoryview) -> MediaFile:
-    """Read a media file without copying its content. RequestError if it is damaged."""
+    """Return the parts of a media file, without copying its content. RequestError if it is damaged."""
     if len(content) < _HEADER.size:
         raise RequestError(f"a media file has {len(content)} bytes, its header alone {_HEADER.size}: send it again")
     magic, *numbers = _HEADER.unpack_from(content)

@@ -68,7 +68,8 @@ class BlobStore:
                     self._note_checked(writer.digest(), writer.fd)
 
     def open(self, digest: bytes) -> memoryview | None:
-        """Map a blob for reading; it is not evicted while the mapping lives. None if it is missing or damaged."""
+        """Map a blob for reading and return the mapping, which keeps the blob from being evicted; None if the blob is
+        missing or damaged."""
         fd = self._acquire(digest)
         if fd is None:
             return None
@@ -79,7 +80,7 @@ class BlobStore:
             os.close(fd)
 
     def pin(self, digest: bytes, user: str) -> bool:
-        """Keep a blob until `unpin` is called for the same user, or this process ends; False if the blob is missing.
+        """Keep a blob until `unpin` is called for the same user, or this process ends. Return False if it is missing.
 
         Costs one descriptor for each pinned blob. Does not check the content.
         """

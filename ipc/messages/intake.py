@@ -50,7 +50,7 @@ class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):
-    """Reply to ReadBody."""
+    """Reply to ReadBody: the body's fields, and its texts as tokens."""
 
     rest: bytes  # JSON: the body without its inputs
     inputs: list[BodyInput]  # in the body's order; a chat has one, its prompt
@@ -58,7 +58,7 @@ class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):
 
 
 class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
-    """Reply to ReadPrompt."""
+    """Reply to ReadPrompt: the prompt's tokens."""
 
     token_ids: bytes
     text: str | None = None  # the rendered chat; None if it is long

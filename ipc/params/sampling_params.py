@@ -220,8 +220,8 @@ class SamplingParams(
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Build parameters; None means the default, except for max_tokens. Keys of logit_bias may be text, as in
-        JSON. RequestError if a value is invalid."""
+        """Return parameters with the given fields; None means the default, except for max_tokens. Keys of logit_bias
+        may be text, as in JSON. RequestError if a value is invalid."""
         given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:

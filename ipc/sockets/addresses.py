@@ -77,7 +77,7 @@ class RunDirectory:
 
     @property
     def blobs(self) -> Path:
-        """Folder of this engine's BlobStores, created by the first put."""
+        """Folder for a BlobStore in this directory, created by its first put."""
         return self.path / "blobs"
 
     def remove(self) -> None:
@@ -89,7 +89,7 @@ class RunDirectory:
 
 
 def map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    """Open or create a file of a run directory, and map it. ConfigError if the disk has no room for it.
+    """Open or create a file of a run directory, and return its mapping. ConfigError if the disk has no room for it.
 
     Disk space for all bytes is allocated at once: on a full disk, a store to a hole would end the process (SIGBUS)."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -58,7 +58,7 @@ class GgufFile:
 def read_gguf(
     path: Path, link: str, tokens: frozenset[str] = frozenset(), whole: frozenset[str] = frozenset()
 ) -> GgufFile:
-    """Read the header of a file. `link`: the name of the file in its tensors; `tokens`: tokens to find the ids of;
+    """Return the header of a file. `link`: the name of the file in its tensors; `tokens`: tokens to find the ids of;
     `whole`: names of arrays to read completely. ConfigError if the file is missing, damaged or truncated, or has a
     tensor in a format that is not supported."""
     try:

@@ -54,7 +54,7 @@ class Transcriber:
         self.context = self._prompts.prompt(self._task._replace(language=language)).context
 
     def clip(self, audio: object) -> SpokenClip:
-        """Decode and cut a clip; RequestError if it cannot be read."""
+        """Decode a clip, cut it into pieces, and return the SpokenClip; RequestError if it cannot be read."""
         return SpokenClip(list(pieces_of(audio, self._piece_s)), self._prompts, self._task, self._params, self._end_ids)
 
 

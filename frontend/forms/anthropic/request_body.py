@@ -182,7 +182,8 @@ def _system(given: str | list[MessagePart] | None) -> Iterator[Message]:
 
 
 def _turns(place: int, turn: Turn) -> Iterator[Message]:
-    """Yield the chat messages of a turn: one per tool result, then one for the rest, unless it has only results."""
+    """Yield the chat messages of a turn: one per tool result, then one for the rest, unless it has only results.
+    RequestError if a block is invalid."""
     blocks: list[Block] = [] if isinstance(turn.content, str) else turn.content
     where, calls = f"messages[{place}].content", list[openai.ToolCall]()
     for position, block in enumerate(blocks):

@@ -41,8 +41,8 @@ def least_bytes(url: str) -> int:
 
 
 def decode_base64(content: str, where: str) -> bytes:
-    """Decode base64, even if it contains white space, lacks padding or has the alphabet for URLs. RequestError, about
-    `where`, if it is invalid."""
+    """Return the bytes of base64, even if it contains white space, lacks padding or has the alphabet for URLs.
+    RequestError, about `where`, if it is invalid."""
     try:
         return base64.b64decode(content, validate=True)
     except ValueError:

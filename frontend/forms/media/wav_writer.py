@@ -37,7 +37,7 @@ def wav_of(samples: Any, rate: object) -> bytes:
 
 
 def _content(samples: Any) -> tuple[int, int, int, bytes]:
-    """Return the codec, the bytes per sample, the number of channels, and the samples, interleaved by channel.
+    """Return the codec, the bytes per sample, the number of channels, and the samples with channels interleaved.
     RequestError for samples of another type or shape."""
     if isinstance(samples, list):
         try:

@@ -69,8 +69,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read adapter_config.json in `folder`. RequestError if it is missing, damaged, or asks for more than A, B and
-    magnitudes; Overloaded if no descriptor or memory is free."""
+    """Return the AdapterConfig in `folder`. RequestError if the file is missing, damaged, or asks for more than A, B
+    and magnitudes; Overloaded if no descriptor or memory is free."""
     path = folder / CONFIG_NAME
     fields = _read_fields(path)
     _refuse_other_kinds(path, fields)

@@ -80,8 +80,9 @@ def load_header(path: Path) -> TensorHeader:
 
 
 def parse_header(path: Path, header: TensorHeader) -> dict[str, TensorPlace]:
-    """Return the tensors of a header by name, in the order of their bytes. RequestError if `read_header` would raise it
-    for this content. `path`: the file, for messages."""
+    """Return the tensors of a header by name, in the order of their bytes. RequestError if the header is damaged, has
+    no tensors or other dtypes than floats, or if the tensors' bytes do not fill the file exactly. `path`: for
+    messages."""
     try:
         fields = msgspec.json.decode(header.content, type=dict[str, msgspec.Raw])
         fields.pop("__metadata__", None)

@@ -42,7 +42,7 @@ def experts_everywhere(file: ConfigFile) -> list[LayerConfig]:
 
 
 def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Return the layers: with windows from layer max_window_layers on, unless layer_types lists the kinds; the first
+    """Return the layers. Those from max_window_layers on have windows, unless layer_types lists the kinds; the first
     first_k_dense_replace layers are dense."""
     window, first = fields.window_of(file), file.whole("max_window_layers")
     num_layers, num_dense = file.positive("num_hidden_layers"), file.whole("first_k_dense_replace", 0)
@@ -56,8 +56,8 @@ def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def qwen2_moe_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Return the layers: with use_sliding_window, every second layer before max_window_layers has a window, unless
-    layer_types lists the kinds."""
+    """Return the layers. With use_sliding_window, every second layer before max_window_layers has a window, unless
+    layer_types lists the kinds. Every decoder_sparse_step-th layer has experts, except those in mlp_only_layers."""
     window = fields.window_of(file) if file.flag("use_sliding_window") else None
     last, step = file.whole("max_window_layers"), file.whole("decoder_sparse_step", 1) or 1
     dense = set(file.wholes("mlp_only_layers"))
@@ -79,7 +79,7 @@ def gpt_oss_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Return the layers: every moe_layer_interval-th one from moe_layer_start_index to moe_layer_end_index (−1: the
+    """Return the layers. Every moe_layer_interval-th one from moe_layer_start_index to moe_layer_end_index (−1: the
     last layer) has experts."""
     num_layers, interval = file.positive("num_hidden_layers"), file.positive("moe_layer_interval", 1)
     first, last = file.whole("moe_layer_start_index", 1), file.whole("moe_layer_end_index", -1, least=-1)

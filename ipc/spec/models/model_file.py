@@ -40,7 +40,8 @@ def load_model_config(
     """Return the ModelConfig from config.json, with `overrides` applied, and generation_config.json, if it exists.
 
     `generation_folder`: folder of generation_config.json, if it is not `folder`. `implementation`: --model-impl.
-    Without `with_encoder`, a model that takes media is returned as its language model alone.
+    Without `with_encoder`, a model that takes media is returned as its language model alone. ConfigError if a file is
+    missing or invalid, or the model is not supported.
     """
     path = folder / "config.json"
     raw = read_json(path)
