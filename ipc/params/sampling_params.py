@@ -105,7 +105,7 @@ class SamplingParams(
     output_kind: OutputKind = "cumulative"  # everything so far, only the new part, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
-    queue_timeout_s: float | None = None  # > 0: the same if the request has no token by then
+    queue_timeout_s: float | None = None  # > 0: the same if the request has not begun to run by then
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
     skip_reading_prefix_cache: bool | None = None  # compute the prompt even if the prefix cache has it
     repetition_detection: RepetitionDetectionParams | None = None  # end an answer that repeats itself; or a dict
