@@ -1,26 +1,22 @@
-"""Check a GPU completely, in as many calls as it takes: scripts/gpu_check [OUT.json]
+"""Check a GPU in two calls, of 480 and of 240 seconds: scripts/gpu_check OUT.json
 
-Runs the stages of stages.py in the order of their worth: does anything work; tests; kernels and engines beside
-their limits; tuning; ranks; large models. Writes OUT.json after every few seconds, and at the end OUT.md, a summary,
-and OUT.log, all output. A later call with the same OUT.json goes on where the last one stopped (plan.py): cases
-that passed or were measured at this commit on this device are done, all others run. A failed case runs once more, alone
-and with blocking launches, for its full trace.
+Runs the stages of stages.py in their order, each as a command of its own with a time limit; cases that have passed in
+OUT.json are skipped. When all stages had their turn, cases that failed run once more in the time that is left, with
+blocking launches. OUT.json is written every few seconds; at the end OUT.md is a summary, OUT.log has all output.
 
-    --seconds N          the time of this call (default 570); a stage that does not fit is left for the next
+    --seconds N          the time of this call (default 480, of later ones 240); a stage that does not fit is left
     --only STAGE …       these stages
-    --again STAGE …      these anew, as after a mend
-    --rehearse           the whole plan on a fake device with small sizes: figures have no meaning
+    --rehearse           on a fake device with small sizes: figures have no meaning
 
 Works from a bare checkout: a temporary folder with a link `tokenloom` to it is on PYTHONPATH. Exit code 0 if no case
-failed and none is left, or if there is no GPU; 1 if a case failed, 2 if a package is missing, 3 if something is left.
-Standard library only: separate processes import torch.
+failed and none is left, or if there is no GPU; 1 if a case failed, 2 if a package is missing or OUT.json is of another
+device, 3 if something is left. Standard library only: separate processes import torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import os
 import shlex
@@ -29,22 +25,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from tokenloom.scripts.gpu.cases import BROKEN_EXIT, MAX_ERROR, write_json
-from tokenloom.scripts.gpu.plan import Place, Plan, Results, Row, Step, outcome
+from tokenloom.scripts.gpu.results import Results
 from tokenloom.scripts.gpu.run import GRACE_S, Ended, run_streamed
-from tokenloom.scripts.gpu.stages import ROOT, STAGES, Machine, Started, bare_package
+from tokenloom.scripts.gpu.stages import REHEARSED, ROOT, STAGES, Machine, Stage, bare_package
 from tokenloom.scripts.gpu.summary import summary
 
 PROBE = """
 import importlib.util, json, importlib.metadata as m
-names = ("torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers", "pytest", "pytest-xdist",
-         "safetensors")
 found = {d.name.lower(): d.version for d in m.distributions() if d.name}
+names = ("torch", "triton", "transformers", "numpy", "tokenizers", "safetensors", "pytest", "pytest-xdist")
 needed = ("httptools", "hypothesis", "jinja2", "msgspec", "numpy", "psutil", "pytest", "safetensors", "tokenizers",
           "tqdm", "transformers", "triton", "yaml", "zmq")
 facts = {"versions": {n: found[n] for n in names if n in found}, "gpu": None,
@@ -57,18 +52,16 @@ else:
     if torch.cuda.is_available():
         p = torch.cuda.get_device_properties(0)
         facts["gpu"] = {"name": p.name, "count": torch.cuda.device_count(), "memory_bytes": p.total_memory,
-                        "sm": f"{p.major}{p.minor}", "num_sms": p.multi_processor_count, "cuda": torch.version.cuda}
+                        "sm": "%d%d" % torch.cuda.get_device_capability(), "num_sms": p.multi_processor_count}
     else:
         facts["reason"] = "torch sees no CUDA device"
 print(json.dumps(facts))
 """
-DEFAULT_S, REHEARSAL_S = 570.0, 3000.0
-AGAIN_S, LEAST_AGAIN_S, MAX_AGAIN, MAX_AGAIN_SCRIPT = 40.0, 5.0, 12, 2
+FIRST_S, LATER_S, REHEARSAL_S = 480.0, 240.0, 1800.0
 NUM_LAST_LINES = 400
 ENDING_S = 3.0  # after the last stage: the summary
 PROBE_S = 300.0
 START = "the start of the command"
-HANGS = 0.7  # share of a stage's longest time in which one case may still be cut off
 
 
 def ask_torch(environment: dict[str, str]) -> dict[str, Any]:
@@ -82,154 +75,114 @@ def ask_torch(environment: dict[str, str]) -> dict[str, Any]:
     return facts
 
 
-def commit(root: Path = ROOT) -> str:
-    """Return the checkout's commit if no source differs from it; else, or without git, the digest of all sources."""
-    git = ["git", "-C", str(root)]
+def commit() -> str:
+    """Return the checkout's commit, marked if files differ from it; "unknown" without git."""
+    git = ["git", "-C", str(ROOT)]
     try:
         head, changes = (
-            subprocess.run([*git, *arguments], capture_output=True, encoding="utf-8", check=True, timeout=30).stdout
-            for arguments in (
-                ("rev-parse", "--short=12", "HEAD"),
-                ("status", "--porcelain", "--", "*.py", "*.c", "*.h", "*.toml", "scripts"),
-            )
+            subprocess.run([*git, *words], capture_output=True, encoding="utf-8", check=True, timeout=30).stdout.strip()
+            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         )
     except (OSError, subprocess.SubprocessError):
-        head, changes = "", "unknown"
-    return head.strip() if not changes.strip() else f"{head.strip() or 'sources'}+{_digest(root)}"
-
-
-def _digest(root: Path) -> str:
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ("docs", "build"))
-        for name in sorted(files):
-            if name.endswith((".py", ".c", ".h", ".toml")):
-                file = Path(folder) / name
-                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:8]
+        return "unknown"
+    return f"{head}+changes" if changes else head
 
 
 class Check:
-    """One call: runs the steps of the plan and keeps the files."""
+    """One call: runs the stages and keeps the files."""
 
-    def __init__(
-        self, results: Results, machine: Machine, environment: dict[str, str], out: Path | None, hangs: float = HANGS
-    ) -> None:
-        self._results, self._machine, self._environment, self._out = results, machine, environment, out
-        self._hangs = hangs
-        self._log: TextIO | None = out.with_suffix(".log").open("a", encoding="utf-8") if out else None
+    def __init__(self, results: Results, machine: Machine, package: Path, environment: dict[str, str], out: Path):
+        """`package`: the folder of a bare package, which `environment` names."""
+        self._results, self._machine, self._out = results, machine, out
+        self._package, self._environment = package, environment
+        self._commit = str(results.document["commit"])
+        self._log = out.with_suffix(".log").open("a", encoding="utf-8")
 
     def show(self, line: str) -> None:
         print(line, flush=True)
-        if self._log is not None:
-            self._log.write(line + "\n")
-            self._log.flush()
+        self._log.write(line + "\n")
+        self._log.flush()
 
-    def run_all(self, plan: Plan, folder: Path, begun: float, seconds: float) -> None:
-        """Run the steps of the plan that fit into `seconds` from `begun` on. An interrupt ends them."""
+    def run_all(self, stages: list[Stage], begun: float, seconds: float) -> None:
+        """Run the stages that fit into `seconds` from `begun` on, then what failed. An interrupt ends them."""
         deadline = begun + seconds - ENDING_S
-        self.show(f"gpu_check: {self._results.place.device}, {plan.choice()}")
         if "pytest-xdist" not in self._results.document["versions"]:
             self.show("gpu_check: without pytest-xdist the tests run one by one, which takes several times as long")
-        call: dict[str, Any] = {"date": now(), "commit": self._results.place.commit, "arguments": sys.argv[1:]}
+        call: dict[str, Any] = {"date": now(), "commit": self._commit, "arguments": sys.argv[1:]}
         self._results.document["calls"].append(call)
+
+        def left_s() -> float:
+            call["seconds"] = round(time.monotonic() - begun, 1)
+            return deadline - time.monotonic() - GRACE_S
+
         try:
-            for step in plan.steps(lambda: deadline - time.monotonic() - GRACE_S):
-                self.run(step, folder, deadline)
-                call["seconds"] = round(time.monotonic() - begun, 1)
+            for is_again in (False, True):
+                for stage in stages:
+                    self._run_stage(stage, is_again, left_s)
         except KeyboardInterrupt:
             self.show("gpu_check: stopped")
-        call["seconds"] = round(time.monotonic() - begun, 1)
+        left_s()
 
-    def finish(self, plan: Plan, options: argparse.Namespace) -> int:
-        """Write the document and its summary; return the exit code."""
-        left = [stage.name for stage in self._machine.stages() if not self._results.is_done(stage.name)]
-        remarks = ["Nothing is left." if not left else f"Left or failed: {', '.join(left)}. Go on with"]
-        if left:
-            command = ["scripts/gpu_check", *([str(options.out)] if options.out else [])]
-            command += ["--rehearse"] if options.rehearse else []
-            command += ["--seconds", f"{options.seconds:g}"] if options.seconds else []
-            remarks += ["", f"    {shlex.join(command)}"]
-        text = summary(self._machine.stages(), self._results, remarks)
-        self.show(f"\n{text}")
-        self.write()
-        if self._out is None:
-            print(json.dumps(self._results.document, indent=1))
-        else:
-            self._out.with_suffix(".md").write_text(text, encoding="utf-8")
-        if self._log is not None:
-            self._log.close()
-        chosen = [stage.name for stage in plan.stages]  # others are left on purpose
-        if any(self._results.count(name).failed for name in chosen):
-            return 1
-        return 3 if set(left) & set(chosen) else 0
+    def _run_stage(self, stage: Stage, is_again: bool, left_s: Callable[[], float]) -> None:
+        """Run the cases of a stage that have no outcome, or those that failed. A command that breaks off at a case is
+        started anew for the others."""
+        tried = set[str]()
+        while True:
+            cases, rows = self._results.cases(stage.name), self._results.rows(stage.name)
+            wanted = set(self._results.failed(stage.name) if is_again else set(cases or ()) - rows.keys()) - tried
+            if not wanted and (is_again or cases is not None):
+                return
+            limit_s = min(stage.most_s * self._machine.factor, left_s())
+            if limit_s < stage.least_s:
+                return
+            self.show(f"\n── {stage.name}: {stage.title}; at most {limit_s:.0f} s {'(again) ' * is_again}──")
+            names, is_broken = self._run(stage, set(cases or ()) - wanted, is_again, limit_s)
+            if not is_broken or names <= tried:
+                return
+            tried |= names
 
-    def write(self) -> None:
-        if self._out is not None:
-            write_json(self._out, self._results.document)
-
-    def run(self, step: Step, folder: Path, deadline: float) -> None:
-        """Run a step in `folder`, a bare package; record its rows as they come, and how it ended."""
-        stage, begun = step.stage.name, time.monotonic()
-        report = folder / "report.json"
+    def _run(self, stage: Stage, skip: set[str], is_again: bool, limit_s: float) -> tuple[set[str], bool]:
+        """Run a command; record its rows as they come, and how it ended. Return the cases that ran, and whether it
+        broke off, so that others can still run."""
+        begun, report = time.monotonic(), self._package / "report.json"
         for file in (report, report.with_suffix(".cases")):
             file.unlink(missing_ok=True)
-        self.show(f"\n── {stage}: {step.stage.title}; {step.need.name.lower()}, at most {step.limit_s:.0f} s ──")
-        started = self._machine.start(stage, folder, step.skip)
-        self._results.begin(stage, now())
-        environment = self._environment | started.environment
+        started = self._machine.start(stage.name, self._package, skip)
+        environment = self._environment | started.environment | ({"CUDA_LAUNCH_BLOCKING": "1"} if is_again else {})
 
         def follow() -> None:
-            self._record(stage, read_report(report))
-            self.write()
+            self._record(stage.name, read_report(report))
 
-        ended = Ended(None, [])
+        ended = interrupted = Ended(None, [])
         try:
-            ended = run_streamed(started.command, folder, environment, step.limit_s, follow=follow, show=self.show)
-        finally:  # also on an interrupt
+            ended = run_streamed(started.command, self._package, environment, limit_s, follow=follow, show=self.show)
+        finally:
             found = read_report(report)
-            broken = blame(found, ended, step, self._hangs)
-            self._record(stage, found)
-            self._results.end(stage, {"seconds": round(time.monotonic() - begun, 1), "ended": "limit"})
-            self.write()
-        failed = [row for row in found["rows"] if outcome(row) == "failed"]
-        self.ask_again(stage, folder, failed, deadline - time.monotonic())
-        self._record(stage, found)
-        facts: dict[str, object] = {"seconds": round(time.monotonic() - begun, 1), "code": ended.code}
-        facts["ended"] = "limit" if ended.code is None else "broken" if broken else "done"
-        facts |= {name: found[name] for name in ("settings", "machine", "notes") if name in found}
-        if ended.code != 0:
-            facts["last_lines"] = ended.lines[-NUM_LAST_LINES:]
-        self._results.end(stage, facts)
-        self.write()
+            has_had_all = ended is not interrupted and limit_s == stage.most_s * self._machine.factor
+            is_broken = blame(found, ended, has_had_all)
+            facts = {"date": now(), "commit": self._commit, "code": ended.code}
+            facts |= {name: found[name] for name in ("settings", "machine") if name in found}
+            last_lines = ended.lines[-NUM_LAST_LINES:] if ended.code else []
+            seconds = round(time.monotonic() - begun, 1)
+            self._results.end(stage.name, {**facts, "seconds": seconds, "last_lines": last_lines})
+            self._record(stage.name, found)
+        return {row["case"] for row in found["rows"]}, is_broken
 
     def _record(self, stage: str, report: dict[str, Any]) -> None:
-        self._results.record(stage, report["cases"], report["rows"])
+        self._results.record(stage, report["cases"], report["rows"], self._commit)
+        write_json(self._out, self._results.document)
 
-    def ask_again(self, stage: str, folder: Path, failed: list[Row], left_s: float) -> None:
-        """Run failed cases once more, each alone; add `again` to their rows: their full trace, or "passes alone"."""
-        is_script = self._machine.is_script(stage)
-        limit_s = min(AGAIN_S * self._machine.factor, left_s - GRACE_S)
-        chosen = [
-            (row, started)
-            for row in failed
-            if "again" not in row and (started := self._machine.start_alone(stage, folder, row["case"])) is not None
-        ]
-        chosen = chosen[: MAX_AGAIN_SCRIPT if is_script else MAX_AGAIN]
-        if not chosen or limit_s < LEAST_AGAIN_S:
-            return
-
-        def ask(failed: tuple[Row, Started]) -> None:
-            row, started = failed
-            lines: list[str] = []
-            environment = self._environment | started.environment
-            ended = run_streamed(started.command, folder, environment, limit_s, show=lines.append)
-            row["again"] = "passes alone" if ended.code == 0 else lines[-NUM_LAST_LINES:]
-
-        self.show(f"{stage}: {len(chosen)} failed cases once more, alone")
-        with ThreadPoolExecutor(1 if is_script else self._machine.num_processes) as threads:
-            for _ in threads.map(ask, chosen):
-                pass
+    def finish(self, stages: list[Stage], command: list[str]) -> int:
+        """Write the document and its summary; return the exit code. `command` goes on with what is left."""
+        counts = {stage.name: self._results.count(stage.name) for stage in stages}
+        left = [name for name, count in counts.items() if count.failed or count.left is None or count.left]
+        remark = f"Left or failed: {', '.join(left)}. Go on with\n\n    {shlex.join(command)}"
+        text = summary(stages, self._results, remark if left else "Nothing is left.")
+        self.show(f"\n{text}")
+        self._log.close()
+        write_json(self._out, self._results.document)
+        self._out.with_suffix(".md").write_text(text, encoding="utf-8")
+        return 1 if any(count.failed for count in counts.values()) else 3 if left else 0
 
 
 def read_report(file: Path) -> dict[str, Any]:
@@ -240,37 +193,32 @@ def read_report(file: Path) -> dict[str, Any]:
     return found
 
 
-def blame(report: dict[str, Any], ended: Ended, step: Step, hangs: float) -> bool:
-    """Fail the cases that were running when the command ended by itself, its start if it came to no case, and at its
-    limit a case that took `hangs` of the longest time that the stage ever gets. Return whether the command broke off,
-    so that other cases may be left that can still run."""
-    last, limit_s = "\n".join(ended.lines)[-MAX_ERROR:], step.limit_s
-    for case, begun in report["running"].items():
-        ran_s = time.time() - begun
-        if ended.code is not None:
-            report["rows"].append({"case": case, "error": f"{last}\nexit code {ended.code} while it ran"})
-        elif limit_s >= step.stage.most_s and ran_s > hangs * limit_s:
-            reason = f"it had run for {ran_s:.0f} s when the stage's {limit_s:.0f} s ended"
-            report["rows"].append({"case": case, "error": f"{last}\n{reason}", "again": "not asked: it would hang"})
-    is_broken = ended.code is not None and (bool(report["running"]) or ended.code == BROKEN_EXIT)
+def blame(report: dict[str, Any], ended: Ended, has_had_all: bool) -> bool:
+    """Fail the cases that were running when the command ended by itself or `has_had_all` of its stage's time, and its
+    start if it came to no case. Return whether the command broke off, so that others may be left that can still run."""
+    last = "\n".join(ended.lines)[-MAX_ERROR:]
+    if ended.code is not None or has_had_all:
+        how = "cut off at the stage's limit" if ended.code is None else f"exit code {ended.code} while it ran"
+        report["rows"] += [{"case": case, "error": f"{last}\n{how}"} for case in report["running"]]
     if ended.code and report["cases"] is None:
         report["cases"] = [START]
-        report["rows"].append({"case": START, "error": f"{last}\nexit code {ended.code}", "again": "not asked"})
-    return is_broken
+        report["rows"].append({"case": START, "error": f"{last}\nexit code {ended.code}"})
+    return ended.code is not None and (bool(report["running"]) or ended.code == BROKEN_EXIT)
 
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def obstacle(facts: dict[str, Any], known: dict[str, Any] | None, options: argparse.Namespace) -> str:
+def obstacle(facts: dict[str, Any], known: dict[str, Any] | None, is_rehearsal: bool) -> str:
     """Return the reason to run nothing, if there is one."""
     if facts["gpu"] is None:
         return f"nothing to check, {facts.get('reason')}"
     if facts["missing"]:
         return f"put these packages on PYTHONPATH first: {', '.join(facts['missing'])}"
-    if known is not None and known.get("is_rehearsal", options.rehearse) != options.rehearse:
-        return f"{options.out} is of {'a device' if options.rehearse else 'a rehearsal'}: give another file"
+    device = known and known.get("gpu")
+    if known and device and (known["is_rehearsal"], device["name"]) != (is_rehearsal, facts["gpu"]["name"]):
+        return f"the file is of {'a rehearsal' if known['is_rehearsal'] else device['name']}: give another one"
     return ""
 
 
@@ -278,42 +226,34 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def main() -> int:
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [stage.name for stage in STAGES]
-    parser.add_argument("out", nargs="?", type=Path, help="file for the JSON (default: print it); goes on if it exists")
-    parser.add_argument(
-        "--seconds", type=float, help=f"of this call (default {DEFAULT_S:g}, {REHEARSAL_S:g} to rehearse)"
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=names, metavar="STAGE", default=names, help=f"of {', '.join(names)}"
-    )
-    parser.add_argument("--again", nargs="+", choices=names, metavar="STAGE", default=[], help="measure anew")
-    parser.add_argument("--rehearse", action="store_true", help="on a fake device, with small sizes")
-    return parser.parse_args(arguments)
-
-
-def main() -> int:
-    begun, options = time.monotonic(), parse()
+    parser.add_argument("out", type=Path, metavar="OUT.json", help="goes on if it exists")
+    parser.add_argument("--seconds", type=float, help="of this call")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="STAGE", help=f"of {', '.join(names)}")
+    parser.add_argument("--rehearse", action="store_true", help=f"by default {' and '.join(REHEARSED)}")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
-    machine = Machine(len(os.sched_getaffinity(0)), options.rehearse)
-    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.exists() else None
+    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else None
+    chosen = options.only or (REHEARSED if options.rehearse else names)
+    stages = [stage for stage in STAGES if stage.name in chosen]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         environment = bare_package(Path(name), options.rehearse)
-        facts = ask_torch(environment)
-        if reason := obstacle(facts, known, options):
+        facts = {"date": now(), "commit": commit(), "is_rehearsal": options.rehearse, **ask_torch(environment)}
+        if reason := obstacle(facts, known, options.rehearse):
             print(f"gpu_check: {reason}")
-            if known is None and options.out is not None:
-                write_json(options.out, {"date": now(), "commit": commit(), **facts})
+            if known is None:
+                write_json(options.out, facts)
             return 0 if facts["gpu"] is None else 2
-        results = Results(Place(commit(), facts["gpu"]["name"], options.rehearse), known)
-        results.document |= {"date": now(), "python": sys.version.split()[0], **facts}
-        for stage in options.again:
-            results.forget(stage)
-        plan = Plan([each for each in machine.stages() if each.name in options.only], results, facts["gpu"]["count"])
-        check = Check(results, machine, environment, options.out)
-        check.run_all(plan, Path(name), begun, options.seconds or (REHEARSAL_S if options.rehearse else DEFAULT_S))
-        return check.finish(plan, options)
+        results = Results(known)
+        results.document |= facts
+        machine = Machine(len(os.sched_getaffinity(0)), options.rehearse)
+        check = Check(results, machine, Path(name), environment, options.out)
+        default_s = REHEARSAL_S if options.rehearse else LATER_S if results.document["calls"] else FIRST_S
+        check.run_all(stages, begun, options.seconds or default_s)
+        return check.finish(stages, ["scripts/gpu_check", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

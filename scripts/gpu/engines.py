@@ -1,4 +1,4 @@
-"""Measure whole engines on a GPU beside the roofline and transformers, in one run.
+"""Measure whole engines on a GPU beside the roofline, in one run.
 
     python -m tokenloom.scripts.gpu.engines --json FILE [--models 0.6b] [--case "0.6b: one row"]
 
@@ -7,7 +7,6 @@
     requests           of `lengths` tokens in and out, all at once: out tokens/s
     memory             share of the device in use when the engine is ready, and after its requests
     a long prompt      time to its first token
-    transformers       its continuous batching on the same requests, for at most CUT times as long as the engine takes
 
 Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (limits.py) reads weights and cache at the rate
 of a copy and multiplies at the rate of the model's own matmuls, both measured beside the engine. The idle share is
@@ -23,7 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -32,29 +31,24 @@ import torch
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.scripts.bench.contestant import transformers_peer
 from tokenloom.scripts.bench.limits import LimitsPeer
 from tokenloom.scripts.bench.report import machine, median
 from tokenloom.scripts.bench.workload import FIRST_ID, find_checkpoint, vocab_size
 from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
 from tokenloom.scripts.gpu.goal import Goal, with_goals
 
-CASES = {"8b": ("one row", "a long prompt", "memory"), "14b": ("requests", "memory", "transformers")}
-ALL_CASES = ("one row", "many rows", "requests", "memory", "transformers")  # of other models
+CASES = {"8b": ("one row", "a long prompt", "memory")}
+ALL_CASES = ("one row", "many rows", "requests", "memory")  # of other models
 GOALS = (
     Goal("0.6b: one row", "decode_tokens_per_s", least=1000),
     Goal("0.6b: one row", "idle", most=0.05),
     Goal("0.6b: many rows", "idle", most=0.01),
     Goal("0.6b: many rows", "sampling_share", most=0.03),
     Goal("0.6b: requests", "share_of_roofline", least=0.7),
-    Goal("0.6b: transformers", "ours_times_it", least=10),
     Goal("8b: one row", "share_of_roofline", least=0.85),
     Goal("8b: a long prompt", "times_roofline", most=1.4),
-    Goal("14b: requests", "share_of_roofline", least=0.7),
-    Goal("14b: transformers", "ours_times_it", least=10),
-    *(Goal(f"{model}: memory", "off_by", most=0.02) for model in ("0.6b", "8b", "14b")),
+    *(Goal(f"{model}: memory", "off_by", most=0.02) for model in ("0.6b", "8b")),
 )
-CUT = 10.5  # a peer is stopped after this many times our seconds
 DTYPE = "bfloat16"
 EVERYTHING = RowSampling(temperature=0.8, top_k=50, top_p=0.95, min_p=0.02, seed=1)
 
@@ -73,7 +67,6 @@ class Sizes:
     memory_utilization: float = 0.85  # leaves room for measuring the rates beside the engine
     checkpoint: str | None = None  # in place of every model's
     max_num_batched_tokens: int | None = None
-    has_large_models_anywhere: bool = False  # on devices of any memory
 
 
 FULL = Sizes()
@@ -88,9 +81,7 @@ SMALL = Sizes(
     memory_utilization=0.2,
     checkpoint="tiny-qwen3",
     max_num_batched_tokens=64,
-    has_large_models_anywhere=True,
 )
-MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of all concurrent requests
 
 Requests: TypeAlias = list[tuple[int, int]]  # tokens in and out
 
@@ -125,7 +116,7 @@ class ModelBench:
         self._device_steps, self._draw = device_steps, random.Random(0)
         lengths = [self._draw.randint(*sizes.lengths) for _ in range(2 * sizes.requests)]
         self._requests = list(zip(lengths[::2], lengths[1::2], strict=True))
-        self._served_s: float | None = None
+        self._has_served = False
         longest = sizes.prompt + 1 if has_long_prompt else 2 * sizes.lengths[1]
         begun = time.perf_counter()
         self._llm = LLM(
@@ -151,7 +142,6 @@ class ModelBench:
             "requests": self._serve,
             "memory": self._memory,
             "a long prompt": self._first_token,
-            "transformers": self._beside_transformers,
         }
 
     def close(self) -> None:
@@ -201,38 +191,19 @@ class ModelBench:
 
     def _serve(self) -> Row:
         self._seconds(self._requests[: -(-len(self._requests) // 4)])
-        seconds = self._served_s = min(self._seconds(self._requests) for _ in range(self._sizes.rounds))
+        self._has_served = True
+        seconds = min(self._seconds(self._requests) for _ in range(self._sizes.rounds))
         (limit_s,) = self._roofline(self._requests)
         num_out = sum(num_out for _, num_out in self._requests)
         return {"seconds": seconds, "out_tokens_per_s": num_out / seconds, "share_of_roofline": limit_s / seconds}
 
     def _memory(self) -> Row:
         """Compare the memory in use with the share that the engine may take."""
-        if self._served_s is None:
+        if not self._has_served:
             self._seconds(self._requests)
         asked, after = self._sizes.memory_utilization, self._used(self._peer_bytes)
         used = {"asked": asked, "used_at_start": self._used_at_start, "used_after_requests": after}
         return {**used, "off_by": max(abs(self._used_at_start - asked), after - asked), "start_s": self.start_s}
-
-    def _beside_transformers(self) -> Row:
-        """Run transformers on the same requests after our engine has freed the device."""
-        if self._served_s is None:
-            self._serve()
-        assert self._served_s is not None
-        self._llm.close()
-        prompts, counts = self._prompts(self._requests), [num_out for _, num_out in self._requests]
-        peer = transformers_peer(self._folder, DTYPE, self._device, 0)
-        try:
-            peer.ask({"prompts": prompts[:4], "max_tokens": [4] * len(prompts[:4])})
-            answer = peer.ask({"prompts": prompts, "max_tokens": counts, "limit_s": CUT * self._served_s})
-        finally:
-            peer.close()
-        seconds, is_cut = float(answer["seconds"]), bool(answer["is_cut"])
-        assert is_cut or answer["num_tokens"] == sum(counts), answer
-        row: Row = {"seconds": seconds, "ours_s": self._served_s, "ours_times_it": seconds / self._served_s}
-        if is_cut:  # the ratio is a lower bound
-            return {**row, "is_cut": True, "num_finished_tokens": answer["num_tokens"]}
-        return {**row, "is_cut": False, "out_tokens_per_s": sum(counts) / seconds}
 
     def _first_token(self) -> Row:
         prompt: Requests = [(self._sizes.prompt, 1)]
@@ -252,11 +223,6 @@ def model_cases(name: str) -> list[str]:
 def measure_model(name: str, device: str, sizes: Sizes, cases: Cases) -> None:
     """Measure a model's cases that are wanted. If the engine does not start, this is the error of each of them."""
     wanted = [case for case in model_cases(name) if cases.wants(case)]
-    needed = 0 if sizes.has_large_models_anywhere else MIN_MEMORY_BYTES.get(name, 0)
-    if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
-        for case in wanted:
-            cases.measure(case, lambda: {"not_measured": f"takes a device of {needed >> 30} GiB"})
-        return
     if not wanted:
         return
     folder, device_steps = find_checkpoint(sizes.checkpoint or name, DTYPE), dict[int, Row]()
@@ -294,16 +260,9 @@ def measure_model(name: str, device: str, sizes: Sizes, cases: Cases) -> None:
 def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["0.6b"])
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--lengths", type=int, nargs=2, metavar=("LEAST", "MOST"))
-    parser.add_argument("--context", type=int)
-    parser.add_argument("--prompt", type=int, help="tokens of the long prompt")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
-    given = {name: getattr(options, name) for name in ("requests", "context", "prompt") if getattr(options, name)}
-    if options.lengths:
-        given["lengths"] = tuple(options.lengths)
-    sizes = replace(SMALL if options.small else FULL, **given)
+    sizes = SMALL if options.small else FULL
     names = [case for model in options.models for case in model_cases(model)]
     check = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     cases = Cases.of_options(options, names, check)

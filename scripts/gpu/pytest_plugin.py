@@ -1,8 +1,8 @@
 """A pytest plugin for scripts/gpu_check: runs the tests that are still wanted and writes each outcome at once.
 
-GPU_CHECK_REPORT names the file of cases.py, with tests by their ids; GPU_CHECK_SELECTION a JSON file {"only": [ids]
-or null, "skip": [ids]}. A test that takes longer than GPU_CHECK_TEST_LIMIT_S ends its process, with the stacks of all
-threads: under pytest-xdist another process goes on with the next test.
+GPU_CHECK_REPORT names the file of cases.py, with tests by their ids; GPU_CHECK_SKIP a JSON list of ids. A test that
+takes longer than GPU_CHECK_TEST_LIMIT_S ends its process, with the stacks of all threads: under pytest-xdist another
+process goes on with the next test.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ STDERR = os.dup(2)  # pytest's capture replaces descriptor 2 later
 class Chooser:
     """In each process that collects: keeps the wanted tests, and ends the process if one of them hangs."""
 
-    def __init__(self, listed: Path, selection: dict[str, Any], limit_s: float, *, lists: bool) -> None:
-        self._listed, self._selection, self._limit_s, self._lists = listed, selection, limit_s, lists
+    def __init__(self, listed: Path | None) -> None:
+        """`listed`: the file for the ids of all tests, which one process writes."""
+        self._listed = listed
+        self._skipped = set(json.loads(Path(os.environ["GPU_CHECK_SKIP"]).read_text(encoding="utf-8")))
+        self._limit_s = float(os.environ["GPU_CHECK_TEST_LIMIT_S"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if self._lists:
+        if self._listed is not None:
             write_json(self._listed, [item.nodeid for item in items])
-        only, skipped = self._selection["only"], set(self._selection["skip"])
-        kept = [item for item in items if (only is None or item.nodeid in only) and item.nodeid not in skipped]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self._skipped])
+        items[:] = [item for item in items if item.nodeid not in self._skipped]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Iterator[None]:
@@ -87,11 +88,9 @@ class Follower:
 
 def pytest_configure(config: pytest.Config) -> None:
     report = Path(os.environ["GPU_CHECK_REPORT"])
-    selection = json.loads(Path(os.environ["GPU_CHECK_SELECTION"]).read_text(encoding="utf-8"))
     listed = report.with_suffix(".cases")
     worker_input = getattr(config, "workerinput", None)  # of a process of pytest-xdist
     is_first = worker_input is None or worker_input["workerid"] == "gw0"
-    limit_s = float(os.environ["GPU_CHECK_TEST_LIMIT_S"])
-    config.pluginmanager.register(Chooser(listed, selection, limit_s, lists=is_first))
+    config.pluginmanager.register(Chooser(listed if is_first else None))
     if worker_input is None:
         config.pluginmanager.register(Follower(report, listed))

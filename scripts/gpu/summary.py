@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from tokenloom.scripts.gpu.plan import Results, Row, Stage, outcome
+from tokenloom.scripts.gpu.results import Results, Row
+from tokenloom.scripts.gpu.stages import Stage
 
 MAX_FAILED = 30
 PACKAGES = ("torch", "triton", "transformers")
 CHAIN = re.compile("During handling of the above exception|The above exception was the direct cause")
 
 
-def summary(stages: Sequence[Stage], results: Results, remarks: Sequence[str]) -> str:
-    """Return the whole summary; `remarks`: the reader's next steps."""
-    parts = [_head(results), _stage_table(stages, results), _goals(stages, results), _tuning(results)]
-    parts += [_memory(stages, results), _failed(stages, results), _not_measured(stages, results)]
-    parts.append("\n".join(remarks))
+def summary(stages: Sequence[Stage], results: Results, remark: str) -> str:
+    """Return the whole summary; `remark`: the reader's next step."""
+    parts = [_head(results), _stage_table(stages, results), _goals(stages, results)]
+    parts += [_failed(stages, results), _not_measured(stages, results), remark]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -41,14 +40,14 @@ def _cell(value: object) -> str:
 
 
 def _head(results: Results) -> str:
-    document, gpu = results.document, results.document["gpu"] or {}
+    document, gpu = results.document, results.document["gpu"]
     versions = ", ".join(f"{name} {document['versions'].get(name, '–')}" for name in PACKAGES)
     seconds = sum(call.get("seconds", 0) for call in document["calls"])
-    lines = [f"# GPU check: {results.place.device}", ""]
-    if results.place.is_rehearsal:
+    lines = [f"# GPU check: {gpu['name']}", ""]
+    if document["is_rehearsal"]:
         lines += ["**A rehearsal on a fake device with small sizes: every figure below is without meaning.**", ""]
-    memory = f"{gpu.get('memory_bytes', 0) / 2**30:.0f} GiB, {gpu.get('num_sms', '?')} multiprocessors"
-    lines.append(f"{gpu.get('count', 0)} × {memory}; commit {results.place.commit}; {versions}")
+    memory = f"{gpu['memory_bytes'] / 2**30:.0f} GiB, {gpu['num_sms']} multiprocessors"
+    lines.append(f"{gpu['count']} × {memory}; commit {document['commit']}; {versions}")
     return "\n".join([*lines, f"{document['date']}, {len(document['calls'])} calls, {seconds:.0f} s in all"])
 
 
@@ -57,64 +56,41 @@ def _stage_table(stages: Sequence[Stage], results: Results) -> str:
     for stage in stages:
         count = results.count(stage.name)
         left = "all" if count.left is None else count.left
-        starts = results.document["stages"].get(stage.name, {}).get("starts", [])
-        seconds = sum(start.get("seconds", 0) for start in starts) if starts else None
-        state = "left" if count.left is None else "failed" if count.failed else "left" if count.left else "done"
-        expected = None if results.place.is_rehearsal else stage.expected_s
-        rows.append([stage.name, state, count.passed, count.failed, count.skipped, left, seconds, expected])
+        seconds = sum(start["seconds"] for start in results.starts(stage.name))
+        state = "failed" if count.failed else "left" if left else "done"
+        rows.append(
+            [stage.name, state, count.passed, count.failed, count.not_measured, left, seconds, stage.expected_s]
+        )
     return table(["stage", "state", "passed", "failed", "not measured", "left", "seconds", "expected"], rows)
 
 
 def _rows(stages: Sequence[Stage], results: Results) -> Iterator[tuple[Stage, Row]]:
-    """Yield the rows of this commit."""
     for stage in stages:
-        for row in results.results(stage.name).values():
-            if row["commit"] == results.place.commit:
-                yield stage, row
+        for row in results.rows(stage.name).values():
+            yield stage, row
 
 
 def _goals(stages: Sequence[Stage], results: Results) -> str:
-    rows: list[list[Any]] = []
+    rows: list[list[object]] = []
     for _, row in _rows(stages, results):
         for goal in row.get("goals", ()):
-            sign = "> " if row.get("is_cut") else ""  # a peer that was stopped took longer
-            value = f"{sign}{_cell(goal['value'])}"
-            met = "–" if results.place.is_rehearsal else "yes" if goal["is_met"] else "**no**"
-            rows.append([row["case"], goal["column"], goal["limit"], value, met])
+            met = "–" if results.document["is_rehearsal"] else "yes" if goal["is_met"] else "**no**"
+            rows.append([row["case"], goal["column"], goal["limit"], goal["value"], met])
     if not rows:
         return ""
-    num_met = sum(row[-1] == "yes" for row in rows)
-    head = "## Goals" if results.place.is_rehearsal else f"## Goals: {num_met} of {len(rows)} met"
+    head = f"## Goals: {sum(row[-1] == 'yes' for row in rows)} of {len(rows)} met"
     return f"{head}\n\n" + table(["case", "figure", "goal", "measured", "met"], rows)
 
 
-def _tuning(results: Results) -> str:
-    rows = [row for row in results.results("tune").values() if "entry" in row]
-    lines = [
-        [row["case"], each, row[f"{each}_ms"], row[f"{each}_gain"]] for row in rows for each in ("decode", "prefill")
-    ]
-    if not lines:
-        return ""
-    note = "Entries for kernels/gpu/gpu_table.json are the rows' `entry` in the JSON.\n\n"
-    return f"## Tuning\n\n{note}" + table(["key", "attention", "fastest, ms", "gain over the rule"], lines)
-
-
-def _memory(stages: Sequence[Stage], results: Results) -> str:
-    columns = ("asked", "used_at_start", "used_after_requests", "off_by")
-    rows = [
-        [row["case"], *(row[name] for name in columns)] for _, row in _rows(stages, results) if "used_at_start" in row
-    ]
-    return f"## Memory, share of the device\n\n{table(['case', *columns], rows)}" if rows else ""
-
-
 def _failed(stages: Sequence[Stage], results: Results) -> str:
-    failed = [(stage, row) for stage, row in _rows(stages, results) if outcome(row) == "failed"]
     lines = []
-    for stage, row in failed[:MAX_FAILED]:
-        alone = ", **passes alone**" if row.get("again") == "passes alone" else ""
-        lines.append(f"- {stage.name}: `{row['case']}`{alone}: {_words(row['error'])}")
-    if len(failed) > MAX_FAILED:
-        lines.append(f"- and {len(failed) - MAX_FAILED} more")
+    for stage, row in _rows(stages, results):
+        if "error" in row:
+            lines.append(f"- {stage.name}: `{row['case']}`: {_words(row['error'])}")
+        elif "failed_before" in row:
+            lines.append(f"- {stage.name}: `{row['case']}`, **passed at another try**: {_words(row['failed_before'])}")
+    if len(lines) > MAX_FAILED:
+        lines[MAX_FAILED:] = [f"- and {len(lines) - MAX_FAILED} more"]
     return "## Failed\n\n" + "\n".join(lines) if lines else ""
 
 
@@ -127,7 +103,7 @@ def _words(error: str) -> str:
 def _not_measured(stages: Sequence[Stage], results: Results) -> str:
     reasons: dict[str, list[str]] = {}
     for _, row in _rows(stages, results):
-        if outcome(row) == "skipped":
+        if "not_measured" in row:
             reasons.setdefault(row["not_measured"], []).append(row["case"])
     lines = [
         f"- {reason}: {cases[0]}{f' and {len(cases) - 1} more' if cases[1:] else ''}"

@@ -1,7 +1,6 @@
 """Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu/gpu_table.json.
 
     python -m tokenloom.scripts.gpu.tune_kernels [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
-    python -m tokenloom.scripts.gpu.tune_kernels --take OUT.json        the entries that scripts/gpu_check found
 
 Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Each time stands beside its limit, measured in
 the same run: a copy of the same bytes, or torch's scaled_dot_product_attention. The fastest shapes are then measured
@@ -10,6 +9,7 @@ once more in turn with the shape in use, so that a gain is not the luck of one o
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,27 +41,15 @@ from tokenloom.kernels.gpu.table import (
     prefill_shape,
     read_table,
 )
-from tokenloom.scripts.gpu.cases import Cases, Row, new_parser
 
 Shape = TypeVar("Shape", DecodeShape, PrefillShape)
 
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
 FINALISTS = 3
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the measured steps, and the number of shapes that are tried."""
-
-    decode_lengths: tuple[int, ...]
-    prompt: int
-    num_shapes: int | None  # None: all
-    num_rounds: int  # of the last measurement
-
-
-FULL = Sizes((1024, 2048, 4096, 9000) * 16, prompt=8192, num_shapes=None, num_rounds=5)
-SMALL = Sizes((20, 33), prompt=24, num_shapes=1, num_rounds=1)
+DECODE_LENGTHS = [1024, 2048, 4096, 9000] * 16
+PROMPT = 8192
+NUM_ROUNDS = 5  # of the last measurement
 
 
 @dataclass(frozen=True)
@@ -130,14 +117,14 @@ def replay_milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
 
 
-def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape, num_rounds: int) -> Best[Shape]:
+def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape) -> Best[Shape]:
     """Compile all shapes in parallel, time them, time the fastest once more beside the one in use; return the best."""
     with suppress(Exception), ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads):
         for run in run_by_shape.values():  # a shape that fails to compile is skipped when it is timed
             run()
     times: dict[Shape, float] = {shape: milliseconds(run) for shape, run in run_by_shape.items()}
     finalists = list(dict.fromkeys([used, *sorted(times, key=times.__getitem__)[:FINALISTS]]))
-    rounds = [{shape: milliseconds(run_by_shape[shape]) for shape in finalists} for _ in range(num_rounds)]
+    rounds = [{shape: milliseconds(run_by_shape[shape]) for shape in finalists} for _ in range(NUM_ROUNDS)]
     medians = {shape: median(each[shape] for each in rounds) for shape in finalists}
     best = min(finalists, key=medians.__getitem__)
     if medians[best] == float("inf"):
@@ -145,9 +132,7 @@ def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape, num_ro
     return Best(best, medians[best], medians[used])
 
 
-def tune_decode(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: DecodeShape, sizes: Sizes
-) -> Best[DecodeShape]:
+def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: DecodeShape) -> Best[DecodeShape]:
     output, spec = torch.empty_like(query), AttentionSpec(query.shape[2] ** -0.5)
 
     def run_of(shape: DecodeShape) -> Callable[[], object]:
@@ -155,13 +140,10 @@ def tune_decode(
         lengths, tables = metadata.seq_lens, metadata.block_tables
         return partial(decode_attention, query, cache, 0, tables, lengths, items, output, spec, shape)
 
-    shapes = itertools.islice(decode_candidates(), sizes.num_shapes)
-    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used, sizes.num_rounds)
+    return fastest({shape: run_of(shape) for shape in (used, *decode_candidates())}, used)
 
 
-def tune_prefill(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: PrefillShape, sizes: Sizes
-) -> Best[PrefillShape]:
+def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: PrefillShape) -> Best[PrefillShape]:
     output, group = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS
     spec = AttentionSpec(query.shape[2] ** -0.5)
 
@@ -169,8 +151,7 @@ def tune_prefill(
         tiles = plan_prefill(metadata, group, shape)
         return partial(prefill_attention, query, cache, 0, metadata, tiles, output, spec, shape)
 
-    shapes = itertools.islice(prefill_candidates(group), sizes.num_shapes)
-    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used, sizes.num_rounds)
+    return fastest({shape: run_of(shape) for shape in (used, *prefill_candidates(group))}, used)
 
 
 def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], float] = milliseconds) -> float:
@@ -188,72 +169,51 @@ def sdpa_milliseconds(prompt: int, num_heads: int, head_dim: int, dtype: torch.d
     )
 
 
-def tune(kind: AttentionKind, dtype: torch.dtype, sizes: Sizes) -> Row:
+def tune(kind: AttentionKind, dtype: torch.dtype) -> dict[str, Any]:
     """Return the entry of one kind in the table, with its times beside those in use and their limits."""
     torch.manual_seed(0)
     head_dim, group = kind.head_dim, kind.group
-    lengths = list(sizes.decode_lengths)
-    decode, prefill = metadata_of(lengths, [1] * len(lengths)), metadata_of([sizes.prompt], [sizes.prompt])
+    lengths = DECODE_LENGTHS
+    decode, prefill = metadata_of(lengths, [1] * len(lengths)), metadata_of([PROMPT], [PROMPT])
     num_blocks = int(max(decode.block_tables.max(), prefill.block_tables.max())) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, head_dim, device="cuda", dtype=dtype)
     queries = [
         torch.randn(count, group * NUM_KV_HEADS, head_dim, device="cuda", dtype=dtype)
-        for count in (len(lengths), sizes.prompt)
+        for count in (len(lengths), PROMPT)
     ]
-    decode_best = tune_decode(queries[0], cache, decode, decode_shape(kind), sizes)
-    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(kind), sizes)
-    row: Row = {"entry": {"decode": asdict(decode_best.shape), "prefill": asdict(prefill_best.shape)}}
+    decode_best = tune_decode(queries[0], cache, decode, decode_shape(kind))
+    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(kind))
+    row: dict[str, Any] = {"entry": {"decode": asdict(decode_best.shape), "prefill": asdict(prefill_best.shape)}}
     for name, best in (("decode", decode_best), ("prefill", prefill_best)):
         row |= {f"{name}_ms": best.milliseconds, f"{name}_used_ms": best.used_milliseconds, f"{name}_gain": best.gain}
     row["copy_ms"] = copy_milliseconds(sum(lengths) * 2 * NUM_KV_HEADS * head_dim * dtype.itemsize)
-    row["sdpa_ms"] = sdpa_milliseconds(sizes.prompt, group * NUM_KV_HEADS, head_dim, dtype)
+    row["sdpa_ms"] = sdpa_milliseconds(PROMPT, group * NUM_KV_HEADS, head_dim, dtype)
     return row
 
 
-def write_entries(entries: dict[str, dict[str, dict[str, int]]]) -> None:
-    """Write entries into the table's file; keep the others."""
-    merged = read_table() | entries
+def write_entry(key: str, entry: dict[str, dict[str, int]]) -> None:
+    """Write an entry into the table's file; keep the others."""
+    merged = read_table() | {key: entry}
     TABLE_PATH.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     read_table.cache_clear()
 
 
-def entries_of(document: dict[str, object]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the entries that a document of scripts/gpu_check holds; ValueError if they are of a rehearsal."""
-    if document.get("is_rehearsal"):
-        raise ValueError("a rehearsal's times have no meaning: take the file of a device")
-    stages = document["stages"]
-    assert isinstance(stages, dict)
-    rows = stages.get("tune", {"results": {}})["results"].values()
-    return {row["case"]: row["entry"] for row in rows if "entry" in row}
-
-
 def main() -> int:
-    parser = new_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing into the table")
-    parser.add_argument("--take", type=Path, metavar="OUT.json", help="measure nothing, write what gpu_check found")
     options = parser.parse_args()
-    if options.take is not None:
-        entries = entries_of(json.loads(options.take.read_text(encoding="utf-8")))
-        write_entries(entries)
-        print(f"{TABLE_PATH}: {len(entries)} entries written")
-        return 0
     if not torch.cuda.is_available():
         print("tune_kernels: no GPU is visible: run it on the machine that the table is for", file=sys.stderr)
         return 2
-    architecture, sizes = device_architecture(), SMALL if options.small else FULL
-    kinds = [
-        AttentionKind(architecture, head_dim, group, torch.bfloat16.itemsize)
-        for head_dim, group in itertools.product(options.head_dims, options.groups)
-    ]
-    cases = Cases.of_options(options, [kind.key for kind in kinds], torch.cuda.synchronize)
-    for kind in kinds:
-        name = kind.key
-        row = cases.measure(name, partial(tune, kind, torch.bfloat16, sizes))
-        if row is not None and "entry" in row and not options.dry_run and not options.small:
-            write_entries({name: row["entry"]})
-    return int(cases.has_failed)
+    for head_dim, group in itertools.product(options.head_dims, options.groups):
+        kind = AttentionKind(device_architecture(), head_dim, group, torch.bfloat16.itemsize)
+        found = tune(kind, torch.bfloat16)
+        print(f"{kind.key}: {json.dumps(found)}", flush=True)
+        if not options.dry_run:
+            write_entry(kind.key, found["entry"])
+    return 0
 
 
 if __name__ == "__main__":

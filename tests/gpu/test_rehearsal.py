@@ -1,6 +1,7 @@
 """The fake device for rehearsals of the tests for a GPU keeps its promises, and some of these tests pass on it.
 
-`PYTHONPATH=tests/support/fake_cuda TOKENLOOM_FAKE_CUDA=1 pytest -m gpu` rehearses all of them.
+`PYTHONPATH=tests/support/fake_cuda TOKENLOOM_FAKE_CUDA=1 pytest -m gpu` rehearses all of them. At night
+`scripts/gpu_check` rehearses its first stages.
 """
 
 from __future__ import annotations
@@ -90,3 +91,12 @@ def test_the_fake_device_keeps_its_promises_and_tests_for_a_gpu_pass_on_it(tmp_p
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"{1 + len(SOME)} passed" in done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+def test_the_first_stages_of_the_check_pass_on_the_fake_device(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable}
+    command = [ROOT / "scripts" / "gpu_check", "--rehearse", tmp_path / "out.json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Nothing is left." in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Find within a minute whether anything works on this GPU: python -m tokenloom.scripts.gpu.first --json FILE
+"""Find within a minute whether anything works on this GPU: python -m tokenloom.scripts.gpu.works --json FILE
 
     the device         its name and driver, the rate of a copy and of a matrix product
     one kernel         compiled by Triton, launched, compared with plain torch
@@ -112,7 +112,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu.first: no GPU is visible", file=sys.stderr)
+        print("gpu.works: no GPU is visible", file=sys.stderr)
         return 2
     sizes = SMALL if options.small else FULL
     names = ["the device", "one kernel", "one process", "CUDA graphs", "processes"]
