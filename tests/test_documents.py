@@ -132,7 +132,7 @@ def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
 
 def test_documented_benchmark_options_exist() -> None:
     text = (ROOT / "docs/reference/benchmarks.md").read_text()
-    common = (ROOT / "scripts/bench/workload.py").read_text()
+    common = (ROOT / "scripts/bench/runner.py").read_text()
     for name, rest in re.findall(r"`(?:engine-launch )?bench (\w+)([^`]*)`", text):
         source = common + (ROOT / f"scripts/bench/cases/{name}.py").read_text()
         assert all(f'"{flag}"' in source for flag in re.findall(r"--[a-z-]+", rest)), (name, rest)

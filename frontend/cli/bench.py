@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 
 from .command import list_commands
 
@@ -46,6 +45,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sys.argv = [f"engine-launch bench {arguments.benchmark}", *arguments.arguments]
-    case = importlib.import_module(f"...scripts.bench.cases.{arguments.benchmark}", __package__)
-    return int(case.main())
+    runner = importlib.import_module("tokenloom.scripts.bench.runner")  # no room may import scripts
+    return int(runner.run_named(arguments.benchmark, arguments.arguments))

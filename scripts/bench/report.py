@@ -45,6 +45,11 @@ class Report:
         """Add a figure beside the table."""
         self._notes[name] = value
 
+    def note_ratios(self, name: str, values: Sequence[float], others: Sequence[float]) -> None:
+        """Note the median over the rounds of a value relative to another, and the interval of that median."""
+        ratios = [one / other for one, other in zip(values, others, strict=True)]
+        self.note(name, [median(ratios), *median_interval(ratios)])
+
     def publish(self, path: Path | None) -> None:
         """Print the table; also write the JSON to `path` if given."""
         settings = ", ".join(f"{name} {value}" for name, value in self._settings.items() if value is not None)
@@ -114,6 +119,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
+
+
+def median_interval(values: Sequence[float]) -> list[float]:
+    """Return the interval that holds the median with about 95 %, from the order of the values."""
+    ordered, half = sorted(values), 0.98 * len(values) ** 0.5
+    first, last = int(len(values) / 2 - half), int(len(values) / 2 + half)
+    return [ordered[max(first, 0)], ordered[min(last, len(values) - 1)]]
 
 
 def machine() -> dict[str, Json]:

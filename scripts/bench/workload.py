@@ -1,4 +1,4 @@
-"""Workload: the requests of a benchmark and their model. Nothing here imports torch or the engine.
+"""Workload: the requests of a benchmark, their model and the engine's options. Nothing here imports torch.
 
 A model is a folder, a GGUF file, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the
 user's cache. Prompts are random token ids, new for each round and for the warm-up, so that the prefix cache never hits.
@@ -15,15 +15,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, checkpoint_folder
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
-from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench.report import Report, new_parser
 
 FIRST_ID = 10  # many vocabularies have special tokens below
 MAKE_TIMEOUT_S = 1800
@@ -43,55 +40,6 @@ class Workload:
         draw = random.Random(str(name))  # random.Random ignores the sign of an int seed: -1 and 1 would be one seed
         ids = range(min(FIRST_ID, self.vocab_size - 1), self.vocab_size)
         return [draw.choices(ids, k=self.num_in) for _ in range(self.num_requests)]
-
-
-def new_model_parser(
-    description: str | None, *, num_requests: int | None = None, has_lengths: bool = False
-) -> argparse.ArgumentParser:
-    """Return a parser of MODEL, --rounds, --json and the engine's flags; with `num_requests` or `has_lengths` also of
-    [IN] [OUT]."""
-    parser = new_parser(description)
-    parser.add_argument(
-        "checkpoint", metavar="MODEL", help="folder, GGUF file, demo, or a name of make_checkpoint.py such as 135m"
-    )
-    if num_requests is not None:
-        parser.add_argument("num_requests", metavar="N", type=int, nargs="?", default=num_requests)
-    if has_lengths or num_requests is not None:
-        for name, metavar, what, default in (("num_in", "IN", "prompt", 128), ("num_out", "OUT", "answer", 64)):
-            text = f"{what} tokens (default {default})"
-            parser.add_argument(name, metavar=metavar, type=int, nargs="?", default=default, help=text)
-    parser.add_argument("--rounds", type=int, default=2, help="number of rounds of all measurements (default 2)")
-    add_engine_arguments(parser)
-    return parser
-
-
-class Setup:
-    """The parsed command line of a benchmark, and its report.
-
-    `options` are the given engine flags as keywords of LLM; `workload` has the given shape.
-    """
-
-    def __init__(self, name: str, parser: argparse.ArgumentParser, *settings: str, dtype: str | None = None) -> None:
-        """Parse the command line; `settings`: arguments listed in the report; `dtype`: the default if none is given."""
-        self.arguments = parser.parse_args()
-        self.options: dict[str, Any] = engine_options(parser, self.arguments)
-        if dtype is not None:
-            self.options.setdefault("dtype", dtype)
-        given = vars(self.arguments)
-        self.folder = find_checkpoint(given["checkpoint"])
-        self.dtype, self.device = str(self.options.get("dtype", "auto")), device_of(self.options)
-        shape = (given.get("num_requests", 1), given.get("num_in", 1), given.get("num_out", 1))
-        self.workload = Workload(*shape, vocab_size(self.folder))
-        named = {_SHORT.get(each, each): given[each] for each in (*_SHORT, "rounds", *settings) if each in given}
-        self.report = Report(name, {"model": given["checkpoint"], "dtype": self.dtype, "device": self.device, **named})
-
-    def publish(self) -> int:
-        """Publish the report and return exit code 0."""
-        self.report.publish(self.arguments.json)
-        return 0
-
-
-_SHORT = {"num_requests": "N", "num_in": "in", "num_out": "out"}
 
 
 def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:

@@ -36,7 +36,7 @@ from tokenloom.kernels.contract import (
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, load_cpu_ops
 from tokenloom.kernels.cpu.loader import load_kernels
 from tokenloom.scripts.bench.cases.kernels import seconds
-from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.tests.workers.paged_run import make_metadata
 
@@ -141,19 +141,10 @@ class Decoder:
         return run
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(SHAPES)}; default: all")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cpu-isa", default="auto")
-    options = parser.parse_args()
+def measure(setup: Setup) -> None:
+    options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
     clock = cpu_s if options.threads == 1 else seconds
-    report = Report("adapters", {"rank": options.rank, "threads": options.threads, "rounds": options.rounds})
     report.note("kernels", str(load_kernels(True, isa=options.cpu_isa)))
     with torch.inference_mode():
         for name in options.shapes or SHAPES:
@@ -176,9 +167,18 @@ def main() -> int:
                         idle=without / base,
                         bytes=1 / (1 + count * shape.adapter_share(options.rank)),
                     )
-    report.publish(options.json)
-    return 0
+
+
+OPTIONS = {
+    "shapes": ([], f"of {', '.join(SHAPES)}; default: all"),
+    "--rows": ([1, 8, 32, 128],),
+    "--adapters": ([1, 8, 32, 128],),
+    "--rank": (16,),
+    "--threads": (1,),
+    "--cpu-isa": ("auto",),
+}
+CASE = Case("adapters", measure, OPTIONS, model="", rounds=20)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

@@ -24,7 +24,8 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench.inputs.make_checkpoint import Config, config_of
 from tokenloom.scripts.bench.limits import Limits
-from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
@@ -66,15 +67,10 @@ def make_step(config: ModelConfig, counts: list[int], seq_lens: list[int]) -> Ca
     return step_of(model, counts, seq_lens)
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+def measure(setup: Setup) -> None:
+    options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
     clock = cpu_s if options.threads == 1 else seconds
-    report = Report("experts", {"dtype": DTYPE, "threads": options.threads, "rounds": options.rounds})
     report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
     config = with_experts()
     with torch.inference_mode():
@@ -93,9 +89,11 @@ def main() -> int:
                 dense_GB_s=median([sizes[1] / theirs for _, theirs in took]) / 1e9,
                 of_dense=median([sizes[0] / ours / (sizes[1] / theirs) for ours, theirs in took]),
             )
-    report.publish(options.json)
-    return 0
+
+
+OPTIONS = {"cases": ([], f"of {', '.join(CASES)}; default: all"), "--threads": (1,)}
+CASE = Case("experts", measure, OPTIONS, model="", rounds=40)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

@@ -18,7 +18,8 @@ from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
-from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.scripts.checkpoints.compare_families import cpu_s
 from tokenloom.workers.borrowed.load import load_borrowed
@@ -35,19 +36,12 @@ def difference(ours: Callable[[], object], theirs: Callable[[], object]) -> floa
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--model", default="0.6b")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+def measure(setup: Setup) -> None:
+    options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
     clock = cpu_s if options.threads == 1 else seconds
     dtype = getattr(torch, DTYPE)
     folder, ops = find_checkpoint(options.model, DTYPE), select_ops(CPU, dtype)
-    shape = {"model": options.model, "dtype": DTYPE, "threads": options.threads, "rounds": options.rounds}
-    report = Report("fallback", shape)
     report.note("kernels", ops.kernels)
     native = load_model(folder, load_model_config(folder), MAX_MODEL_LEN, dtype, CPU, ops, ParallelGroup())
     config = load_model_config(folder, implementation="transformers")
@@ -66,9 +60,15 @@ def main() -> int:
                 ratio=median([theirs / ours for ours, theirs in took]),
                 differs=difference(*steps),
             )
-    report.publish(options.json)
-    return 0
+
+
+OPTIONS = {
+    "cases": ([], f"of {', '.join(CASES)}; default: all"),
+    "--model": ("0.6b",),
+    "--threads": (1,),
+}
+CASE = Case("fallback", measure, OPTIONS, model="", rounds=40)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

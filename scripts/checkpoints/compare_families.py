@@ -21,7 +21,8 @@ from tokenloom.ipc.spec.models.families import FAMILIES
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
-from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.report import median
+from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.tests.support.checkpoints import tiny_config
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.workers.machine.parallel import ParallelGroup
@@ -61,13 +62,9 @@ def cpu_s(function: Callable[[], object]) -> float:
     return time.thread_time() - begun
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all dense ones")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+def measure(setup: Setup) -> None:
+    options, report = setup.arguments, setup.report
     torch.set_num_threads(1)
-    report = Report("families", {"dtype": DTYPE, "threads": 1, "rounds": options.rounds})
     report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
     names = options.families or [
         name
@@ -86,9 +83,11 @@ def main() -> int:
                 ratios = [cpu_s(ours) / cpu_s(theirs) for _ in range(options.rounds + 1)][1:]
                 took = median(ratios)
                 report.add(family=name, case=case, time=took, weights=weights, excess=took / weights)
-    report.publish(options.json)
-    return 0
+
+
+OPTIONS = {"families": ([], "default: all dense ones")}
+CASE = Case("families", measure, OPTIONS, model="", rounds=7)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

@@ -23,7 +23,7 @@ from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.server.replicas.router import Router
 from tokenloom.scripts.bench.report import percentile
-from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup, run_case
 from tokenloom.scripts.fleet.exact_replica import ExactReplica, spec_of, tokens_of
 from tokenloom.scripts.fleet.replica import FluidReplica, Sizes, StepCost
 from tokenloom.scripts.fleet.simulation import FleetSimulation
@@ -100,14 +100,14 @@ def figures(jobs: Sequence[Job]) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--step-cost", required=True, metavar="A,B,C,D,E", help="seconds, of fit_step_cost.py")
-    parser.add_argument("--engines", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=0.5, help="requests per second, all engines together")
-    parser.add_argument("--duration-s", type=float, default=120.0)
-    parser.add_argument("--pool-tokens", type=int, default=40_000)
-    setup = Setup("simulation", parser, "step_cost", "engines", "rate", "duration_s", dtype="bfloat16")
+class _Engine:
+    """A child engine that `closing` can stop."""
+
+    def __init__(self, engine: ChildEngine) -> None:
+        self.address, self.close = engine.addresses[0], engine.stop
+
+
+def measure(setup: Setup) -> None:
     asked = setup.arguments
     cost = StepCost(*map(float, asked.step_cost.split(",")))
     block_size = 16
@@ -117,13 +117,13 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(contextlib.closing(_Engine(ChildEngine(config)))) for _ in range(asked.engines)]
 
-        async def measure(jobs: Sequence[Job]) -> None:
+        async def send(jobs: Sequence[Job]) -> None:
             async with contextlib.AsyncExitStack() as clients:
                 opened = [await clients.enter_async_context(AsyncClient(each.address)) for each in engines]
                 await RealFleet(opened, asked.pool_tokens).run(jobs)
 
         real = conversations(asked.duration_s, asked.rate, 0)
-        asyncio.run(measure(real))
+        asyncio.run(send(real))
     found = {"real": figures(real)}
     sizes = Sizes(asked.pool_tokens, config.max_num_seqs, config.max_num_batched_tokens or 512)
     spec = spec_of(sizes, block_size)
@@ -136,15 +136,17 @@ def main() -> int:
         setup.report.add(fleet=name, requests=len(real), **row)
         if name != "real":
             setup.report.note(f"{name} over real", {key: row[key] / found["real"][key] for key in row})
-    return setup.publish()
 
 
-class _Engine:
-    """A child engine that `closing` can stop."""
-
-    def __init__(self, engine: ChildEngine) -> None:
-        self.address, self.close = engine.addresses[0], engine.stop
+OPTIONS = {
+    "--step-cost": (REQUIRED, "A,B,C,D,E: seconds, of fit_step_cost.py"),
+    "--engines": (2,),
+    "--rate": (0.5, "requests per second, all engines together"),
+    "--duration-s": (120.0,),
+    "--pool-tokens": (40_000,),
+}
+CASE = Case("simulation", measure, OPTIONS, dtype="bfloat16")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

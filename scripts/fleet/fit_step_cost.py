@@ -31,7 +31,8 @@ from tokenloom.ipc.messages.workers import SchedulerOutput, TokenMask
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.sockets.addresses import RunDirectory
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench.workload import FIRST_ID, Setup, flags_of, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup, run_case
+from tokenloom.scripts.bench.workload import FIRST_ID, flags_of
 from tokenloom.scripts.fleet.exact_replica import StepSizes
 from tokenloom.scripts.fleet.replica import StepCost
 from tokenloom.workers.worker import Worker
@@ -112,13 +113,7 @@ def fit(steps: Sequence[tuple[float, ...]]) -> StepCost:
     return StepCost(*parts.tolist())
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of measurement (default 60)")
-    parser.add_argument("--most-rows", type=int, default=16, help="open requests (default 16)")
-    parser.add_argument("--most-tokens", type=int, default=2000, help="of a prompt (default 2000)")
-    parser.add_argument("--beside", type=int, default=0, metavar="N", help="processes that do the same at once")
-    setup = Setup("step cost", parser, "seconds", "beside", dtype="bfloat16")
+def measure(setup: Setup) -> None:
     setup.options.setdefault("speculation", "off")
     asked = setup.arguments
     shape = [f"--seconds={asked.seconds + 30}", f"--most-rows={asked.most_rows}", f"--most-tokens={asked.most_tokens}"]
@@ -145,8 +140,16 @@ def main() -> int:
             total_error=float((errors[chosen] * seconds[chosen]).sum() / seconds[chosen].sum()),
         )
     setup.report.note("--step-cost", ",".join(f"{part:.4g}" for part in cost))
-    return setup.publish()
+
+
+OPTIONS = {
+    "--seconds": (60.0, "of measurement"),
+    "--most-rows": (16, "open requests"),
+    "--most-tokens": (2000, "of a prompt"),
+    "--beside": (0, "processes that do the same at once"),
+}
+CASE = Case("step cost", measure, OPTIONS, dtype="bfloat16")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_case(CASE, __doc__))

@@ -16,7 +16,6 @@ or Q4_0 beside --quantization int8 or int4. --cpu adds the CPU time per process.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -32,7 +31,8 @@ from tokenloom.scripts.bench.contestant import PEERS, Contestant, Ours, Peer, me
 from tokenloom.scripts.bench.limits import LimitsPeer
 from tokenloom.scripts.bench.processes import cpu_by_process, title, tree, used_since
 from tokenloom.scripts.bench.report import Json, Report, median
-from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CONVERT_TIMEOUT_S = 900
@@ -150,25 +150,24 @@ def add_rows(report: Report, results: list[Result], workload: Workload) -> None:
             report.note(f"CPU seconds of {result.contestant.name}", result.cpu_s)
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, num_requests=32)
-    parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
-    parser.add_argument(
-        "--untuned", action=argparse.BooleanOptionalAction, default=True, help="vLLM as it comes, too (compiles long)"
-    )
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="one with llama-cpp-python, gguf and safetensors")
-    parser.add_argument("--cpu", action="store_true", help="also print the CPU seconds of every process")
-    setup = Setup("compare", parser, dtype="bfloat16")
-    with contextlib.ExitStack() as stack:
-        limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
-        stack.callback(limits.close)
-        results: list[Result] = []
-        for open_contestant in openers(setup):
-            contestant = open_contestant()
-            stack.callback(contestant.close)
-            results.append(Result(contestant))
-        rates_by_round = compare(results, setup.workload, limits, setup.arguments)
+def measure(setup: Setup) -> None:
+    limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
+    setup.stack.callback(limits.close)
+    results: list[Result] = []
+    for open_contestant in openers(setup):
+        contestant = open_contestant()
+        setup.stack.callback(contestant.close)
+        results.append(Result(contestant))
+    rates_by_round = compare(results, setup.workload, limits, setup.arguments)
     add_rows(setup.report, results, setup.workload)
     setup.report.note("machine by round", rates_by_round)
-    return setup.publish()
+
+
+OPTIONS = {
+    "--transformers": (True,),
+    "--vllm": (None, "the Python of an environment with vLLM"),
+    "--untuned": (True, "vLLM as it comes, too: it compiles long"),
+    "--llama-cpp": (None, "the Python of one with llama-cpp-python, gguf and safetensors"),
+    "--cpu": (False, "also print the CPU seconds of every process"),
+}
+CASE = Case("compare", measure, OPTIONS, num_requests=32, dtype="bfloat16")

@@ -24,7 +24,6 @@ import psutil
 
 from tokenloom import Client
 from tokenloom.frontend.embedded.child_engine import ChildEngine
-from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.params.sampling_params import SamplingParams
@@ -32,12 +31,12 @@ from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.contestant import PEERS, Ours, Peer
 from tokenloom.scripts.bench.engine_steps import CoreSteps, FrontendSubmits
 from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench.report import Report, median, new_parser
-from tokenloom.scripts.bench.workload import Setup, Workload
+from tokenloom.scripts.bench.report import Report, median
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 
 NULL_ENGINE = (sys.executable, "-P", "-m", "tokenloom.scripts.bench.null_engine")
 ROLES = ("frontend", "core", "null worker 0")
-NUM_STEPS = 500
 NUM_SUBMITS = 2000  # of a round
 TEXT = "The capital of France is the largest city of the country."
 
@@ -137,18 +136,7 @@ def measure_submits(config: EngineConfig, workload: Workload, rounds: int, repor
         report.add(prompt=kind, us_per_request=median(seconds) * 1e6, least=min(seconds) * 1e6)
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes, not weights")
-    parser.add_argument("--requests", type=int, default=256, dest="num_requests")
-    parser.add_argument("--in", type=int, default=16, dest="num_in")
-    parser.add_argument("--out", type=int, default=256, dest="num_out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
-    parser.add_argument("--submits", action="store_true", help="only the frontend's cost of opening a request")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="timed steps of the core alone")
-    add_engine_arguments(parser)
-    setup = Setup("engine without a model", parser)
+def measure(setup: Setup) -> None:
     arguments, workload, report = setup.arguments, setup.workload, setup.report
     num_seqs = max(workload.num_requests, 1)
     options = {"log_level": "warning", "max_num_seqs": num_seqs, **setup.options, "model": str(setup.folder)}
@@ -156,7 +144,7 @@ def main() -> int:
     config = msgspec.convert(options, EngineConfig)
     if arguments.submits:
         measure_submits(config, workload, arguments.rounds, report)
-        return setup.publish()
+        return
     with contextlib.ExitStack() as stack:
         peer = vllm_peer(arguments.vllm, setup.folder, workload) if arguments.vllm else None
         if peer is not None:
@@ -166,4 +154,14 @@ def main() -> int:
     report.note("core's median step with 1 row, µs", one * 1e6)
     report.note(f"core's median step with {workload.num_requests} rows, µs", many * 1e6)
     report.note("ratio of the two", many / one)
-    return setup.publish()
+
+
+OPTIONS = {
+    "--requests": (256,),
+    "--in": (16,),
+    "--out": (256,),
+    "--vllm": (None, "the Python of an environment with vLLM"),
+    "--submits": (False, "only the frontend's cost of opening a request"),
+    "--steps": (500, "timed steps of the core alone"),
+}
+CASE = Case("engine without a model", measure, OPTIONS, model="demo", rounds=3)

@@ -25,7 +25,8 @@ from pathlib import Path
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.bench.report import Report, percentile
+from tokenloom.scripts.bench.runner import Case, Setup
 
 DEADLINE_S = 60.0
 PROMPT_TOKENS = 64
@@ -157,18 +158,12 @@ def measure_gaps(machine: Machine, num_kills: int, report: Report) -> None:
     )
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--kills", type=int, default=12)
-    arguments = parser.parse_args()
-    settings = {"model": "demo", "prompt tokens": PROMPT_TOKENS, "requests": arguments.requests}
-    report = Report("gateway", settings)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        machine = Machine(Path(folder), stack)
-        machine.add_engine()
-        measure_added(machine, arguments.requests, report)
-        machine.add_engine()
-        measure_gaps(machine, arguments.kills, report)
-    report.publish(arguments.json)
-    return 0
+def measure(setup: Setup) -> None:
+    machine = Machine(Path(setup.stack.enter_context(tempfile.TemporaryDirectory())), setup.stack)
+    machine.add_engine()
+    measure_added(machine, setup.arguments.num_requests, setup.report)
+    machine.add_engine()
+    measure_gaps(machine, setup.arguments.kills, setup.report)
+
+
+CASE = Case("gateway", measure, {"--requests": (400,), "--kills": (12,)}, model="", rounds=0)

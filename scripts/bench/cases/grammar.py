@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tokenloom import LLM, StructuredOutputsParams
 from tokenloom.scripts.bench.contestant import Ours, measure_in_turn, median_ratio
-from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
 
 SCHEMA = {
     "type": "array",
@@ -62,18 +62,20 @@ def find_tokenizer(folder: Path, size: int) -> Path:
     return trained
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, num_requests=16)
-    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature of both kinds (default 0)")
-    parser.add_argument("--in-process", action="store_true", help="run the engine in this process")
-    setup = Setup("JSON masks", parser, "temperature")
+def measure(setup: Setup) -> None:
     asked, options = setup.arguments, setup.options
     options.setdefault("tokenizer", str(find_tokenizer(setup.folder, setup.workload.vocab_size)))
-    with LLM(setup.folder, in_process=asked.in_process, **options) as llm:
-        plain = Ours(llm, "plain", temperature=asked.temperature, seed=0)
-        schema = StructuredOutputsParams(json=SCHEMA)
-        masked = Ours(llm, "JSON", temperature=asked.temperature, seed=0, structured_outputs=schema)
-        seconds = measure_in_turn([plain, masked], setup.workload, asked.rounds, setup.report, "answers")
+    llm = setup.stack.enter_context(LLM(setup.folder, in_process=asked.in_process, **options))
+    plain = Ours(llm, "plain", temperature=asked.temperature, seed=0)
+    schema = StructuredOutputsParams(json=SCHEMA)
+    masked = Ours(llm, "JSON", temperature=asked.temperature, seed=0, structured_outputs=schema)
+    seconds = measure_in_turn([plain, masked], setup.workload, asked.rounds, setup.report, "answers")
     ratio = median_ratio(seconds["plain"], seconds["JSON"])
     setup.report.note("throughput with JSON masks relative to that without", ratio)
-    return setup.publish()
+
+
+OPTIONS = {
+    "--temperature": (0.0, "sampling temperature of both kinds"),
+    "--in-process": (False, "run the engine in this process"),
+}
+CASE = Case("JSON masks", measure, OPTIONS, num_requests=16)

@@ -24,7 +24,8 @@ from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.limits import LimitsPeer
-from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.report import Report, median
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
@@ -107,16 +108,10 @@ def measure_model(name: str, forms: list[str], num_rounds: int, cpu_isa: str, re
         report.add(model=name, form=form, case=case, **ms, vs_one_row=vs_one, **beside)
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("models", nargs="*", default=["135m", "0.6b"], metavar="MODEL")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--forms", nargs="*", default=[], choices=["int8", "int4"], help="of weights, beside floats")
-    parser.add_argument("--threads", type=int, help="none: torch's default")
-    parser.add_argument("--cpu-isa", default="auto", help="as of engine-launch")
-    options = parser.parse_args()
+def measure(setup: Setup) -> None:
+    options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    report = Report("kernels", {"dtype": DTYPE, "threads": torch.get_num_threads(), "rounds": options.rounds})
+    report.note("threads", torch.get_num_threads())
     for level in levels_up_to(options.cpu_isa)[:1]:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("first", "later"):
@@ -125,5 +120,12 @@ def main() -> int:
     with torch.inference_mode():
         for name in options.models:
             measure_model(name, [FLOATS, *options.forms], options.rounds, options.cpu_isa, report)
-    report.publish(options.json)
-    return 0
+
+
+OPTIONS = {
+    "models": (["135m", "0.6b"], "as of other benchmarks"),
+    "--forms": ([], "of weights, beside floats: int8, int4"),
+    "--threads": (0, "0: torch's default"),
+    "--cpu-isa": ("auto", "as of engine-launch"),
+}
+CASE = Case("kernels", measure, OPTIONS, model="", rounds=20)

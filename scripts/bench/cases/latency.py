@@ -10,7 +10,6 @@ in the same round. All flags of engine-launch are taken.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.cases.mixed import Load
 from tokenloom.scripts.bench.limits import LimitsPeer
 from tokenloom.scripts.bench.report import median, percentile
-from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
@@ -55,7 +55,7 @@ class Mode:
             self.shares.append(self.rates[-1] / limit)
 
 
-def measure(config: EngineConfig, workload: Workload, rounds: int, limits: LimitsPeer | None) -> list[Mode]:
+def measure_modes(config: EngineConfig, workload: Workload, rounds: int, limits: LimitsPeer | None) -> list[Mode]:
     """Measure both modes in turn, and the machine's rates before them in each round."""
     modes: list[Mode] = []
     try:
@@ -75,21 +75,16 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, limits: Limit
     return modes
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, has_lengths=True)
-    parser.add_argument("--with-limits", action="store_true", help="measure the machine in each round too")
-    setup = Setup("latency", parser, dtype="bfloat16")
+def measure(setup: Setup) -> None:
     workload = setup.workload
     if workload.num_out < 3:
-        parser.error(f"OUT is {workload.num_out}: times between tokens need at least 3")
+        raise SystemExit(f"OUT is {workload.num_out}: times between tokens need at least 3")
     config = config_from_keywords("LLM", setup.folder, setup.options)
-    with contextlib.ExitStack() as stack:
-        limits = None
-        if setup.arguments.with_limits:
-            limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
-            stack.callback(limits.close)
-        modes = measure(config, workload, setup.arguments.rounds, limits)
-    for mode in modes:
+    limits = None
+    if setup.arguments.with_limits:
+        limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
+        setup.stack.callback(limits.close)
+    for mode in measure_modes(config, workload, setup.arguments.rounds, limits):
         setup.report.add(
             mode=mode.name,
             ttft_ms=median(mode.first_s) * 1e3,
@@ -98,4 +93,7 @@ def main() -> int:
             decode_tokens_per_s=median(mode.rates),
             share_of_limit=median(mode.shares) if mode.shares else None,
         )
-    return setup.publish()
+
+
+OPTIONS = {"--with-limits": (False, "measure the machine in each round too")}
+CASE = Case("latency", measure, OPTIONS, has_lengths=True, dtype="bfloat16")

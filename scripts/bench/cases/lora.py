@@ -31,7 +31,6 @@ from tokenloom.scripts.bench.inputs.adapter_requests import (
     Run,
     interleave,
     linked_cache,
-    note_ratios,
     note_shares,
     open_engine,
     run,
@@ -39,7 +38,7 @@ from tokenloom.scripts.bench.inputs.adapter_requests import (
 )
 from tokenloom.scripts.bench.inputs.adapter_rotation import measure_loads, measure_zipf
 from tokenloom.scripts.bench.processes import cpu_by_process, is_worker, tree, used_since
-from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
@@ -90,7 +89,7 @@ def measure_peft(setup: Setup, adapters: Adapters, ours: Run, stack: contextlib.
     found = interleave(setup.report, "adapters", runs, asked.rounds)
     rates = {name: [each.tokens_per_s for each in figures] for name, figures in found.items()}
     for name in list(runs)[1:]:
-        note_ratios(setup.report, f"tokens_per_s with {label(asked.peft)}, of {name}", rates[mine], rates[name])
+        setup.report.note_ratios(f"tokens_per_s with {label(asked.peft)}, of {name}", rates[mine], rates[name])
 
 
 def measure_unused(setup: Setup, adapters: Adapters) -> None:
@@ -132,33 +131,30 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def new_parser() -> argparse.ArgumentParser:
-    parser = new_model_parser(__doc__, num_requests=32)
-    text = "numbers of adapters in a batch; none, an empty text, measures only the parts named below"
-    parser.add_argument("--adapters", type=counts, default=[1, 8, 32], help=f"{text} (default 1,8,32)")
-    parser.add_argument("--rank", type=int, default=16, help="of the adapters (default 16)")
-    parser.add_argument("--with-peft", action="store_true", help="compare with peft")
-    parser.add_argument("--peft", type=int, default=8, help="adapters in the comparison with peft (default 8)")
-    parser.add_argument("--loads", action="store_true", help="load an adapter each second beside answers")
-    parser.add_argument("--zipf", type=int, default=0, metavar="COUNT", help="adapters that take turns in the slots")
-    parser.add_argument("--zipf-batches", type=int, default=8, help="of N requests, submitted at once (default 8)")
-    parser.add_argument("--unused", action="store_true", help="compare an engine without adapters")
-    parser.add_argument("--slots", type=int, default=8, help="of --loads, --zipf and --unused (default 8)")
-    return parser
-
-
-def main() -> int:
-    setup = Setup("lora", new_parser(), "adapters", "rank", "slots", "zipf", dtype="bfloat16")
+def measure(setup: Setup) -> None:
     asked = setup.arguments
-    with tempfile.TemporaryDirectory(prefix="bench-lora-") as folder:
-        os.environ["XDG_CACHE_HOME"] = str(linked_cache(Path(folder, "cache")))
-        adapters = Adapters(Path(folder, "adapters"), setup.folder, asked.rank)
-        if asked.adapters:
-            measure_batches(setup, adapters)
-        if asked.unused:
-            measure_unused(setup, adapters)
-        if asked.loads:
-            measure_loads(setup, adapters)
-        if asked.zipf:
-            measure_zipf(setup, adapters)
-    return setup.publish()
+    folder = setup.stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-lora-"))
+    os.environ["XDG_CACHE_HOME"] = str(linked_cache(Path(folder, "cache")))
+    adapters = Adapters(Path(folder, "adapters"), setup.folder, asked.rank)
+    if asked.adapters:
+        measure_batches(setup, adapters)
+    if asked.unused:
+        measure_unused(setup, adapters)
+    if asked.loads:
+        measure_loads(setup, adapters)
+    if asked.zipf:
+        measure_zipf(setup, adapters)
+
+
+OPTIONS = {
+    "--adapters": ((1, 8, 32), "numbers of adapters in a batch; none, an empty text, measures the other parts", counts),
+    "--rank": (16, "of the adapters"),
+    "--with-peft": (False, "compare with peft"),
+    "--peft": (8, "adapters in the comparison with peft"),
+    "--loads": (False, "load an adapter each second beside answers"),
+    "--zipf": (0, "adapters that take turns in the slots"),
+    "--zipf-batches": (8, "of N requests, submitted at once"),
+    "--unused": (False, "compare an engine without adapters"),
+    "--slots": (8, "of --loads, --zipf and --unused"),
+}
+CASE = Case("lora", measure, OPTIONS, num_requests=32, dtype="bfloat16")

@@ -28,7 +28,8 @@ from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages.client import Delta
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S
 from tokenloom.scripts.bench.report import median, percentile
-from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import FIRST_ID
 
 NUM_SUFFIX = 16
 NUM_STREAM_PROMPT = 16
@@ -107,12 +108,7 @@ def prompt_among_answers(
     return calm, [gap for times in streams for gap in between(times, begun, ended)], ended - begun
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--shared", type=int, default=4096, help="tokens of the shared prefix")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the late prompt")
-    parser.add_argument("--streams", type=int, default=16, help="answers that run when the late prompt arrives")
-    setup = Setup("mixed", parser, "shared", "prompt", "streams")
+def measure(setup: Setup) -> None:
     arguments, report = setup.arguments, setup.report
     config, draw = config_from_keywords("LLM", setup.folder, setup.options), random.Random(0)
 
@@ -122,26 +118,31 @@ def main() -> int:
     num_out = min(1000, (config.max_model_len or 4096) - NUM_STREAM_PROMPT)
     prefix_ratios, stall_ratios = [], []
     transport, close = open_private(config)
-    try:
-        first_token_s(transport, ids(NUM_SUFFIX))
-        for number in range(arguments.rounds):
-            cold_s, cached_s = shared_prefix(transport, arguments.shared, ids)
-            calm, during, late_s = prompt_among_answers(transport, arguments.streams, arguments.prompt, num_out, ids)
-            prefix_ratios.append(cached_s / cold_s)
-            stall_ratios.append(percentile(during, 99) / median(calm))
-            report.add(
-                round=number + 1,
-                ttft_ms=cold_s * 1e3,
-                ttft_cached_ms=cached_s * 1e3,
-                itl_p50_ms=median(calm) * 1e3,
-                itl_p99_ms=percentile(calm, 99) * 1e3,
-                itl_p50_during_ms=median(during) * 1e3,
-                itl_p99_during_ms=percentile(during, 99) * 1e3,
-                itl_max_during_ms=max(during) * 1e3,
-                late_ttft_ms=late_s * 1e3,
-            )
-    finally:
-        close()
+    setup.stack.callback(close)
+    first_token_s(transport, ids(NUM_SUFFIX))
+    for number in range(arguments.rounds):
+        cold_s, cached_s = shared_prefix(transport, arguments.shared, ids)
+        calm, during, late_s = prompt_among_answers(transport, arguments.streams, arguments.prompt, num_out, ids)
+        prefix_ratios.append(cached_s / cold_s)
+        stall_ratios.append(percentile(during, 99) / median(calm))
+        report.add(
+            round=number + 1,
+            ttft_ms=cold_s * 1e3,
+            ttft_cached_ms=cached_s * 1e3,
+            itl_p50_ms=median(calm) * 1e3,
+            itl_p99_ms=percentile(calm, 99) * 1e3,
+            itl_p50_during_ms=median(during) * 1e3,
+            itl_p99_during_ms=percentile(during, 99) * 1e3,
+            itl_max_during_ms=max(during) * 1e3,
+            late_ttft_ms=late_s * 1e3,
+        )
     report.note("first token of a cached prefix relative to the first", median(prefix_ratios))
     report.note("p99 between tokens during the prompt relative to the median without", median(stall_ratios))
-    return setup.publish()
+
+
+OPTIONS = {
+    "--shared": (4096, "tokens of the shared prefix"),
+    "--prompt": (2048, "tokens of the late prompt"),
+    "--streams": (16, "answers that run when the late prompt arrives"),
+}
+CASE = Case("mixed", measure, OPTIONS)

@@ -57,7 +57,8 @@ from tokenloom.scripts.bench.inputs.image_requests import (
     run_all,
     words,
 )
-from tokenloom.scripts.bench.report import Report, median, new_parser, percentile
+from tokenloom.scripts.bench.report import Report, median, percentile
+from tokenloom.scripts.bench.runner import Case, Setup
 
 NUM_SUFFIX = 16  # words
 STORE_BYTES = 64 << 20  # for many images, as the next: both are full long before the end
@@ -73,10 +74,10 @@ def picture(arguments: argparse.Namespace, seed: object) -> bytes:
 async def measure_one_image(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
     """Send requests with one image at once and count its encodes."""
     file, before = picture(arguments, "one"), await encodes(client)
-    calls = [Call(f"{words(number, 8)}", [file], 4) for number in range(arguments.requests)]
+    calls = [Call(f"{words(number, 8)}", [file], 4) for number in range(arguments.num_requests)]
     seconds = await run_all(client, calls)
     count = await encodes(client) - before
-    report.note(f"encodes of one image in {arguments.requests} requests", count)
+    report.note(f"encodes of one image in {arguments.num_requests} requests", count)
     report.add(part="one image", prompt_tokens=calls[0].num_prompt_tokens, seconds=seconds)
 
 
@@ -141,13 +142,13 @@ async def measure_rows(
     client: AsyncClient, arguments: argparse.Namespace, send: Callable[[], Awaitable[object]]
 ) -> tuple[list[float], list[float]]:
     """Return the seconds between tokens of decoding requests without others, before and after `send`, and during it."""
-    rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
+    rows = [Call(words(f"row {row}", 16), num_out=arguments.num_out) for row in range(arguments.rows)]
     running = [asyncio.create_task(row.run(client)) for row in rows]
     calm_from = await reach(rows, WARM_UP_TOKENS)
-    sent = await reach(rows, WARM_UP_TOKENS + arguments.out // 8)
+    sent = await reach(rows, WARM_UP_TOKENS + arguments.num_out // 8)
     await send()
     ended = time.perf_counter()
-    await reach(rows, max(len(row.times) for row in rows) + arguments.out // 8)
+    await reach(rows, max(len(row.times) for row in rows) + arguments.num_out // 8)
     closed = time.perf_counter()
     is_over = [row.done() for row in running]
     for task in running:
@@ -339,7 +340,7 @@ def open_engine(folder: Path, arguments: argparse.Namespace, runtime: Path, *mor
     return Engine(runtime, options, has_faults=False)
 
 
-def measure(folder: Path, report: Report, arguments: argparse.Namespace, parts: list[Part], *more: str) -> None:
+def measure_parts(folder: Path, report: Report, arguments: argparse.Namespace, parts: list[Part], *more: str) -> None:
     """Run parts on one engine."""
 
     async def run(engine: Engine) -> None:
@@ -362,61 +363,49 @@ PARTS: dict[str, Part] = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__)
-    parser.add_argument(
-        "checkpoint", metavar="MODEL", nargs="?", help="folder, or vision-135m; with --audio whisper-tiny or audio-135m"
-    )
-    parser.add_argument("--audio", action="store_true", help="measure requests with audio, not images")
-    every = (*PARTS, "many", "memory")
-    parser.add_argument("--parts", nargs="+", choices=every, default=every, metavar="PART", help=", ".join(every))
-    numbers = {
-        "rounds": (5, "number of rounds"),
-        "side": (1024, "pixels on each side of an image"),
-        "requests": (8, "requests with one image"),
-        "rows": (16, "answers beside arriving images"),
-        "out": (2000, "tokens of these"),
-        "images": (6, "images that arrive beside them"),
-        "clips": (32, "requests with clips that come at once"),
-        "clip-s": (30, "seconds of a clip that is transcribed"),
-        "short-s": (10, "seconds of a clip of those that come at once"),
-        "transcript": (96, "tokens of a transcript"),
-        "batch": (8, "requests of a batch"),
-        "batch-out": (32, "tokens of these"),
-        "many": (10_000, "small distinct images"),
-        "threads": (min(2, os.cpu_count() or 1), "compute threads, of transformers too"),
-        "max-model-len": (4096, "longest request"),
-    }
-    for name, (default, text) in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
-    parser.add_argument("--with-transformers", action="store_true", help="compare with transformers' generate")
-    return parser
-
-
-def main() -> int:
-    parser = make_parser()
-    arguments = parser.parse_args()
-    names = ["rounds", "rows", "batch", "threads"]
-    names += (
-        ["clips", "clip_s", "short_s", "transcript"] if arguments.audio else ["side", "requests", "images", "batch_out"]
-    )
-    model = arguments.checkpoint or (", ".join(WRITERS) if arguments.audio else parser.error("give a MODEL"))
-    report = Report("multimodal", {"model": model, **{name: getattr(arguments, name) for name in names}})
-    (measure_audio if arguments.audio else measure_images)(report, arguments)
-    report.publish(arguments.json)
-    return 0
-
-
 def measure_images(report: Report, arguments: argparse.Namespace) -> None:
     is_named = arguments.checkpoint == "vision-135m"
     folder = find_vision_checkpoint() if is_named else Path(arguments.checkpoint).resolve()
     parts = [part for name, part in PARTS.items() if name in arguments.parts]
     if parts:
-        measure(folder, report, arguments, parts)
+        measure_parts(folder, report, arguments, parts)
     if "throughput" in arguments.parts and arguments.with_transformers:
         measure_transformers(folder, report, arguments)
     if "many" in arguments.parts:
         limits = ("--media-store-bytes", str(STORE_BYTES), "--kv-cache-memory-bytes", str(POOL_BYTES))
-        measure(folder, report, arguments, [measure_many], *limits)
+        measure_parts(folder, report, arguments, [measure_many], *limits)
     if "memory" in arguments.parts:
         measure_memory(folder, report, arguments)
+
+
+def measure(setup: Setup) -> None:
+    arguments, report = setup.arguments, setup.report
+    if arguments.audio:
+        measure_audio(report, arguments)
+    elif arguments.checkpoint is None:
+        raise SystemExit("give a MODEL")
+    else:
+        measure_images(report, arguments)
+
+
+OPTIONS = {
+    "checkpoint": (None, "folder, or vision-135m; with --audio whisper-tiny or audio-135m"),
+    "--audio": (False, "measure requests with audio, not images"),
+    "--parts": ([*PARTS, "many", "memory"], "of the measurements with images"),
+    "--side": (1024, "pixels on each side of an image"),
+    "--requests": (8, "requests with one image"),
+    "--rows": (16, "answers beside arriving images"),
+    "--out": (2000, "tokens of these"),
+    "--images": (6, "images that arrive beside them"),
+    "--clips": (32, "requests with clips that come at once"),
+    "--clip-s": (30, "seconds of a clip that is transcribed"),
+    "--short-s": (10, "seconds of a clip of those that come at once"),
+    "--transcript": (96, "tokens of a transcript"),
+    "--batch": (8, "requests of a batch"),
+    "--batch-out": (32, "tokens of these"),
+    "--many": (10_000, "small distinct images"),
+    "--threads": (min(2, os.cpu_count() or 1), "compute threads, of transformers too"),
+    "--max-model-len": (4096, "longest request"),
+    "--with-transformers": (False, "compare with transformers' generate"),
+}
+CASE = Case("multimodal", measure, OPTIONS, model="", rounds=5)

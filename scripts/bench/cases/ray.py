@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenloom import Client, SamplingParams
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.processes import idle_percents
-from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
@@ -36,47 +36,44 @@ def tokens_per_s(engine: Engine, num_tokens: int) -> float:
         return NUM_STREAMS * num_tokens / (time.monotonic() - begun)
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=20, help="(20)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer (64)")
-    parser.add_argument("--idle-s", type=float, default=30.0, help="time of the idle measurement (30)")
-    arguments = parser.parse_args()
-    settings = {"pairs": arguments.pairs, "streams": NUM_STREAMS, "tokens": arguments.tokens}
-    report = Report("scale", settings)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RayNetwork(2) as cluster,
-        Network(Path(folder), 2) as hosts,
-        RayEngine(cluster, *OPTIONS) as on_ray,
-        SpreadEngine(hosts, *OPTIONS) as by_hand,
-    ):
-        agent = hosts.join(1)
-        engines = {"ray": on_ray, "hosts": by_hand}
-        for engine in engines.values():
-            engine.wait_ready()
-            tokens_per_s(engine, arguments.tokens)
-        placed = cluster.processes(1, "tokenloom")
-        others = [each for number in (0, 1) for each in cluster.processes(number)]
-        own = {each.pid for each in (*on_ray.processes(), *placed)}
-        groups = {
-            "Ray engine, head": [each for each in on_ray.processes() if "launcher" not in " ".join(each.cmdline())],
-            "its launcher, with Ray's threads": [on_ray.child("launcher")],
-            "Ray engine, other host": placed,
-            "--hosts engine, head": by_hand.processes(),
-            "--hosts engine, other host": agent.processes(),
-            "Ray's own processes": [each for each in others if each.pid not in own],
-        }
-        for name, percent in idle_percents(groups, arguments.idle_s).items():
-            report.note(f"idle, {name}: % of a core", round(percent, 2))
-        ratios = []
-        for pair in range(arguments.pairs):
-            order = list(engines) if pair % 2 else list(reversed(engines))
-            rates = {name: tokens_per_s(engines[name], arguments.tokens) for name in order}
-            ratios.append(rates["ray"] / rates["hosts"])
-            report.add(pair=pair + 1, ray=rates["ray"], hosts=rates["hosts"], ratio=ratios[-1])
-        report.note("median ratio, Ray to --hosts", round(statistics.median(ratios), 4))
-        for engine in engines.values():
-            engine.stop()
-    report.publish(arguments.json)
-    return 0
+def measure(setup: Setup) -> None:
+    arguments, report, stack = setup.arguments, setup.report, setup.stack
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    cluster, hosts = stack.enter_context(RayNetwork(2)), stack.enter_context(Network(folder, 2))
+    on_ray = stack.enter_context(RayEngine(cluster, *OPTIONS))
+    by_hand = stack.enter_context(SpreadEngine(hosts, *OPTIONS))
+    agent = hosts.join(1)
+    engines = {"ray": on_ray, "hosts": by_hand}
+    for engine in engines.values():
+        engine.wait_ready()
+        tokens_per_s(engine, arguments.tokens)
+    placed = cluster.processes(1, "tokenloom")
+    others = [each for number in (0, 1) for each in cluster.processes(number)]
+    own = {each.pid for each in (*on_ray.processes(), *placed)}
+    groups = {
+        "Ray engine, head": [each for each in on_ray.processes() if "launcher" not in " ".join(each.cmdline())],
+        "its launcher, with Ray's threads": [on_ray.child("launcher")],
+        "Ray engine, other host": placed,
+        "--hosts engine, head": by_hand.processes(),
+        "--hosts engine, other host": agent.processes(),
+        "Ray's own processes": [each for each in others if each.pid not in own],
+    }
+    for name, percent in idle_percents(groups, arguments.idle_s).items():
+        report.note(f"idle, {name}: % of a core", round(percent, 2))
+    ratios = []
+    for pair in range(arguments.pairs):
+        order = list(engines) if pair % 2 else list(reversed(engines))
+        rates = {name: tokens_per_s(engines[name], arguments.tokens) for name in order}
+        ratios.append(rates["ray"] / rates["hosts"])
+        report.add(pair=pair + 1, ray=rates["ray"], hosts=rates["hosts"], ratio=ratios[-1])
+    report.note("median ratio, Ray to --hosts", round(statistics.median(ratios), 4))
+    for engine in engines.values():
+        engine.stop()
+
+
+ASKED = {
+    "--pairs": (20,),
+    "--tokens": (64, "of each answer"),
+    "--idle-s": (30.0, "time of the idle measurement"),
+}
+CASE = Case("ray", measure, ASKED, model="", rounds=0)

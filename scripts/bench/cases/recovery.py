@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.workload import Setup, Workload, flags_of, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload, flags_of
 
 NUM_STREAMS = 4
 NUM_PROMPT_TOKENS = 256
@@ -70,19 +71,21 @@ def kill(engine: Engine, role: str, streams: Streams) -> float:
     return streams.wait_token(begun + 0.1) - begun
 
 
-def main() -> int:
-    setup = Setup("recovery", new_model_parser(__doc__))
+def measure(setup: Setup) -> None:
     flags = flags_of({"model": str(setup.folder), **setup.options})
     workload = Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, setup.workload.vocab_size)
-    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags) as engine:
-        engine.wait_ready()
-        streams = Streams(engine.address, workload)
-        streams.wait_token(time.monotonic())
-        for number in range(1, setup.arguments.rounds + 1):
-            for role in ROLES:
-                time.sleep(CALM_S)
-                setup.report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
-        streams.stop()
-        engine.stop()
+    runtime = setup.stack.enter_context(tempfile.TemporaryDirectory())
+    engine = setup.stack.enter_context(Engine(Path(runtime), flags))
+    engine.wait_ready()
+    streams = Streams(engine.address, workload)
+    streams.wait_token(time.monotonic())
+    for number in range(1, setup.arguments.rounds + 1):
+        for role in ROLES:
+            time.sleep(CALM_S)
+            setup.report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
+    streams.stop()
+    engine.stop()
     setup.report.note("phases", [line for line in engine.lines if "worker 0:" in line][-5:])
-    return setup.publish()
+
+
+CASE = Case("recovery", measure)

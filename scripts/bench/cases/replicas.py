@@ -11,33 +11,33 @@ are taken.
 
 from __future__ import annotations
 
-import contextlib
-
 from tokenloom import LLM
 from tokenloom.scripts.bench.contestant import Contestant, Ours, measure_in_turn, median_ratio
-from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of a replica (default 1)")
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="requests of a replica (default 16 64)")
-    parser.add_argument("--in", dest="num_in", type=int, default=128, help="prompt tokens (default 128)")
-    parser.add_argument("--out", dest="num_out", type=int, default=64, help="answer tokens (default 64)")
-    setup = Setup("replicas", parser, "replicas", "threads", dtype="bfloat16")
+def measure(setup: Setup) -> None:
     asked = setup.arguments
     names = (f"{asked.replicas} replicas", "one engine")
     shapes = (
         {"data_parallel_size": asked.replicas, "num_threads": asked.threads},
         {"num_threads": asked.replicas * asked.threads},
     )
-    with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(LLM(setup.folder, **setup.options, **shape)) for shape in shapes]
-        contestants: list[Contestant] = [Ours(llm, name) for llm, name in zip(engines, names, strict=True)]
-        for rows in asked.rows:
-            workload = Workload(asked.replicas * rows, asked.num_in, asked.num_out, setup.workload.vocab_size)
-            seconds = measure_in_turn(contestants, workload, asked.rounds, setup.report, f"{rows} rows a replica")
-            ratio = median_ratio(seconds[names[1]], seconds[names[0]])
-            setup.report.note(f"throughput relative to one engine, {rows} rows a replica", ratio)
-    return setup.publish()
+    engines = [setup.stack.enter_context(LLM(setup.folder, **setup.options, **shape)) for shape in shapes]
+    contestants: list[Contestant] = [Ours(llm, name) for llm, name in zip(engines, names, strict=True)]
+    for rows in asked.rows:
+        workload = Workload(asked.replicas * rows, asked.num_in, asked.num_out, setup.workload.vocab_size)
+        seconds = measure_in_turn(contestants, workload, asked.rounds, setup.report, f"{rows} rows a replica")
+        ratio = median_ratio(seconds[names[1]], seconds[names[0]])
+        setup.report.note(f"throughput relative to one engine, {rows} rows a replica", ratio)
+
+
+OPTIONS = {
+    "--replicas": (2,),
+    "--threads": (1, "of a replica"),
+    "--rows": ([16, 64], "requests of a replica"),
+    "--in": (128, "prompt tokens"),
+    "--out": (64, "answer tokens"),
+}
+CASE = Case("replicas", measure, OPTIONS, dtype="bfloat16")

@@ -15,7 +15,8 @@ import tracemalloc
 from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES, PrefixIndex
 from tokenloom.frontend.server.replicas.prefix_keys import KEY_TOKENS
 from tokenloom.frontend.server.replicas.router import Router
-from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.bench.report import percentile
+from tokenloom.scripts.bench.runner import Case, Setup
 
 NUM_TOKENS = 12_000
 NUM_KEYS = NUM_TOKENS // KEY_TOKENS
@@ -72,17 +73,13 @@ def index_bytes(num_entries: int) -> tuple[int, int]:
     return size, index.num_entries
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--cores", type=int, nargs="+", default=[8, 64, 1000], metavar="N")
-    parser.add_argument("--requests", type=int, default=2000)
-    arguments = parser.parse_args()
-    report = Report("router", {"prompt tokens": NUM_TOKENS, "requests": arguments.requests})
+def measure(setup: Setup) -> None:
+    arguments, report = setup.arguments, setup.report
     for num_cores in arguments.cores:
         load = Load(num_cores)
         for _ in range(min(400 * num_cores, MAX_ENTRIES // NUM_KEYS)):
             load.request(load.keys())
-        times = [load.request(load.keys()) for _ in range(arguments.requests)]
+        times = [load.request(load.keys()) for _ in range(arguments.num_requests)]
         picks, notes = ([1e6 * each for each in column] for column in zip(*times, strict=True))
         report.add(
             cores=num_cores,
@@ -94,5 +91,6 @@ def main() -> int:
     size, num_entries = index_bytes(MAX_ENTRIES)
     report.note("full index, MB", size / 1e6)
     report.note("its entries", num_entries)
-    report.publish(arguments.json)
-    return 0
+
+
+CASE = Case("router", measure, {"--cores": ([8, 64, 1000],), "--requests": (2000,)}, model="", rounds=0)

@@ -20,7 +20,8 @@ from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Credit, Deltas, Submit
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.report import median
-from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 
 TURN_S = 1.0
 PENALTIES: dict[str, object] = {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
@@ -69,7 +70,7 @@ class Bench:
         self._engine.close()
 
 
-def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[str]) -> dict[str, float]:
+def measure_steps(config: EngineConfig, workload: Workload, rounds: int, names: list[str]) -> dict[str, float]:
     """Run the cases in turn in each round; return the median step of each in seconds."""
     bench = Bench(config)
     try:
@@ -83,22 +84,24 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[s
     return {name: median(times) for name, times in seconds.items()}
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--batch", type=int, default=32, dest="num_requests")
-    parser.add_argument("--in", type=int, default=64, dest="num_in")
-    parser.add_argument("--out", type=int, default=24, dest="num_out")
-    parser.set_defaults(rounds=3)
-    parser.add_argument("--with-deterministic", action="store_true", help="the greedy step with --deterministic, too")
-    setup = Setup("sampling", parser)
-    report, workload = setup.report, setup.workload
+def measure(setup: Setup) -> None:
+    report, asked = setup.report, setup.arguments
+    workload = Workload(asked.batch, asked.num_in, asked.num_out, setup.workload.vocab_size)
     defaults = {"log_level": "warning", "max_model_len": 1024, "enable_prefix_caching": False}
     config = msgspec.convert({**defaults, **setup.options, "model": str(setup.folder)}, EngineConfig)
-    medians = measure(config, workload, setup.arguments.rounds, list(CASES))
+    medians = measure_steps(config, workload, asked.rounds, list(CASES))
     for name, seconds in medians.items():
         report.add(case=name, step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
-    if setup.arguments.with_deterministic:
+    if asked.with_deterministic:
         config = msgspec.structs.replace(config, deterministic=True)
-        seconds = measure(config, workload, 1, ["greedy"])["greedy"]
+        seconds = measure_steps(config, workload, 1, ["greedy"])["greedy"]
         report.add(case="greedy, --deterministic", step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
-    return setup.publish()
+
+
+OPTIONS = {
+    "--batch": (32, "requests"),
+    "--in": (64,),
+    "--out": (24,),
+    "--with-deterministic": (False, "the greedy step with --deterministic, too"),
+}
+CASE = Case("sampling", measure, OPTIONS, rounds=3)

@@ -28,7 +28,8 @@ from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.processes import idle_percents
-from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.bench.report import Report
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--tensor-parallel-size", "2"]
@@ -196,16 +197,11 @@ def measure_hosts(report: Report, arguments: argparse.Namespace, folder: Path) -
             spread.stop()
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each engine, in turns")
-    parser.add_argument("--cuts", type=int, default=3)
-    parser.add_argument("--idle-seconds", type=float, default=20.0)
-    arguments = parser.parse_args()
+def measure(setup: Setup) -> None:
     if reason := obstacle():
         raise SystemExit(reason)
-    report = Report("scale", {"model": "demo", "ranks": 2, "pairs": arguments.pairs})
-    with tempfile.TemporaryDirectory() as folder:
-        measure_hosts(report, arguments, Path(folder))
-    report.publish(arguments.json)
-    return 0
+    measure_hosts(setup.report, setup.arguments, Path(setup.stack.enter_context(tempfile.TemporaryDirectory())))
+
+
+ASKED = {"--pairs": (3, "runs of each engine, in turns"), "--cuts": (3,), "--idle-seconds": (20.0,)}
+CASE = Case("scale", measure, ASKED, model="", rounds=0)

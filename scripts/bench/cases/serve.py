@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass, field
 
 from tokenloom import AsyncClient, SamplingParams, TokenloomError
-from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.bench.report import Report, percentile
+from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
 from tokenloom.scripts.bench.workload import FIRST_ID
 
 
@@ -101,7 +102,7 @@ def summarize(rate: float, calls: list[Call], ttft_slo_s: float, tpot_slo_s: flo
     return row
 
 
-async def measure(options: argparse.Namespace, report: Report) -> None:
+async def measure_rates(options: argparse.Namespace, report: Report) -> None:
     async with AsyncClient(options.address, key_file=options.key_file) as client:
         info = await client.info()
         report.note("model", info.model)
@@ -134,26 +135,20 @@ def positive_rate(text: str) -> float:
     return rate
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("address", help="as engine-launch prints it")
-    parser.add_argument("--key-file", help="for a tcp:// address, made by `engine-launch keygen`")
-    parser.add_argument("--rate", type=positive_rate, nargs="+", default=[1.0], help="requests per second")
-    parser.add_argument("--num-requests", type=int, default=100)
-    parser.add_argument("--in", type=number_or_range, default=(128, 128), dest="num_in", metavar="N|LOW:HIGH")
-    parser.add_argument("--out", type=number_or_range, default=(64, 64), dest="num_out", metavar="N|LOW:HIGH")
-    parser.add_argument("--ttft-slo-ms", type=float, default=1000.0)
-    parser.add_argument("--tpot-slo-ms", type=float, default=100.0)
-    parser.add_argument("--warm-up", type=int, default=2, help="requests before the measurement")
-    parser.add_argument("--workload-seed", type=int, default=0)
-    options = parser.parse_args()
-    settings = {"requests": options.num_requests, "in": f"{options.num_in[0]}:{options.num_in[1]}"}
-    slo = {"ttft_slo_ms": options.ttft_slo_ms, "tpot_slo_ms": options.tpot_slo_ms}
-    report = Report("serve", {**settings, "out": f"{options.num_out[0]}:{options.num_out[1]}", **slo})
-    try:
-        asyncio.run(measure(options, report))
-    except TokenloomError as error:
-        print(f"bench_serve: {error}", file=sys.stderr)
-        return 1
-    report.publish(options.json)
-    return 0
+def measure(setup: Setup) -> None:
+    asyncio.run(measure_rates(setup.arguments, setup.report))
+
+
+OPTIONS = {
+    "address": (REQUIRED, "as engine-launch prints it"),
+    "--key-file": (None, "for a tcp:// address, made by `engine-launch keygen`"),
+    "--rate": ([1.0], "requests per second", positive_rate),
+    "--num-requests": (100,),
+    "--in": ((128, 128), "N or LOW:HIGH", number_or_range),
+    "--out": ((64, 64), "N or LOW:HIGH", number_or_range),
+    "--ttft-slo-ms": (1000.0,),
+    "--tpot-slo-ms": (100.0,),
+    "--warm-up": (2, "requests before the measurement"),
+    "--workload-seed": (0,),
+}
+CASE = Case("serve", measure, OPTIONS, model="", rounds=0)

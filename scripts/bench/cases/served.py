@@ -9,7 +9,6 @@ so that most of these prompts are alike and found in the prefix cache. Answers h
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
@@ -24,7 +23,8 @@ from tokenloom.scripts.bench.cases.compare import tuned_environment
 from tokenloom.scripts.bench.cases.sse import HOST, Server, free_port
 from tokenloom.scripts.bench.contestant import median_ratio
 from tokenloom.scripts.bench.processes import signal_tree
-from tokenloom.scripts.bench.workload import Setup, flags_of, new_model_parser
+from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
+from tokenloom.scripts.bench.workload import flags_of
 
 RUN_S = 900.0
 WARM_UP_PROMPTS = 20
@@ -70,36 +70,37 @@ def send_load(setup: Setup, server: Server, rate: float, name: str, num_prompts:
     return figures
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, has_lengths=True)
-    parser.add_argument("--vllm", metavar="PYTHON", required=True, help="of an environment with vLLM and pandas")
-    parser.add_argument("--rate", type=float, nargs="+", default=[4.0, 8.0], help="requests/s (default 4 8)")
-    parser.add_argument("--num-prompts", type=int, default=80)
-    parser.add_argument("--client-prompts", action="store_true", help="the client's random prompts, most of them alike")
-    setup = Setup("served", parser, "num_prompts", "client_prompts", dtype="bfloat16")
+def measure(setup: Setup) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     given, measured = setup.arguments, dict[tuple[float, str], list[dict[str, float]]]()
-    with contextlib.ExitStack() as stack:
-        ours, vllm = our_server(setup), vllm_server(setup)
-        for server in (ours, vllm):
-            stack.callback(server.stop)
-        for server in (ours, vllm):
-            server.wait_ready()
-        stack.callback(signal_tree, vllm.pid, signal.SIGCONT)
+    ours, vllm = our_server(setup), vllm_server(setup)
+    for server in (ours, vllm):
+        setup.stack.callback(server.stop)
+    for server in (ours, vllm):
+        server.wait_ready()
+    setup.stack.callback(signal_tree, vllm.pid, signal.SIGCONT)
 
-        def load(server: Server, rate: float, name: str, num_prompts: int) -> dict[str, float]:
-            signal_tree(vllm.pid, signal.SIGCONT if server is vllm else signal.SIGSTOP)
-            return send_load(setup, server, rate, name, num_prompts)
+    def load(server: Server, rate: float, name: str, num_prompts: int) -> dict[str, float]:
+        signal_tree(vllm.pid, signal.SIGCONT if server is vllm else signal.SIGSTOP)
+        return send_load(setup, server, rate, name, num_prompts)
 
-        for server in (ours, vllm):
-            load(server, given.rate[0], "warm-up", WARM_UP_PROMPTS)
-        for number, rate, server in itertools.product(range(given.rounds), given.rate, (ours, vllm)):
-            figures = load(server, rate, str(number), given.num_prompts)
-            measured.setdefault((rate, server.name), []).append(figures)
-            row = {column: figures[column] for column in COLUMNS}
-            setup.report.add(round=number + 1, rate=rate, server=server.name, **row)
+    for server in (ours, vllm):
+        load(server, given.rate[0], "warm-up", WARM_UP_PROMPTS)
+    for number, rate, server in itertools.product(range(given.rounds), given.rate, (ours, vllm)):
+        figures = load(server, rate, str(number), given.num_prompts)
+        measured.setdefault((rate, server.name), []).append(figures)
+        row = {column: figures[column] for column in COLUMNS}
+        setup.report.add(round=number + 1, rate=rate, server=server.name, **row)
     for rate in given.rate:
         for column in ("mean_tpot_ms", "p99_ttft_ms"):
             columns = [[figures[column] for figures in measured[rate, server.name]] for server in (ours, vllm)]
             setup.report.note(f"{column} at {rate:g}/s, of vLLM's", median_ratio(*columns))
-    return setup.publish()
+
+
+OPTIONS = {
+    "--vllm": (REQUIRED, "the Python of an environment with vLLM and pandas"),
+    "--rate": ([4.0, 8.0], "requests/s"),
+    "--num-prompts": (80,),
+    "--client-prompts": (False, "the client's random prompts, most of them alike"),
+}
+CASE = Case("served", measure, OPTIONS, has_lengths=True, dtype="bfloat16")

@@ -43,10 +43,9 @@ from tokenloom.ipc.messages.client import Delta, RequestMetrics
 from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.scripts.bench.cases.compare import llama_cpp_peer, tuned_environment
 from tokenloom.scripts.bench.cases.mixed import Load
-from tokenloom.scripts.bench.cases.tiers_load import median_interval
-from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer
+from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer, median_ratio
 from tokenloom.scripts.bench.report import ROOT, median, percentile
-from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CODE = ("core/scheduling/step/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
@@ -166,7 +165,7 @@ def versions_of(path: str) -> tuple[str, str]:
     return git("show", f"{commits[-1]}:{path}"), git("show", f"{commits[0]}:{path}")
 
 
-def measure(setup: Setup, case: str, tasks: list[Task], transports: dict[str, Transport], num_out: int) -> None:
+def measure_tasks(setup: Setup, case: str, tasks: list[Task], transports: dict[str, Transport], num_out: int) -> None:
     """Run a case on both engines in turn and add its row to the report."""
     rates: dict[str, list[float]] = {name: [] for name in transports}
     p99s: dict[str, list[float]] = {name: [] for name in transports}
@@ -183,22 +182,20 @@ def measure(setup: Setup, case: str, tasks: list[Task], transports: dict[str, Tr
                 if name == "on":
                     metrics += outcome.metrics
                     num_tokens += sum(map(len, outcome.times))
-    gains = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
     accepted = sum(each.num_accepted_drafts for each in metrics)
     setup.report.add(
         case=case,
         off_tokens_per_s=median(rates["off"]),
         on_tokens_per_s=median(rates["on"]),
-        on_of_off=median(gains),
+        on_of_off=median_ratio(rates["on"], rates["off"]),
         drafts=sum(each.num_drafts for each in metrics),
         accepted=accepted,
         tokens=num_tokens,
         tokens_per_row_step=num_tokens / max(num_tokens - accepted, 1),
     )
-    setup.report.note(f"{case}: on / off, median and its interval", [median(gains), *median_interval(gains)])
+    setup.report.note_ratios(f"{case}: on / off, median and its interval", rates["on"], rates["off"])
     if case == "many":
-        waits = [on / off for on, off in zip(p99s["on"], p99s["off"], strict=True)]
-        setup.report.note(f"{case}: p99 on / off, median and its interval", [median(waits), *median_interval(waits)])
+        setup.report.note_ratios(f"{case}: p99 on / off, median and its interval", p99s["on"], p99s["off"])
 
 
 def measure_peer(setup: Setup, name: str, peers: dict[str, Peer], tasks: list[Task], num_out: int) -> None:
@@ -211,9 +208,9 @@ def measure_peer(setup: Setup, name: str, peers: dict[str, Peer], tasks: list[Ta
             for each, peer in peers.items():
                 first_s = peer.generate([task.prompt], 1)
                 rates[each].append((num_out - 1) / (peer.generate([task.prompt], num_out) - first_s))
-    gains = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
     on, off = median(rates["on"]), median(rates["off"])
-    setup.report.add(case=f"loops, {name}", off_tokens_per_s=off, on_tokens_per_s=on, on_of_off=median(gains))
+    gain = median_ratio(rates["on"], rates["off"])
+    setup.report.add(case=f"loops, {name}", off_tokens_per_s=off, on_tokens_per_s=on, on_of_off=gain)
 
 
 def measure_peers(setup: Setup, tasks: list[Task], num_out: int) -> None:
@@ -244,32 +241,32 @@ def expected(engine: LLM) -> float:
     return sum(each.value for each in found if isinstance(each, Counter))
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--cases", default=",".join(CASES), help="cases, with commas between (default all)")
-    parser.add_argument("--num-out", type=int, default=300, help="most tokens of an answer (default 300)")
-    parser.add_argument("--many", type=int, default=32, help="requests of the case many (default 32)")
-    parser.add_argument("--num-out-many", type=int, default=96, help="tokens of each of them (default 96)")
-    parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="of an environment with llama-cpp-python and gguf")
-    setup = Setup("bench_speculation", parser, "cases", "num_out", "many")
+def measure(setup: Setup) -> None:
+    asked = setup.arguments
     tokenizer = Tokenizer.load(Path(DEMO_FOLDER), False)
-    lengths = {"max_model_len": MAX_PROMPT + setup.arguments.num_out + 16, "max_num_seqs": setup.arguments.many}
+    lengths = {"max_model_len": MAX_PROMPT + asked.num_out + 16, "max_num_seqs": asked.many}
     with contextlib.ExitStack() as stack:
         engines: dict[str, LLM] = {}
         for name, value in (("off", "off"), ("on", "lookup")):
             options = {**lengths, **setup.options, "speculation": value}
             engines[name] = stack.enter_context(LLM(setup.folder, **options))
         transports = {name: engine._transport for name, engine in engines.items()}
-        for case in setup.arguments.cases.split(","):
-            tasks = tasks_of(case, tokenizer, setup.workload.vocab_size, setup.arguments.many)
-            num_out = setup.arguments.num_out_many if case == "many" else setup.arguments.num_out
+        for case in asked.cases.split(","):
+            tasks = tasks_of(case, tokenizer, setup.workload.vocab_size, asked.many)
             for transport in transports.values():
                 run(transport, tasks[:1], WARM_UP_TOKENS)
             before = expected(engines["on"])
-            measure(setup, case, tasks, transports, num_out)
-            promised = expected(engines["on"]) - before
-            setup.report.note(f"{case}: accepted that were expected", promised)
-    loops = tasks_of("loops", tokenizer, setup.workload.vocab_size, 0)
-    measure_peers(setup, loops, setup.arguments.num_out)
-    return setup.publish()
+            measure_tasks(setup, case, tasks, transports, asked.num_out_many if case == "many" else asked.num_out)
+            setup.report.note(f"{case}: accepted that were expected", expected(engines["on"]) - before)
+    measure_peers(setup, tasks_of("loops", tokenizer, setup.workload.vocab_size, 0), asked.num_out)
+
+
+OPTIONS = {
+    "--cases": (",".join(CASES), "cases, with commas between"),
+    "--num-out": (300, "most tokens of an answer"),
+    "--many": (32, "requests of the case many"),
+    "--num-out-many": (96, "tokens of each of them"),
+    "--vllm": (None, "the Python of an environment with vLLM"),
+    "--llama-cpp": (None, "the Python of one with llama-cpp-python and gguf"),
+}
+CASE = Case("speculation", measure, OPTIONS)

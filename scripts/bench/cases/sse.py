@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import http.client
 import json
 import os
@@ -30,11 +29,11 @@ from pathlib import Path
 
 import uvloop
 
-from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.scripts.bench.contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
 from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench.report import Report, new_parser
-from tokenloom.scripts.bench.workload import FIRST_ID, Setup, flags_of
+from tokenloom.scripts.bench.report import Report
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import FIRST_ID, flags_of
 
 HOST = "127.0.0.1"
 RUN_TIMEOUT_S = 300.0
@@ -191,41 +190,30 @@ def servers(arguments: argparse.Namespace, folder: Path, options: dict[str, obje
     yield our_server("tokenloom, steps at once", folder, options, 0)
     yield our_server(f"tokenloom, steps of {arguments.step_ms:g} ms", folder, options, arguments.step_ms)
     if arguments.vllm:
-        yield vllm_server(arguments.vllm, folder, arguments.streams, NUM_IN + arguments.out + 8)
+        yield vllm_server(arguments.vllm, folder, arguments.streams, NUM_IN + arguments.num_out + 8)
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes")
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--out", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=20.0, help="step time of the second null worker")
-    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
-    add_engine_arguments(parser)
-    setup = Setup("cost of a streamed token", parser, "streams", "out")
+def measure(setup: Setup) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
-    arguments, folder, report = setup.arguments, setup.folder, setup.report
+    arguments, report = setup.arguments, setup.report
     options = {"log_level": "warning", "max_num_seqs": arguments.streams, **setup.options}
     rates: dict[str, list[float]] = {}
-    with contextlib.ExitStack() as stack:
-        started = []
-        for server in servers(arguments, folder, options):
-            stack.callback(server.stop)
-            started.append(server)
+    started = []
+    for server in servers(arguments, setup.folder, options):
+        setup.stack.callback(server.stop)
+        started.append(server)
+    for server in started:
+        server.wait_ready()
+    for round_number in range(-1, arguments.rounds):  # the first warms up
         for server in started:
-            server.wait_ready()
-        for round_number in range(-1, arguments.rounds):  # the first warms up
-            for server in started:
-                bodies = draw_bodies("model", arguments.streams, arguments.out, setup.workload.vocab_size, round_number)
-                streamed = run(server, bodies)
-                assert streamed.num_tokens == arguments.streams * arguments.out, f"{server.name} generated fewer tokens"
-                if round_number >= 0:
-                    add_row(report, round_number, server, streamed, rates)
+            vocab = setup.workload.vocab_size
+            streamed = run(server, draw_bodies("model", arguments.streams, arguments.num_out, vocab, round_number))
+            assert streamed.num_tokens == arguments.streams * arguments.num_out, f"{server.name} generated fewer tokens"
+            if round_number >= 0:
+                add_row(report, round_number, server, streamed, rates)
     for name, ours in rates.items():
         if arguments.vllm and name != "vLLM":
             report.note(f"tokens per CPU second, {name}: relative to vLLM", median_ratio(ours, rates["vLLM"]))
-    return setup.publish()
 
 
 def add_row(report: Report, number: int, server: Server, streamed: Streamed, rates: dict[str, list[float]]) -> None:
@@ -240,3 +228,12 @@ def add_row(report: Report, number: int, server: Server, streamed: Streamed, rat
         us_per_token=1e6 / rate,
     )
     report.note(f"CPU seconds of the last round, {server.name}", streamed.cpu_s)
+
+
+OPTIONS = {
+    "--streams": (256,),
+    "--out": (128, "tokens of each"),
+    "--step-ms": (20.0, "step time of the second null worker"),
+    "--vllm": (None, "the Python of an environment with vLLM"),
+}
+CASE = Case("cost of a streamed token", measure, OPTIONS, model="demo", rounds=3)

@@ -24,7 +24,8 @@ from tokenloom.scripts.bench.contestant import PEERS, Peer
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.processes import pss_bytes
 from tokenloom.scripts.bench.report import Report, median
-from tokenloom.scripts.bench.workload import Setup, flags_of, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import flags_of
 
 
 def first_token_s(address: str, begun: float) -> float:
@@ -89,11 +90,7 @@ def vllm_first_token_s(python: str, folder: Path, is_eager: bool) -> float:
             peer.close()
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
-    parser.add_argument("--idle-s", type=float, default=10.0, help="how long to measure idle CPU; 0: not at all")
-    setup = Setup("start-up", parser)
+def measure(setup: Setup) -> None:
     setup.options["model"] = str(setup.folder)
     arguments, report = setup.arguments, setup.report
     first_tokens = [measure_ours(number, setup) for number in range(arguments.rounds)]
@@ -102,4 +99,10 @@ def main() -> int:
             seconds = vllm_first_token_s(arguments.vllm, setup.folder, is_eager)
             report.add(engine=name, first_token_s=seconds)
             report.note(f"{name}: relative to ours", seconds / median(first_tokens))
-    return setup.publish()
+
+
+OPTIONS = {
+    "--vllm": (None, "the Python of an environment with vLLM"),
+    "--idle-s": (10.0, "how long to measure idle CPU; 0: not at all"),
+}
+CASE = Case("start-up", measure, OPTIONS)

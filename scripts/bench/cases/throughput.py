@@ -9,29 +9,27 @@ own, in turn with ours (A B A B); the ratio is the median of the rounds' ratios.
 
 from __future__ import annotations
 
-import contextlib
-
 from tokenloom import LLM
 from tokenloom.scripts.bench.contestant import Contestant, Ours, measure_in_turn, median_ratio, transformers_peer
-from tokenloom.scripts.bench.workload import Setup, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, num_requests=32)
-    parser.add_argument("--with-transformers", action="store_true", help="compare with transformers' generate")
-    parser.add_argument("--in-process", action="store_true", help="run the engine in this process")
-    setup = Setup("throughput", parser, dtype="bfloat16")
+def measure(setup: Setup) -> None:
     asked = setup.arguments
-    with contextlib.ExitStack() as stack:
-        llm = stack.enter_context(LLM(setup.folder, in_process=asked.in_process, **setup.options))
-        contestants: list[Contestant] = [Ours(llm, "tokenloom in_process" if asked.in_process else "tokenloom")]
-        if asked.with_transformers:
-            threads = num_cpu_threads(asked.num_threads if "num_threads" in setup.options else None, 1)
-            contestants.append(transformers_peer(setup.folder, setup.dtype, setup.device, threads))
-            stack.callback(contestants[-1].close)
-        seconds = measure_in_turn(contestants, setup.workload, asked.rounds, setup.report)
-    ours, *peers = seconds
+    llm = setup.stack.enter_context(LLM(setup.folder, in_process=asked.in_process, **setup.options))
+    contestants: list[Contestant] = [Ours(llm, "tokenloom in_process" if asked.in_process else "tokenloom")]
+    if asked.with_transformers:
+        threads = num_cpu_threads(asked.num_threads if "num_threads" in setup.options else None, 1)
+        contestants.append(transformers_peer(setup.folder, setup.dtype, setup.device, threads))
+        setup.stack.callback(contestants[-1].close)
+    ours, *peers = (seconds := measure_in_turn(contestants, setup.workload, asked.rounds, setup.report))
     for peer in peers:
         setup.report.note(f"throughput relative to {peer}", median_ratio(seconds[peer], seconds[ours]))
-    return setup.publish()
+
+
+OPTIONS = {
+    "--with-transformers": (False, "compare with transformers' generate"),
+    "--in-process": (False, "run the engine in this process"),
+}
+CASE = Case("throughput", measure, OPTIONS, num_requests=32, dtype="bfloat16")

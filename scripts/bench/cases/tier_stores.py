@@ -12,7 +12,6 @@ alone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -36,7 +35,8 @@ from tokenloom.scripts.bench.inputs.tier_stores import (
     Theirs,
     Values,
 )
-from tokenloom.scripts.bench.report import Report, median, new_parser
+from tokenloom.scripts.bench.report import Report, median
+from tokenloom.scripts.bench.runner import Case, Setup
 
 NUM_DAMAGED = 8
 NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES
@@ -113,31 +113,30 @@ def their_cases(peer: Peer, root: Path, port: int) -> dict[str, tuple[Store, Pla
     }
 
 
-def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--lmcache", metavar="PYTHON", help="an interpreter that has LMCache")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of all measurements (default 5)")
-    parser.add_argument("--redis", default="redis-server", metavar="PROGRAM", help="the redis-server to start")
-    asked = parser.parse_args()
+def measure(setup: Setup) -> None:
+    asked, report, stack = setup.arguments, setup.report, setup.stack
     root = Path(tempfile.mkdtemp(prefix="bench-tier-stores-", dir=os.environ.get("TMPDIR")))
     content = random.Random(0).randbytes(NUM_BYTES)
     (root / "blocks").write_bytes(content)
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-        port = stack.enter_context(redis_server(asked.redis, root))
-        cases, version = our_cases(root, content, port), None
-        if asked.lmcache:
-            command = [asked.lmcache, str(PEERS / "lmcache_peer.py"), str(root / "blocks")]
-            peer = Peer("LMCache", [*command, "--block-bytes", str(BLOCK_BYTES)])
-            stack.callback(peer.close)
-            cases |= their_cases(peer, root, port)
-            version = peer.facts["version"]
-        bench = Bench(dict(sorted(cases.items(), key=lambda case: ORDER.index(case[0]))))
-        settings = {"blocks": NUM_BLOCKS, "block_bytes": BLOCK_BYTES, "rounds": asked.rounds, "LMCache": version}
-        report = Report("stores of KV blocks", settings)
-        for number in range(asked.rounds + 1):
-            bench.round(number, is_timed=number > 0)
+    stack.callback(shutil.rmtree, root, ignore_errors=True)
+    port = stack.enter_context(redis_server(asked.redis, root))
+    cases = our_cases(root, content, port)
+    if asked.lmcache:
+        command = [asked.lmcache, str(PEERS / "lmcache_peer.py"), str(root / "blocks")]
+        peer = Peer("LMCache", [*command, "--block-bytes", str(BLOCK_BYTES)])
+        stack.callback(peer.close)
+        cases |= their_cases(peer, root, port)
+        report.note("LMCache", peer.facts["version"])
+    bench = Bench(dict(sorted(cases.items(), key=lambda case: ORDER.index(case[0]))))
+    for number in range(asked.rounds + 1):
+        bench.round(number, is_timed=number > 0)
     bench.report(report)
+    report.note("blocks, and bytes of each", [NUM_BLOCKS, BLOCK_BYTES])
     report.note("damaged blocks of each", NUM_DAMAGED * asked.rounds)
-    report.publish(asked.json)
-    return 0
+
+
+OPTIONS = {
+    "--lmcache": (None, "the Python of an environment with LMCache"),
+    "--redis": ("redis-server", "the redis-server to start"),
+}
+CASE = Case("stores of KV blocks", measure, OPTIONS, model="", rounds=5)

@@ -25,7 +25,8 @@ from pathlib import Path
 from tokenloom import LLM, SamplingParams
 from tokenloom.scripts.bench.cases.tiers import IDLE_S, is_up, redis_server, wait_until
 from tokenloom.scripts.bench.report import median
-from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser, vocab_size
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import FIRST_ID, vocab_size
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 CHUNK = 1 << 16
@@ -83,52 +84,55 @@ def new_prompt(name: str, vocab: int, length: int) -> list[int]:
     return random.Random(name).choices(range(FIRST_ID, vocab), k=length)
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("--lengths", default="512,2048", help="prompt tokens, with commas between")
-    parser.add_argument("--rates", default="1,4,16,64", help="MB/s of the source, with commas between")
-    parser.add_argument("--redis", default=shutil.which("redis-server") or "redis-server")
-    setup = Setup("throttled tier", parser, "lengths", "rates", dtype="bfloat16")
-    lengths, rates = (
-        [int(each) for each in text.split(",")] for text in (setup.arguments.lengths, setup.arguments.rates)
-    )
+def measure(setup: Setup) -> None:
+    asked, stack = setup.arguments, setup.stack
     folder = Path(tempfile.mkdtemp(prefix="throttle-"))
     address = folder / "redis.sock"
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stack.enter_context(redis_server(setup.arguments.redis, folder))
-        proxy = ThrottledProxy(address)
-        stack.callback(proxy.close)
-        options = {"max_model_len": max(lengths) + 16, **setup.options}
-        places = (f"unix://{address}", f"redis://127.0.0.1:{proxy.port}")
-        writer, reader = (
-            stack.enter_context(LLM(setup.folder, **{**options, "kv_remote": place}))  # type: ignore[arg-type]
-            for place in places
-        )
-        off = stack.enter_context(LLM(setup.folder, **options))  # type: ignore[arg-type]
-        for llm in (writer, reader):
-            wait_until(lambda llm=llm: is_up(llm), "the tier does not open")  # type: ignore[misc]
-        vocab = vocab_size(setup.folder)
-        for length in lengths:
-            for llm in (reader, off):
-                first_token(llm, new_prompt(f"warm-up {length}", vocab, length))
-        time.sleep(IDLE_S)
-        cells = list(enumerate(itertools.product(rates, lengths)))
-        for number, (cell, (rate, length)) in itertools.product(range(setup.arguments.rounds), cells):
-            prompt = new_prompt(f"{number} {rate} {length}", vocab, length)
-            for _ in range(2):
-                first_token(writer, prompt)
-            time.sleep(WRITTEN_S)
-            proxy.bytes_per_s = rate * 1e6
-            order = (off, reader) if (cell + number) % 2 else (reader, off)  # of a cell, another one each round
-            took = {llm: first_token(llm, prompt) for llm in order}
-            ratios[rate, length].append(took[reader][0] / took[off][0])
-            found[rate, length].append(took[reader][1])
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.enter_context(redis_server(asked.redis, folder))
+    proxy = ThrottledProxy(address)
+    stack.callback(proxy.close)
+    options = {"max_model_len": max(asked.lengths) + 16, **setup.options}
+    places = (f"unix://{address}", f"redis://127.0.0.1:{proxy.port}")
+    writer, reader = (
+        stack.enter_context(LLM(setup.folder, **{**options, "kv_remote": place}))  # type: ignore[arg-type]
+        for place in places
+    )
+    off = stack.enter_context(LLM(setup.folder, **options))  # type: ignore[arg-type]
+    for llm in (writer, reader):
+        wait_until(lambda llm=llm: is_up(llm), "the tier does not open")  # type: ignore[misc]
+    vocab = vocab_size(setup.folder)
+    for length in asked.lengths:
+        for llm in (reader, off):
+            first_token(llm, new_prompt(f"warm-up {length}", vocab, length))
+    time.sleep(IDLE_S)
+    cells = list(enumerate(itertools.product(asked.rates, asked.lengths)))
+    for number, (cell, (rate, length)) in itertools.product(range(asked.rounds), cells):
+        prompt = new_prompt(f"{number} {rate} {length}", vocab, length)
+        for _ in range(2):
+            first_token(writer, prompt)
+        time.sleep(WRITTEN_S)
+        proxy.bytes_per_s = rate * 1e6
+        order = (off, reader) if (cell + number) % 2 else (reader, off)  # of a cell, another one each round
+        took = {llm: first_token(llm, prompt) for llm in order}
+        ratios[rate, length].append(took[reader][0] / took[off][0])
+        found[rate, length].append(took[reader][1])
     for (rate, length), values in ratios.items():
         tokens = found[rate, length]
         setup.report.add(
             MB_per_s=rate, tokens=length, of_computed=median(values), most=max(values), found=median(tokens) / length
         )
-    return setup.publish()
+
+
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+OPTIONS = {
+    "--lengths": ((512, 2048), "prompt tokens, with commas between", numbers),
+    "--rates": ((1, 4, 16, 64), "MB/s of the source, with commas between", numbers),
+    "--redis": (shutil.which("redis-server") or "redis-server", "the redis-server to start"),
+}
+CASE = Case("throttled tier", measure, OPTIONS, dtype="bfloat16")

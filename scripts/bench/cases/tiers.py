@@ -29,8 +29,10 @@ from pathlib import Path
 import psutil
 
 from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom.scripts.bench.contestant import median_ratio
 from tokenloom.scripts.bench.report import median
-from tokenloom.scripts.bench.workload import FIRST_ID, Setup, new_model_parser, vocab_size
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import FIRST_ID, vocab_size
 
 SETTLE_S = 30.0
 IDLE_S = 1.0  # before the first request of an engine, which takes memory ahead meanwhile, at 0.4 to 2 GB/s
@@ -179,27 +181,26 @@ def read_all(folder: Path) -> float:
     return time.perf_counter() - begun
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__)
-    parser.add_argument("num_in", metavar="IN", type=int, nargs="?", default=4096, help="prompt tokens (default 4096)")
-    parser.add_argument("--redis", default=shutil.which("redis-server") or "", help="the redis-server to start")
-    text = "seconds before an engine's first request, in which it takes memory ahead"
-    parser.add_argument("--idle", type=float, default=IDLE_S, help=f"{text} (default {IDLE_S:g})")
-    setup = Setup("tiers", parser, "num_in", "idle", dtype="bfloat16")
+def measure(setup: Setup) -> None:
     bench = Bench(setup, setup.arguments.num_in, setup.arguments.redis)
-    try:
-        for number in range(setup.arguments.rounds):
-            bench.round(number)
-    finally:
-        shutil.rmtree(bench.root, ignore_errors=True)
+    setup.stack.callback(shutil.rmtree, bench.root, ignore_errors=True)
+    for number in range(setup.arguments.rounds):
+        bench.round(number)
     computed = bench.times["computed"]
     for case, times in bench.times.items():
-        ratios = [seconds / base for seconds, base in zip(times, computed, strict=True)]
-        setup.report.add(case=case, seconds=median(times), of_computed=median(ratios), times_faster=1 / median(ratios))
+        of_computed = median_ratio(times, computed)
+        setup.report.add(case=case, seconds=median(times), of_computed=of_computed, times_faster=1 / of_computed)
     for case in ("disk", "disk, after SIGKILL of everything"):
         both = zip(bench.times["bare O_DIRECT reads"], bench.times[case], bench.times["pool"], strict=True)
         rates = [bare / (loaded - pooled) for bare, loaded, pooled in both]
         setup.report.note(f"read rate, of the bare loop's: {case}", f"{median(rates):.2f}")
     setup.report.note("bytes of a prompt", bench.arena_bytes)
     setup.report.note("seconds by round", dict(bench.times))
-    return setup.publish()
+
+
+OPTIONS = {
+    "num_in": (4096, "prompt tokens"),
+    "--redis": (shutil.which("redis-server") or "", "the redis-server to start"),
+    "--idle": (IDLE_S, "seconds before an engine's first request, in which it takes memory ahead"),
+}
+CASE = Case("tiers", measure, OPTIONS, dtype="bfloat16")

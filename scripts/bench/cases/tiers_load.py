@@ -22,7 +22,8 @@ from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
 from tokenloom.scripts.bench.cases.mixed import Load, between
 from tokenloom.scripts.bench.report import median, percentile
-from tokenloom.scripts.bench.workload import Setup, Workload, new_model_parser
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.workload import Workload
 
 NUM_PREEMPTED, PREEMPTED_OUT = 16, 192  # requests that are too many for the pool, and tokens of their answers
 
@@ -36,18 +37,6 @@ def run(transport: Transport, prompts: list[list[int]], num_out: int) -> tuple[f
     ended = max(times[-1] for times in load.times)
     gaps = [gap for times in load.times for gap in between(times, 0.0, ended)]
     return ended - begun, percentile(gaps, 99)
-
-
-def median_interval(values: list[float]) -> list[float]:
-    """Return the interval that holds the median with about 95 %, from the order of the values."""
-    ordered, half = sorted(values), 0.98 * len(values) ** 0.5
-    first, last = int(len(values) / 2 - half), int(len(values) / 2 + half)
-    return [ordered[max(first, 0)], ordered[min(last, len(values) - 1)]]
-
-
-def ratios(values: dict[str, list[float]]) -> list[float]:
-    """Return the values without a tier as a multiple of those with one, by round."""
-    return [without / with_tier for without, with_tier in zip(values["without"], values["with a disk"], strict=True)]
 
 
 def recomputed_share(setup: Setup, **options: object) -> tuple[float, int]:
@@ -68,16 +57,13 @@ def recomputed_share(setup: Setup, **options: object) -> tuple[float, int]:
     return (num_computed - NUM_PREEMPTED * (num_each - 1)) / max(num_preempted, 1), num_preempted
 
 
-def main() -> int:
-    parser = new_model_parser(__doc__, num_requests=16)
-    parser.add_argument("--preempt", action="store_true", help="also run requests that preempt one another")
-    setup = Setup("tiers under load", parser, dtype="bfloat16")
+def measure(setup: Setup) -> None:
     workload, folder = setup.workload, Path(tempfile.mkdtemp(prefix="bench-tiers-"))
+    setup.stack.callback(shutil.rmtree, folder, ignore_errors=True)
     options = {"max_model_len": workload.num_in + workload.num_out + 16, **setup.options}
     seconds: dict[str, list[float]] = {"without": [], "with a disk": []}
     gaps: dict[str, list[float]] = {"without": [], "with a disk": []}
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         engines: dict[str, Transport] = {}
         for name, more in (("without", {}), ("with a disk", {"kv_disk": str(folder)})):
             transport, close = open_private(config_from_keywords("LLM", setup.folder, {**options, **more}))
@@ -93,9 +79,9 @@ def main() -> int:
         num_objects = sum(path.is_file() for path in folder.glob("*/*/*"))
     for name in engines:
         setup.report.add(engine=name, seconds=median(seconds[name]), p99_between_tokens_ms=1e3 * median(gaps[name]))
-    throughput, latency = ratios(seconds), [1 / each for each in ratios(gaps)]
-    setup.report.note("throughput with the disk, of that without", [median(throughput), *median_interval(throughput)])
-    setup.report.note("p99 between tokens with the disk, of that without", [median(latency), *median_interval(latency)])
+    with_disk = "with the disk, of that without"
+    setup.report.note_ratios(f"throughput {with_disk}", seconds["without"], seconds["with a disk"])
+    setup.report.note_ratios(f"p99 between tokens {with_disk}", gaps["with a disk"], gaps["without"])
     setup.report.note("blocks written", num_objects)
     setup.report.note("seconds by round", seconds)
     setup.report.note("p99 by round", gaps)
@@ -104,4 +90,7 @@ def main() -> int:
             share, num = recomputed_share(setup, **more)
             setup.report.note(f"preempted tokens computed again, {name}", share)
             setup.report.note(f"preempted tokens, {name}", num)
-    return setup.publish()
+
+
+OPTIONS = {"--preempt": (False, "also run requests that preempt one another")}
+CASE = Case("tiers under load", measure, OPTIONS, num_requests=16, dtype="bfloat16")

@@ -8,7 +8,6 @@ of the loop. Without other load a round trip takes about 0.2 ms. `quiet` is the 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
@@ -31,8 +30,10 @@ from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping
 from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import ROOT
+from tokenloom.scripts.bench.runner import Case, Setup
 
-DEMO = Path(__file__).resolve().parents[3] / "demo" / "vision"
+DEMO = ROOT / "demo" / "vision"
 SIDE = 2600  # pixels; 20.3 MB of noise
 INTERVAL_S = 0.001
 DEADLINE_S = 60.0
@@ -44,7 +45,7 @@ class Prober:
     """A process that pings the engine until `close`."""
 
     def __init__(self, address: str) -> None:
-        command = [sys.executable, "-P", "-m", __name__, "--probe", address]
+        command = [sys.executable, "-P", "-m", __name__, address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self._process.stdout.read(1)  # the first reply has come
@@ -85,7 +86,7 @@ def noise(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def measure(address: str, uploads: list[Callable[[], object]]) -> list[float]:
+def longest_trips(address: str, uploads: list[Callable[[], object]]) -> list[float]:
     """Run uploads one after the other; return the longest round trip during each, in ms."""
     spans: list[tuple[float, float]] = []
     prober = Prober(address)
@@ -125,21 +126,19 @@ def measure_engine(address: str, url: str, num_uploads: int) -> dict[str, list[f
             "client": [by_client(client, noise(10 + index)) for index in range(num_uploads)],
             "HTTP": [by_http(url, noise(100 + index)) for index in range(num_uploads)],
         }
-        return {way: measure(address, uploads) for way, uploads in ways.items()}
+        return {way: longest_trips(address, uploads) for way, uploads in ways.items()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--uploads", type=int, default=5, help="of each way")
-    parser.add_argument("--probe", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.probe is not None:
-        probe(arguments.probe)
-        return 0
+def measure(setup: Setup) -> None:
     options = ["--model", str(DEMO), "--http", "0", "--num-threads", "1", "--device", "cpu"]
     with tempfile.TemporaryDirectory() as folder, Engine(Path(folder), options) as engine:
         engine.wait_ready()
-        for way, trips in measure_engine(engine.address, engine.url, arguments.uploads).items():
-            shown = ", ".join(f"{trip:.1f}" for trip in trips)
-            print(f"{way}: median {statistics.median(trips):.1f} ms, worst {max(trips):.1f} ms ({shown})")
-    return 0
+        for way, trips in measure_engine(engine.address, engine.url, setup.arguments.uploads).items():
+            setup.report.add(way=way, median_ms=statistics.median(trips), worst_ms=max(trips))
+            setup.report.note(f"{way}: ms of each upload", trips)
+
+
+CASE = Case("uploads", measure, {"--uploads": (5, "of each way")}, model="", rounds=0)
+
+if __name__ == "__main__":
+    probe(sys.argv[1])

@@ -14,10 +14,9 @@ from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
 from tokenloom.scripts.bench.cases.mixed import Load, between
-from tokenloom.scripts.bench.cases.tiers_load import median_interval
 from tokenloom.scripts.bench.inputs.make_adapter import AdapterShape, write_adapter
 from tokenloom.scripts.bench.report import Report, median, percentile
-from tokenloom.scripts.bench.workload import Setup
+from tokenloom.scripts.bench.runner import Setup
 
 WARM_UP_TOKENS = 2
 Run: TypeAlias = "Callable[[int], Figures]"  # of a round's number
@@ -126,16 +125,10 @@ def interleave(report: Report, heading: str, runs: dict[str, Run], rounds: int) 
     return found
 
 
-def note_ratios(report: Report, what: str, values: Sequence[float], others: Sequence[float]) -> None:
-    """Note the median over the rounds of a value relative to another, and the interval of that median."""
-    ratios = [one / other for one, other in zip(values, others, strict=True)]
-    report.note(what, [median(ratios), *median_interval(ratios)])
-
-
 def note_shares(report: Report, found: dict[str, list[Figures]], base: str) -> None:
     """Note the throughput of each run as a share of the base's."""
     for name, figures in found.items():
         if name != base:
             for what in ("tokens_per_s", "decode_tokens_per_s"):
                 pair = [[getattr(each, what) for each in rounds] for rounds in (figures, found[base])]
-                note_ratios(report, f"{what} with {name}, of {base}", *pair)
+                report.note_ratios(f"{what} with {name}, of {base}", *pair)

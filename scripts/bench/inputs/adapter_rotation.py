@@ -17,13 +17,12 @@ from tokenloom.scripts.bench.inputs.adapter_requests import (
     Figures,
     Run,
     interleave,
-    note_ratios,
     note_shares,
     open_engine,
     run,
     warm_up,
 )
-from tokenloom.scripts.bench.workload import Setup
+from tokenloom.scripts.bench.runner import Setup
 
 ZIPF_EXPONENT = 1.2
 LOAD_PERIOD_S = 1.0
@@ -60,7 +59,7 @@ def measure_loads(setup: Setup, adapters: Adapters) -> None:
     finally:
         close()
     calm, loaded = ([each.p99_s for each in figures] for figures in found.values())
-    note_ratios(setup.report, "p99 between tokens beside loads, of that without", loaded, calm)
+    setup.report.note_ratios("p99 between tokens beside loads, of that without", loaded, calm)
     setup.report.note("loads by round", num_loads)
 
 
