@@ -37,7 +37,7 @@ class Case:
 
 
 class Setup:
-    """A command line of a case, its report, and what ends with its run.
+    """A command line of a case, its report, and the stack of its resources.
 
     Of a case with a model also: `folder`, its checkpoint; `options`, the given engine flags as keywords of LLM;
     `workload` of the given shape.

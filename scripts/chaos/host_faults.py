@@ -19,7 +19,7 @@ LOCAL_SHARE = 0.3  # of all faults: those of the head's own processes
 
 
 class HostFaults:
-    """Draws faults of an engine whose hosts were started by hand."""
+    """Draws faults of an engine with hosts that were started by hand."""
 
     def __init__(self, network: Network, local: Faults, losses: Losses, rng: random.Random) -> None:
         """`local` draws faults of the head's processes. The engine serves, and all agents have joined."""

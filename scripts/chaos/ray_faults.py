@@ -1,5 +1,5 @@
-"""Faults of an engine whose hosts Ray has placed: ranks, agents and their actors, raylets, links, the launcher, and the
-head's other processes. The hosts are network namespaces with a raylet in each."""
+"""Faults of an engine with hosts that Ray has placed: ranks, agents and their actors, raylets, links, the launcher, and
+the head's other processes. The hosts are network namespaces with a raylet in each."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one type. outcome: equal, refused, wrong, or untried if no tiny model of it can be built."""
+    """The result of one type. outcome: equal, refused, wrong, or untried if no tiny model of it can be built."""
 
     model_type: str
     architecture: str
@@ -86,7 +86,7 @@ def results_of(model_type: str) -> Iterator[Result]:
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     try:
         reference = tiny_model(model_type)
-    except Exception as error:  # whatever the type's classes find wrong
+    except Exception as error:  # anything in the type's classes
         yield Result(model_type, architecture, "", "untried", shown(error))
         return
     with tempfile.TemporaryDirectory() as name:

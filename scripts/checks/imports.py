@@ -1,7 +1,7 @@
 """Enforce the walls of docs/design/processes.md, by one rule and two tables.
 
 The rule: in every folder, its sub-folders, each with all that it contains, and its own files form no circle. WALLS
-lists what each room may import of others, PARTIES the third parties of each folder. Nothing may unpickle. Reads the
+lists the rooms that each room may import, PARTIES the third parties of each folder. Nothing may unpickle. Reads the
 sources; imports nothing. Exit code 1 and one line per violation.
 """
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from tokenloom.scripts.checks.try_mutants import ROOT, Mutants, read_mutants
 
-NOT_DEFAULT = ("pytest.mark.nightly", "pytest.mark.gpu", "pytest.mark.slow")  # slow: what nightly was called once
+NOT_DEFAULT = ("pytest.mark.nightly", "pytest.mark.gpu", "pytest.mark.slow")  # slow: an older name of nightly
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def find_holder(law: str, laws: set[str], mutants: Mutants) -> str | None:
-    """Describe what holds a law that left; None if nothing does."""
+    """Describe the holder of a law that left; None if it has none."""
     for renamed in mutants.renamed:
         if renamed.old == law and renamed.new in laws:
             return f"is now {renamed.new}"

@@ -33,7 +33,7 @@ TESTS_FAILED = 1  # pytest's exit code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the options say. Unknown options go to pytest."""
+    """Run the tests of the options. Unknown options go to pytest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT, help="with the tests and .ci")
     options, others = parser.parse_known_args(arguments)

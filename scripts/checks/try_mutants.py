@@ -13,7 +13,7 @@ A mutant in scripts/checks/mutants/ROOM.toml replaces one text of one file, in a
     red = ["tests/core/kv/test_block_pool.py::test_x"]    # laws of the default run, each of which goes red
     left = ["tests/core/test_engine.py::test_y"]          # optional: a law that left the default run and was red too
 
-Exit code 1 and one line for each mutant whose text is not found, or that a law named there survives.
+Exit code 1 and one line for each mutant without its text in the file, or that a law named there survives.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
-    """Yield what is wrong with a mutant, tried in a copy of the tree."""
+    """Yield the faults of a mutant, tried in a copy of the tree."""
     path = tree / mutant.file
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text.count(mutant.old) != 1:

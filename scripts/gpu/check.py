@@ -104,7 +104,7 @@ class Check:
         self._log.flush()
 
     def run_all(self, stages: list[Stage], begun: float, seconds: float) -> None:
-        """Run the stages that fit into `seconds` from `begun` on, then what failed. An interrupt ends them."""
+        """Run the stages that fit into `seconds` from `begun` on, then the failed cases. An interrupt ends them."""
         deadline = begun + seconds - ENDING_S
         if "pytest-xdist" not in self._results.document["versions"]:
             self.show("gpu_check: without pytest-xdist the tests run one by one, which takes several times as long")
@@ -173,7 +173,7 @@ class Check:
         write_json(self._out, self._results.document)
 
     def finish(self, stages: list[Stage], command: list[str]) -> int:
-        """Write the document and its summary; return the exit code. `command` goes on with what is left."""
+        """Write the document and its summary; return the exit code. `command` goes on with the rest."""
         counts = {stage.name: self._results.count(stage.name) for stage in stages}
         left = [name for name, count in counts.items() if count.failed or count.left is None or count.left]
         remark = f"Left or failed: {', '.join(left)}. Go on with\n\n    {shlex.join(command)}"

@@ -126,7 +126,7 @@ class AttentionForm:
 
     @property
     def label(self) -> str:
-        """The form in words, without what is usual."""
+        """The form in words, without its usual parts."""
         words = [f"{_name(self.dtype)} dim {self.head_dim} group {self.group}"]
         for field in fields(self)[3:]:
             value = getattr(self, field.name)

@@ -1,6 +1,6 @@
-"""What the trainings of the demo's vision and audio models share: steps, state between runs, options and files.
+"""Parts of the trainings of the demo's vision and audio models: steps, state between runs, options and files.
 
-A linear layer, the helper, names what the encoder has seen or heard. It trains the encoder several times faster than
+A linear layer, the helper, names the content of its input. It trains the encoder several times faster than
 the answers alone, and is thrown away at the end.
 """
 
@@ -74,7 +74,7 @@ class HelpedTraining:
 
 
 def parse_options(description: str, name: str, kind_of_state: str, num_steps: int, step: str) -> argparse.Namespace:
-    """Parse the command line of the training of demo/`name`, and set torch's seed and threads. step: what one has."""
+    """Parse the command line of the training of demo/`name`, set torch's seed and threads. step: the content of one."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output", type=Path, default=DEMO / name, help=f"folder (default: demo/{name})")
     state = Path(f"demo_{name}.state")

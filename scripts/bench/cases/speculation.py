@@ -12,7 +12,7 @@ Cases, one request at a time but for `many`:
     code      the rest of a file whose first two thirds, at most 1,500 tokens, are in the prompt
     prose     the same with documentation
     random    random ids
-    loops     what random weights answer by themselves
+    loops     answers of random weights by themselves
     many      --many requests at once, of code, prose and random ids in turn
 
 With --vllm and --llama-cpp, Pythons that have them, these engines answer the prompts of `loops`, too, with their lookup
@@ -70,7 +70,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """Arrival times of the tokens of each answer, and what their ends report."""
+    """Arrival times of the tokens of each answer, and the metrics of their ends."""
 
     times: list[list[float]]
     metrics: list[RequestMetrics] = field(default_factory=list)
