@@ -28,8 +28,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ..kernels import fp8_cache
-from ..kernels.contract import (
+from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
@@ -42,13 +42,13 @@ from ..kernels.contract import (
     Rotary,
     Routing,
 )
-from ..kernels.gpu.batch_invariant import BatchInvariantTritonOps
-from ..kernels.gpu.compile import compiling
-from ..kernels.gpu.ops import TritonOps
-from ..kernels.gpu.rows import write_rows
-from ..kernels.gpu.sampling.logprobs import logsumexp
-from ..kernels.gpu.sampling.sampling import sample
-from ..kernels.quantized import QuantizedWeight, Weight
+from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
+from tokenloom.kernels.gpu.compile import compiling
+from tokenloom.kernels.gpu.ops import TritonOps
+from tokenloom.kernels.gpu.rows import write_rows
+from tokenloom.kernels.gpu.sampling.logprobs import logsumexp
+from tokenloom.kernels.gpu.sampling.sampling import sample
+from tokenloom.kernels.quantized import QuantizedWeight, Weight
 
 ARCHITECTURES = (80, 90)
 MIN_FP8_ARCHITECTURE = 89
