@@ -95,10 +95,14 @@ def test_numbers_that_may_only_fall_are_counted_and_compared(tmp_path: Path) -> 
     packed = "def f(x):\n    a, b = x, 1\n    words = (a, b)\n    return g(*words) if a else g(*x)\n"
     (tmp_path / "core" / "packed.py").write_text(packed)
     (tmp_path / "core" / "long.py").write_text("a = 1\n" * 1001)
+    for name in sizes.FEATURES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("# adapters\nprint('adapters', adapters,\n  adapter)\n")
     found = sizes.measure(tmp_path)
     assert found.tokens["core"] == 3003 + 34 and found.long_files == {"core/long.py": 3003}
     assert (found.packed_calls["core"], found.paired_assignments["core"]) == (1, 1)
     assert found.conditional_expressions["core"] == 1
+    assert set(found.feature_lines.values()) == {2}
     held = msgspec.structs.replace(found, tokens=found.tokens | {"core": 3000, "ipc": 5}, long_files={})
     above, below, long = sizes.compare(found, held)
     assert above == (True, "core has 3037 tokens, at most 3000: see scripts/checks/ratchets.toml")

@@ -1,8 +1,9 @@
 """ModelRunner: runs steps, from a SchedulerOutput to a ModelRunnerOutput.
 
-    copy blocks → apply changes → inputs → forward → logits of last tokens → mask, processors → Sampler → rows
-                                                   ↘ hidden states of prompts, chunk by chunk → logits → logprobs
-                                                   ↘ hidden states of pooled prompts → Pooler → vectors
+    begin → apply changes → inputs → forward → logits of last tokens → mask, processors → Sampler → rows
+                                             ↘ hidden states of prompts, chunk by chunk → logits → logprobs
+
+Further parts of a step, such as copies of blocks, adapters, media and vectors, are each a RunnerFeature.
 
 A step is started and later finished. On a GPU, a DeviceRunner runs the steps that sample without the host, and the next
 step may start before such a step is finished. Any other step waits for all earlier ones and is computed when it starts.
@@ -25,8 +26,7 @@ from torch import Tensor
 
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
-from ..ipc.messages.media import FailedEntry
-from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput
+from ..ipc.messages.workers import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from .machine.arrays import I32, I64, ids_of
 from .machine.parallel import ParallelGroup
@@ -36,16 +36,13 @@ from .sampling.sampler import Sampler
 from .sampling.token_mask import MaskSource
 from .step.input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs
 from .step.model_step import Model, compute
-from .step.pooler import Pooler
+from .step.runner_feature import BegunStep, Pending, RunnerFeature, RunnerFeatures
 from .step.step_layout import StepLayout
 from .step.token_drawer import TokenDrawer
 
 if TYPE_CHECKING:
-    from .adapters.adapter_loader import AdapterLoader
     from .device.device_runner import DeviceRunner
-    from .device.kv_copies import KVCopies
-    from .device.token_copy import PendingCopy, PendingTokens
-    from .media.media_runner import MediaRunner
+    from .device.token_copy import PendingTokens
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -60,7 +57,6 @@ class _SampledTokens(NamedTuple):
     token_ids: I64  # [s]; NO_DRAFT: not kept
     logprobs: RowLogprobs | None = None  # of the rows that asked for them
     prompt_logprobs: RowLogprobs | None = None
-    pooled: Sequence[Pooled] = ()
     fully_masked_rows: I32 = _NO_ROWS  # mask and processors leave no token
 
 
@@ -75,8 +71,7 @@ class _StartedStep(NamedTuple):
     step: SchedulerOutput
     start_time: float
     tokens: _SampledTokens | _DeviceTokens
-    copies: PendingCopy | None  # of KV blocks; None: done, or there were none
-    failed_entries: list[FailedEntry]
+    begun: BegunStep
 
 
 class ModelRunner:
@@ -88,27 +83,21 @@ class ModelRunner:
         batch: InputBatch,
         kv_cache: Tensor,
         group: ParallelGroup,
-        vocab_size: int = 1 << 17,
         device_runner: DeviceRunner | None = None,
         sampler: Sampler | None = None,
         trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
-        copies: KVCopies | None = None,
-        adapters: AdapterLoader | None = None,
-        media: MediaRunner | None = None,
+        features: Sequence[RunnerFeature] = (),
         logits_bytes: int = LOGITS_BYTES,
     ) -> None:
-        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n.
-        `copies` moves KV blocks to and from the arena, if there is one. `adapters` fills slots, `media` encodes."""
+        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
         self._last_finish = 0.0
-        self._vocab_size, self._logits_bytes = vocab_size, logits_bytes  # bound a chunk of a prompt's logits
+        self._logits_bytes = logits_bytes
         self._batch, self._kv_cache, self._group = batch, kv_cache, group
         self._drawer = TokenDrawer(sampler or Sampler(), kv_cache.device)
-        self._trace, self._copies = trace, copies
-        self._adapters, self._media = adapters, media
-        self._pooler = Pooler()
+        self._trace, self._features = trace, RunnerFeatures(features)
         self.stage = "idle"
 
     def execute(self, step: SchedulerOutput, receive_mask: MaskSource | None = None) -> ModelRunnerOutput:
@@ -121,27 +110,27 @@ class ModelRunner:
         step: SchedulerOutput,
         receive_mask: MaskSource | None = None,
         finish_all: Callable[[], None] | None = None,
-    ) -> PendingCopy | None:
-        """Begin one step; return the last copy that `finish` would wait for, or None. ProtocolError if the rows or the
-        arena forbid it.
+    ) -> Pending | None:
+        """Begin one step; return the last copy that `finish` would wait for, or None. ProtocolError if the rows or a
+        feature forbid it.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending; rank 0 calls it once the logits exist.
         `finish_all` finishes all earlier steps; it is called before a step that the host samples, if there are any.
         """
         start_time = time.monotonic()
-        with self._trace(step.step), self._beside_fills(step):
-            copies = self._copy_blocks(step)
-            failed_entries = self._encode(step)
-            tokens = self._run(step, receive_mask, finish_all)
-        self._started.append(_StartedStep(step, start_time, tokens, copies, failed_entries))
-        return tokens.pending if isinstance(tokens, _DeviceTokens) else copies
+        self.stage = "begin"
+        with self._trace(step.step), self._features.beside(step), torch.inference_mode():
+            begun = self._features.begin(step, self._enter)
+            tokens = self._run(step, begun, receive_mask, finish_all)
+        self._started.append(_StartedStep(step, start_time, tokens, begun))
+        return tokens.pending if isinstance(tokens, _DeviceTokens) else begun.pending
 
     def finish(self) -> ModelRunnerOutput:
         """Wait for the oldest of the started steps, at least one; return its result. Only that of rank 0 has logprobs,
         vectors and fully masked rows."""
-        step, start_time, tokens, copies, failed_entries = self._started[0]
-        if copies is not None:
-            copies.wait()
+        step, start_time, tokens, begun = self._started[0]
+        if begun.pending is not None:
+            begun.pending.wait()
         if isinstance(tokens, _DeviceTokens):
             tokens = self._receive_tokens(tokens)
         self._started.popleft()
@@ -162,8 +151,8 @@ class ModelRunner:
             fully_masked_rows=tokens.fully_masked_rows.tobytes(),
             logprobs=tokens.logprobs,
             prompt_logprobs=tokens.prompt_logprobs,
-            pooled=list(tokens.pooled),
-            failed_entries=failed_entries,
+            pooled=begun.pooled,
+            failed_entries=begun.failed_entries,
             execute_s=self._last_finish - start_time,
         )
 
@@ -172,9 +161,9 @@ class ModelRunner:
         """Whether a step is started and `finish` would not wait for it."""
         if not self._started:
             return False
-        tokens, copies = self._started[0].tokens, self._started[0].copies
+        tokens, pending = self._started[0].tokens, self._started[0].begun.pending
         is_sampled = isinstance(tokens, _SampledTokens) or tokens.pending.is_here
-        return is_sampled and (copies is None or copies.is_here)
+        return is_sampled and (pending is None or pending.is_here)
 
     @property
     def highest_block(self) -> int:
@@ -190,9 +179,8 @@ class ModelRunner:
         """Finish the started steps, drop their results and forget all rows."""
         while self._started:
             self.finish()
-        for part in (self._batch, self._pooler, self._media):
-            if part is not None:
-                part.clear()
+        self._batch.clear()
+        self._features.clear()
         if self._device_runner is not None:
             self._device_runner.rows.clear()
 
@@ -202,26 +190,12 @@ class ModelRunner:
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @torch.inference_mode()
-    def _copy_blocks(self, step: SchedulerOutput) -> PendingCopy | None:
-        """Make, or on a GPU start, the step's copies of KV blocks. ProtocolError if there is no arena for them."""
-        if not (step.stores or step.loads):
-            return None
-        self._enter("copy blocks")
-        if self._copies is None:
-            raise ProtocolError(f"step {step.step} copies KV blocks, but there is no arena")
-        return self._copies.start(step)
-
-    def _encode(self, step: SchedulerOutput) -> list[FailedEntry]:
-        """Free entries of the encoder cache and run the step's encodes; return those that failed."""
-        if self._media is None or not (step.encodes or step.freed_entries):
-            return []
-        self._enter("encode")
-        return self._media.encode(step)
-
-    @torch.inference_mode()
     def _run(
-        self, step: SchedulerOutput, receive_mask: MaskSource | None, finish_all: Callable[[], None] | None
+        self,
+        step: SchedulerOutput,
+        begun: BegunStep,
+        receive_mask: MaskSource | None,
+        finish_all: Callable[[], None] | None,
     ) -> _SampledTokens | _DeviceTokens:
         """Apply the step's changes and compute its tokens, on the host or, without a wait, on the device."""
         self._enter("update rows")
@@ -232,16 +206,17 @@ class ModelRunner:
         layout = self._batch.layout(step.rows, step.counts)
         spans = self._batch.prompt_spans(layout)
         if self._device_runner is not None and not self._needs_host(step, layout, spans):
-            return self._start_on_device(self._device_runner, self._prepare(layout), layout)
+            return self._start_on_device(self._device_runner, layout)
         if self._started and finish_all is not None:
             finish_all()
         assert not self._started, "the host samples only after all earlier steps are finished"
-        drafts = StepDrafts.of(ids_of(step.drafts), layout.rows, self._vocab_size) if step.drafts else None
-        inputs = self._prepare(layout, drafts)
+        drafts = StepDrafts.of(ids_of(step.drafts), layout.rows, self._batch.vocab_size) if step.drafts else None
+        inputs = self._features.prepare(self._batch.prepare(layout, drafts))
         self._enter("forward")
         hidden, logits = self._forward(inputs, has_spans=bool(spans))
         self._batch.advance(layout)
         self._enter("sample")
+        self._features.read_hidden(hidden, inputs, begun)
         sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else None)
         if drafts is None:
             self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
@@ -250,26 +225,15 @@ class ModelRunner:
         self.stage = "idle"
         return sampled
 
-    def _prepare(self, layout: StepLayout, drafts: StepDrafts | None = None) -> StepInputs:
-        inputs = self._batch.prepare(layout, drafts)
-        return inputs if self._media is None else self._media.prepare(inputs)
-
     def _apply_changes(self, step: SchedulerOutput) -> None:
         if step.freed_rows:
             freed = ids_of(step.freed_rows)
             self._batch.free(freed)
-            self._pooler.free(freed)
             if self._device_runner is not None:
                 self._device_runner.rows.forget(freed)
-        if self._adapters is not None:
-            self._apply_fills(self._adapters, step)
-        elif step.fills:
-            raise ProtocolError(f"step {step.step} fills adapter slots, the worker has none: --enable-lora is not set")
         for new_row in step.new_rows:
             self._batch.admit(new_row)
-            self._pooler.admit(new_row)
-        if self._media is not None:
-            self._media.update_rows(step)
+        self._features.update(step)
         if step.block_appends:
             appends = ids_of(step.block_appends)
             if len(appends) % 3:
@@ -277,22 +241,6 @@ class ModelRunner:
             self._batch.append_blocks(appends.reshape(-1, 3))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
-
-    def _beside_fills(self, step: SchedulerOutput) -> AbstractContextManager[None]:
-        """Slow the fills of slots while the CPU computes rows."""
-        if self._adapters is None or not step.rows or self._kv_cache.device.type != "cpu":
-            return nullcontext()
-        return self._adapters.beside_step()
-
-    def _apply_fills(self, adapters: AdapterLoader, step: SchedulerOutput) -> None:
-        """Begin to fill slots. ProtocolError if rows use them, or if new rows use slots that are not filled."""
-        for order in step.fills:
-            rows = self._batch.rows_of_adapter(order.slot)
-            if len(rows):
-                raise ProtocolError(f"step {step.step} fills adapter slot {order.slot}, row {rows[0]} uses it")
-            adapters.start(order, step)
-        for new_row in step.new_rows:
-            adapters.check_filled(new_row.adapter_slot)
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
         """Whether the host must sample: a row has drafts, a mask, processors, logprobs, prompt logprobs or pooling."""
@@ -306,7 +254,8 @@ class ModelRunner:
             or spans
         )
 
-    def _start_on_device(self, device: DeviceRunner, inputs: StepInputs, layout: StepLayout) -> _DeviceTokens:
+    def _start_on_device(self, device: DeviceRunner, layout: StepLayout) -> _DeviceTokens:
+        inputs = self._features.prepare(self._batch.prepare(layout))
         self._enter("start on the device")
         pending = device.start(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
         self._batch.advance(layout)
@@ -338,8 +287,7 @@ class ModelRunner:
         spans: list[PromptSpan],
         receive_mask: MaskSource | None,
     ) -> _SampledTokens:
-        """Sample a token for each sampled position, equal on every rank; return them and, on rank 0, logprobs and
-        vectors.
+        """Sample a token for each sampled position, equal on every rank; return them and, on rank 0, logprobs.
 
         hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
@@ -347,9 +295,8 @@ class ModelRunner:
         if spans:
             prompt_logprobs = RowLogprobs.join(part for span in spans for part in self._score_prompt(hidden, span))
         rows = inputs.sampled_rows
-        pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
-            return _SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
+            return _SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs)
         token_ids, masked_rows, logprobs = np.empty(len(rows), np.int64), _NO_ROWS, None
         if self._group.rank == 0:
             mask = None
@@ -362,11 +309,11 @@ class ModelRunner:
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
-        return _SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, masked_rows)
+        return _SampledTokens(rows, token_ids, logprobs, prompt_logprobs, masked_rows)
 
     def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[RowLogprobs]:
         """Yield logprobs of a prompt's tokens in chunks of bounded memory. Every rank computes; rank 0 yields."""
-        num_rows = max(1, self._logits_bytes // (4 * self._vocab_size))
+        num_rows = max(1, self._logits_bytes // (4 * self._batch.vocab_size))
         for start in range(0, len(span.token_ids), num_rows):
             token_ids = span.token_ids[start : start + num_rows].astype(np.int64)
             first = span.first_token + start

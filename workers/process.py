@@ -54,7 +54,7 @@ from .step_sequencer import StepSequencer, StreamAction
 from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
-    from .adapters.adapter_loader import AdapterLoader
+    from .features.adapters.adapter_loader import AdapterLoader
     from .machine.rendezvous import Rendezvous
     from .model_runner import ModelRunner
     from .worker import Worker

@@ -31,11 +31,12 @@ from ..ipc.spec.config.engine_spec import EngineSpec
 from ..ipc.spec.models.model_config import ModelConfig
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
-from .adapters.adapter_folders import adapter_folders
-from .adapters.adapter_loader import AdapterLoader
-from .adapters.slot_filler import SlotFiller, adaptable
 from .device import device_check
-from .device.kv_copies import KVCopies, pin_arena
+from .features.adapters.adapter_folders import adapter_folders
+from .features.adapters.adapter_loader import AdapterLoader
+from .features.adapters.slot_filler import SlotFiller, adaptable
+from .features.kv_copies.kv_copies import pin_arena
+from .features.new import new_features
 from .machine.cpu_threads import num_cpu_threads
 from .machine.memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
 from .machine.parallel import NullGroup, ParallelGroup
@@ -56,7 +57,7 @@ from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
     from .device.kernel_warmup import KernelWarmup
-    from .media.media_runner import MediaRunner
+    from .features.media.media_runner import MediaRunner
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -101,8 +102,8 @@ class Worker:
         self._page_supply: PageSupply | None = None  # with them
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
-        max_loras = spec.config.max_loras if spec.config.enable_lora else 0
-        self.adapters = AdapterLoader(Rank(0, rank), max_loras) if max_loras else None  # fills slots for adapters
+        self._max_loras = spec.config.max_loras if spec.config.enable_lora else 0
+        self.adapters = AdapterLoader(Rank(0, rank), self._max_loras) if self._max_loras else None  # fills slots
         self._processors: list[CustomLogitsProcessor] = []
         self._kernels, self._has_exact_drafts = "", False  # names the kernels in logs and metrics; see Measured
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
@@ -206,16 +207,16 @@ class Worker:
         return self._page_supply
 
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
-        config, vocab_size = self._spec.config, self._spec.model.vocab_size
+        config = self._spec.config
         max_model_len = self._spec.max_model_len
         batch = InputBatch(
             config.max_num_seqs,
             max_model_len,
             config.block_size,
             num_blocks=len(kv_cache),
-            vocab_size=vocab_size,
+            vocab_size=self._spec.model.vocab_size,
             processors=self._processors,
-            max_loras=config.max_loras if config.enable_lora else 0,
+            max_loras=self._max_loras,
             rules=self._spec.model.output_rules,
         )
         device_runner = None
@@ -224,7 +225,6 @@ class Worker:
             from .device.device_runner import DeviceRunner
 
             recorder = CudaRecorder() if self._has_graphs else None
-            shifts = None if self._media is None else self._media.shifts
             device_runner = DeviceRunner(
                 model,
                 kv_cache,
@@ -233,20 +233,25 @@ class Worker:
                 self._group,
                 recorder,
                 has_adapters=config.enable_lora,
-                shifts=shifts,
+                shifts=None if self._media is None else self._media.shifts,
             )
         return ModelRunner(
             model,
             batch,
             kv_cache,
             self._group,
-            vocab_size,
             device_runner=device_runner,
             sampler=self._sampler,
             trace=self.recorder.step,
-            copies=None if self._arena is None else KVCopies(self._arena, kv_cache, self._group, self._local_ranks),
-            adapters=self.adapters,
-            media=self._media,
+            features=new_features(
+                batch,
+                kv_cache,
+                self._group,
+                self._arena,
+                self._local_ranks,
+                self._media,
+                self.adapters,
+            ),
         )
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
@@ -299,7 +304,7 @@ class Worker:
         """Read the encoder of a model that takes media."""
         if self._spec.model.encoder is None:
             return None
-        from .media.media_runner import load_media  # imports transformers
+        from .features.media.media_runner import load_media  # imports transformers
 
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)

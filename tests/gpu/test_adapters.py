@@ -26,12 +26,12 @@ from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.test_low_rank import ACTIVATIONS, NUM_SLOTS, RANKS, mixed_slots, random_update
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.adapters.adapted_model import fill
 from tokenloom.tests.workers.device.row_schedule import COUNTED, GREEDY, WITH_ADAPTERS, drive
+from tokenloom.tests.workers.features.adapters.adapted_model import fill
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
-from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
+from tokenloom.workers.features.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import load_model

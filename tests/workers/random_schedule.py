@@ -33,7 +33,7 @@ def new_runner(
 ) -> ModelRunner:
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, processors)
     kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), VOCAB_SIZE, **options)
+    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), **options)
 
 
 def frame(*values: int) -> bytes:

@@ -111,7 +111,7 @@ class InputBatch:
         self._sampling_metadata: SamplingMetadata | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
         self._processors = LogitsProcessors(vocab_size, processors, rules)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._max_loras = max_loras
         self._adapter_slots: I32 = np.zeros(max_num_seqs, np.int32)
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
@@ -207,7 +207,7 @@ class InputBatch:
         self._num_logprobs[row] = new_row.sampling.num_logprobs
         self._logprob_ids.pop(row, None)
         if new_row.sampling.logprob_token_ids:
-            self._logprob_ids[row] = ids_in(new_row.sampling.logprob_token_ids, self._vocab_size)
+            self._logprob_ids[row] = ids_in(new_row.sampling.logprob_token_ids, self.vocab_size)
         if new_row.sampling.num_prompt_logprobs >= 0:
             self._prompt_logprobs[row] = new_row.sampling.num_prompt_logprobs, new_row.sampling.prompt_logprobs_start
 

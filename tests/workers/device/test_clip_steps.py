@@ -10,7 +10,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from tokenloom.ipc.messages.media import FailedEntry
 from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from tokenloom.ipc.spec.models.model_config import CrossConfig
 from tokenloom.kernels.reference import ReferenceOps
@@ -21,11 +20,12 @@ from tokenloom.tests.workers.models.test_whisper import load_decoder
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import frame, message, new_row, sampled_by
 from tokenloom.workers.device.device_runner import DeviceRunner
+from tokenloom.workers.features.media.clip_inputs import ClipInputs
+from tokenloom.workers.features.media.clip_rows import ClipRows
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.media.clip_inputs import ClipInputs
-from tokenloom.workers.media.clip_rows import ClipRows
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.step.input_batch import InputBatch, StepInputs, ids_of
+from tokenloom.workers.step.runner_feature import RunnerFeature
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
 
@@ -40,7 +40,7 @@ SIZES = {
 CROSS = CrossConfig(num_rows=NUM_ROWS, num_tokens=16)
 
 
-class ClipMedia:
+class ClipMedia(RunnerFeature):
     """In place of a MediaRunner: entry i holds the i-th of random clips."""
 
     def __init__(self, hidden_size: int) -> None:
@@ -51,10 +51,7 @@ class ClipMedia:
 
         self.inputs = ClipInputs(ClipRows(4, CROSS, BLOCK_SIZE), take, torch.zeros(1, hidden_size))
 
-    def encode(self, step: SchedulerOutput) -> list[FailedEntry]:
-        return []
-
-    def update_rows(self, step: SchedulerOutput) -> None:
+    def update(self, step: SchedulerOutput) -> None:
         self.inputs.rows.free(ids_of(step.freed_rows))
         for new in step.new_rows:
             self.inputs.rows.admit(new)
@@ -77,7 +74,7 @@ def runner_of(folder: Path, ops: Ops, recorder: FakeRecorder | None) -> ModelRun
     if recorder is not None:
         limits = (4, MAX_MODEL_LEN)
         device = DeviceRunner(model, kv_cache, *limits, group, recorder, (1,), shifts=media.inputs.shifts)
-    return ModelRunner(model, batch, kv_cache, group, device_runner=device, media=media)  # type: ignore[arg-type]
+    return ModelRunner(model, batch, kv_cache, group, device_runner=device, features=[media])
 
 
 def clip_row(row: int, tokens: list[int], computed: int = 0, temperature: float = 0.0) -> NewRow:

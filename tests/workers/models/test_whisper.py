@@ -27,9 +27,9 @@ from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkpoint
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.threaded_group import run_ranks
+from tokenloom.workers.features.media.clip_inputs import ClipInputs
+from tokenloom.workers.features.media.clip_rows import ClipRows
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.media.clip_inputs import ClipInputs
-from tokenloom.workers.media.clip_rows import ClipRows
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.step.model_step import Model, compute, decoder_of

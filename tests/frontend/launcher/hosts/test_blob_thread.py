@@ -21,7 +21,7 @@ from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.support.adapter_bytes import linear_pair, write_adapter_bytes
 from tokenloom.tests.support.engine_specs import new_spec
-from tokenloom.workers.adapters.adapter_folders import BlobAdapters
+from tokenloom.workers.features.adapters.adapter_folders import BlobAdapters
 
 LIMIT = 1 << 24
 TIMEOUT_S = 20.0

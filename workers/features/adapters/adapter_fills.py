@@ -1,0 +1,35 @@
+"""AdapterFills: the part of adapters in a runner's steps, which orders fills of slots and admits rows that use them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from ....ipc.errors import ProtocolError
+from ....ipc.messages.workers import SchedulerOutput
+from ...step.input_batch import InputBatch
+from ...step.runner_feature import RunnerFeature
+from .adapter_loader import AdapterLoader
+
+
+class AdapterFills(RunnerFeature):
+    """Gives the orders of one runner's steps to the loader, which outlives the runner."""
+
+    orders = ("fills",)
+
+    def __init__(self, loader: AdapterLoader, batch: InputBatch, *, is_on_cpu: bool) -> None:
+        """is_on_cpu: whether the CPU computes rows, so that fills beside them must be slow."""
+        self._loader, self._batch, self._is_on_cpu = loader, batch, is_on_cpu
+
+    def beside(self, step: SchedulerOutput) -> AbstractContextManager[object]:
+        """Slow the fills of slots while the CPU computes rows."""
+        return self._loader.beside_step() if step.rows and self._is_on_cpu else nullcontext()
+
+    def update(self, step: SchedulerOutput) -> None:
+        """Begin to fill slots. ProtocolError if rows use them, or if new rows use slots that are not filled."""
+        for order in step.fills:
+            rows = self._batch.rows_of_adapter(order.slot)
+            if len(rows):
+                raise ProtocolError(f"step {step.step} fills adapter slot {order.slot}, row {rows[0]} uses it")
+            self._loader.start(order, step)
+        for new_row in step.new_rows:
+            self._loader.check_filled(new_row.adapter_slot)

@@ -1,0 +1,70 @@
+"""Where a rank finds the files of an adapter that it is ordered to load: on the head in the engine's store, or in a
+blob that came from a gateway; on another host in a blob that it fetches from the head."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from ....ipc.blobs.fetched_store import FetchedStore, HeadBlobs
+from ....ipc.blobs.store import BlobStore
+from ....ipc.errors import RequestError
+from ....ipc.messages.adapter import FillSlot
+from ....ipc.process.pacer import Pause
+from ....ipc.spec.adapters.places import gateway_adapters_folder
+from ....ipc.spec.adapters.whole_adapter import unpack
+from ....ipc.spec.config.engine_spec import EngineSpec
+
+
+class AdapterFolders(Protocol):
+    """Interface for finding the folder of an adapter."""
+
+    @contextmanager
+    def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
+        """Yield the folder, which stays until the end of the context."""
+
+
+class StoredAdapters:
+    """The engine's stores, on this machine."""
+
+    def __init__(self, of_gateways: AdapterFolders | None = None) -> None:
+        """`of_gateways`: finds adapters without a folder."""
+        self._of_gateways = of_gateways
+
+    @contextmanager
+    def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
+        if order.folder or self._of_gateways is None:
+            yield Path(order.folder)
+        else:
+            with self._of_gateways.open(order, pause) as folder:
+                yield folder
+
+
+def adapter_folders(spec: EngineSpec) -> AdapterFolders:
+    """Return the folders for a rank on this host."""
+    folder, limit = Path(spec.run_directory), spec.config.adapter_store_bytes
+    if spec.is_on_head:
+        return StoredAdapters(BlobAdapters(BlobStore(gateway_adapters_folder(spec.run_directory), limit), folder))
+    head = HeadBlobs(spec.endpoints.blobs, spec.secure_to_head)
+    return BlobAdapters(FetchedStore(folder / "adapters", limit, head, spec.config.start_timeout_s), folder)
+
+
+class BlobAdapters:
+    """Adapters as blobs of a store, which may fetch them; files are written for one load, and removed."""
+
+    def __init__(self, store: BlobStore, run_directory: Path) -> None:
+        self._store, self._run_directory = store, run_directory
+
+    @contextmanager
+    def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
+        content = self._store.open(order.digest)
+        if content is None:
+            raise RequestError(
+                f"adapter {order.digest.hex():.16} is no longer in the engine's store: send the request again"
+            )
+        with content, tempfile.TemporaryDirectory(dir=self._run_directory, prefix="adapter-") as name:
+            unpack(content, Path(name), pause)
+            yield Path(name)

@@ -1,0 +1,122 @@
+"""AdapterWeights: an adapter's updates of a rank's layers, read from its file as the layers were cut and ordered.
+
+Matrices keep the file's type: the kernels fold the scale into B while they pack it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from ....ipc.errors import RequestError
+from ....ipc.process.page_file import PageFile
+from ....ipc.spec.adapters.adapter_file import AdapterFile, AdapterModule
+from ....ipc.spec.adapters.tensor_header import TENSORS_NAME, TensorPlace
+from ....kernels.contract import LowRankPart, LowRankUpdate
+from ...weights.adapted_layers import AdaptedExperts, AdaptedLinear, AdaptedPart
+from .base_weights import BaseWeights, rows_of
+from .tensor_buffer import TensorBuffer
+
+
+class AdapterWeights:
+    """An open adapter, used as a context manager. Updates may be used until the next call.
+    `num_bytes`: of the tensors read so far."""
+
+    def __init__(self, file: AdapterFile, base: BaseWeights, buffer: TensorBuffer, is_direct: bool) -> None:
+        """`is_direct`: read past the page cache, as for a file that is not read again soon."""
+        self.num_bytes = 0
+        self._base, self._buffer, self._is_direct = base, buffer, is_direct
+        self._path = os.path.join(file.folder, TENSORS_NAME)
+        self._modules = {each.target.module: each for each in file.modules}
+        self._copies = file.copies
+        self._tensors: dict[int, Tensor] = {}  # of the layer that is read, by offset: experts share them
+
+    def __enter__(self) -> AdapterWeights:
+        self._file = PageFile(self._path, is_direct=self._is_direct)
+        self._buffer.open(self._file, self._path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    def offset_of(self, layer: AdaptedLinear) -> int:
+        """Return where a layer's tensors begin in the file, in whose order they are read fastest."""
+        modules = (self._modules[part.module] for part in layer.parts if part.module in self._modules)
+        return min((place.offset for module in modules for place in module.places), default=0)
+
+    def update_of(self, layer: AdaptedLinear) -> LowRankUpdate | None:
+        """Return the update of a layer or embedding; None if the adapter has none."""
+        self._read_modules(layer.parts)
+        return self._update(layer.parts, layer.num_outputs)
+
+    def updates_of(self, layer: AdaptedExperts) -> tuple[list[LowRankUpdate | None], list[LowRankUpdate | None]]:
+        """Return the updates of each expert's two layers, or two empty lists."""
+        self._read_modules(part for parts in (*layer.ups, *layer.downs) for part in parts)
+        ups = [self._update(parts, layer.num_up_outputs) for parts in layer.ups]
+        downs = [self._update(parts, layer.num_down_outputs) for parts in layer.downs]
+        return (ups, downs) if any(ups) or any(downs) else ([], [])
+
+    def check_copies(self, layer: AdaptedLinear) -> None:
+        """Check this rank's part of the base's weights that are saved with the adapter. RequestError if they are
+        others."""
+        copies = ((part, copy) for part in layer.parts for copy in self._copies if copy.target.module == part.module)
+        for part, copy in copies:
+            ids = part.inputs if copy.target.kind == "embedding" else part.outputs
+            assert isinstance(ids, range)
+            self._read([copy.place])
+            if not self._base.holds(part, ids, self._tensors[copy.place.offset]):
+                raise RequestError(
+                    f"{self._path}: tensor {copy.place.name} differs from the base's: the adapter belongs to another "
+                    "base, or changes its vocabulary: merge it into its own base"
+                )
+
+    def _update(self, parts: Sequence[AdaptedPart], num_outputs: int) -> LowRankUpdate | None:
+        found, scale = [], None
+        for part in parts:
+            module = self._modules.get(part.module)
+            if module is None:
+                continue
+            a, b = self._matrices(module, part.expert)
+            found.append(
+                LowRankPart(part.first_output, _columns_of(a, part.inputs), rows_of(b, part.outputs), module.scale)
+            )
+            if module.magnitude is not None:
+                magnitudes = rows_of(self._tensors[module.magnitude.offset].float(), part.outputs)
+                scale = torch.ones(num_outputs) if scale is None else scale
+                norms = self._base.norms(part, a.float(), found[-1].scaled_b)
+                scale[part.first_output :][: len(norms)] = magnitudes / norms
+        return LowRankUpdate(found, scale) if found else None
+
+    def _matrices(self, module: AdapterModule, expert: int | None) -> tuple[Tensor, Tensor]:
+        """Return A [rank, in] and B [out, rank], of one expert if the module has all."""
+        a, b = self._tensors[module.a.offset], self._tensors[module.b.offset]
+        if expert is not None:
+            rank, num_experts = module.rank, module.target.num_experts
+            a = a[expert * rank : (expert + 1) * rank]
+            b = b.view(len(b), rank, num_experts)[:, :, expert]
+            if module.are_swapped:
+                a, b = b.T, a.T
+        return a, b
+
+    def _read_modules(self, parts: Iterable[AdaptedPart]) -> None:
+        modules = (self._modules[part.module] for part in parts if part.module in self._modules)
+        self._read([place for module in modules for place in module.places])
+
+    def _read(self, places: Sequence[TensorPlace]) -> None:
+        """Read tensors into the place of those that were read before."""
+        self._tensors.clear()
+        self._tensors = self._buffer.read(places)
+        self.num_bytes += sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+def _columns_of(matrix: Tensor, inputs: range) -> Tensor:
+    """Return these columns, zeros past the end."""
+    columns = matrix[:, inputs.start : inputs.stop]
+    num_missing = len(inputs) - columns.shape[1]
+    return torch.nn.functional.pad(columns, (0, num_missing)) if num_missing else columns.contiguous()

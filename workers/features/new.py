@@ -1,0 +1,38 @@
+"""Make the features of a runner: the one list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...ipc.process.arena import Arena
+from ..machine.parallel import ParallelGroup
+from ..step.input_batch import InputBatch
+from ..step.runner_feature import RunnerFeature
+from .adapters.adapter_fills import AdapterFills
+from .adapters.adapter_loader import AdapterLoader
+from .kv_copies.kv_copies import KVCopies
+from .pooling.pooler import Pooler
+
+
+def new_features(
+    batch: InputBatch,
+    kv_cache: Tensor,
+    group: ParallelGroup,
+    arena: Arena | None,
+    local_ranks: Sequence[int],
+    media: RunnerFeature | None,
+    adapters: AdapterLoader | None,
+) -> list[RunnerFeature]:
+    """Return the features in the order of their parts in a step. `arena` and `local_ranks`: as for KVCopies."""
+    features: list[RunnerFeature] = []
+    if arena is not None:
+        features.append(KVCopies(arena, kv_cache, group, local_ranks))
+    if media is not None:
+        features.append(media)
+    if adapters is not None:
+        features.append(AdapterFills(adapters, batch, is_on_cpu=kv_cache.device.type == "cpu"))
+    if group.rank == 0:  # which alone returns vectors
+        features.append(Pooler())
+    return features
