@@ -11,8 +11,7 @@ from typing import Protocol
 
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError, error_info
-from ..ipc.messages.base import FinishReason, MemoryTag
-from ..ipc.messages.client import PauseMode
+from ..ipc.messages.base import FinishReason, MemoryTag, PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.media import A_MEDIUM, FailedEntry
 from ..ipc.messages.supervisor import Progress

@@ -1,6 +1,6 @@
 """`python -m tokenloom.core.process`: the sockets and the loop of the core.
 
-One loop without threads: wait for a socket, apply results, accept requests and controls, schedule and send steps,
+One loop without threads: wait for a socket, apply results, accept requests and orders, schedule and send steps,
 send outputs. All decisions are in engine.py.
 """
 
@@ -17,14 +17,13 @@ import zmq
 from ..ipc.child import run_child
 from ..ipc.errors import EngineDead, ProtocolError
 from ..ipc.messages.base import Holding, MemoryTag
+from ..ipc.messages.orders import Hold, Ordered
 from ..ipc.messages.supervisor import (
     ArenaLost,
     FrontendDown,
     Initialize,
     Phase,
     Ready,
-    Reloaded,
-    Reloading,
     ReplaceWorkers,
     ReplicaDown,
     Stop,
@@ -46,9 +45,9 @@ from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
 from .kv.offload.options import Tiers, options_of
-from .links.control_queue import ControlQueue
 from .links.event_port import EventPort
 from .links.frontend_port import FrontendPort
+from .links.order_runner import OrderRunner
 from .links.supervisor_link import SupervisorLink
 from .links.tier_link import TierLink
 from .links.worker_group import WorkerGroup
@@ -62,7 +61,7 @@ class CoreProcess:
     """Owns the sockets; `run` serves until the supervisor sends Stop."""
 
     _engine: EngineCore  # both from Initialize on
-    _controls: ControlQueue
+    _orders: OrderRunner
 
     def __init__(
         self, spec: EngineSpec, core_epoch: int, generation: int, arena: int, model_folder: str, asleep: list[MemoryTag]
@@ -104,7 +103,9 @@ class CoreProcess:
     def _listen(self) -> None:
         """Open the sockets for frontends and workers. ConfigError if that fails for lack of room or a free port."""
         self._touched = TouchedAnswers(self._spec.own_file("touched"))
-        self._frontends = FrontendPort(self._context, self._spec, self._touched, self._model_folder)
+        self._frontends = FrontendPort(
+            self._context, self._spec, self._touched, self.supervisor.send, self._model_folder
+        )
         self._workers: WorkerGroup | None = self._open_group(self._generation)
 
     def _wait_for_initialize(self) -> bool:
@@ -149,14 +150,7 @@ class CoreProcess:
         if spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, spec.config, events.take, self._zap, spec.replica)
-        self._controls = ControlQueue(
-            self._engine,
-            reply=self._frontends.answer,
-            reload=self._ask_to_reload,
-            profile=self._profile,
-            check=self._frontends.check_reload,
-            use_weights=self._frontends.use_weights,
-        )
+        self._orders = OrderRunner(self._engine, self.supervisor.send, self._reload, self._profile)
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())
         if failure is not None:
@@ -201,23 +195,23 @@ class CoreProcess:
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
-        """Run one turn of the loop: results, requests and controls, steps, outputs."""
+        """Run one turn of the loop: results, requests and orders, steps, outputs."""
         maybe_fail("core.receive")
         if self._zap is not None:
             self._zap.answer()
         try:
             now = self._engine.look()
             has_results = self._take_results()
-            self._frontends.receive(self._engine, self._controls)
+            self._frontends.receive(self._engine)
             self._frontends.judge(self._engine, time.monotonic())
-            self._take_orders()
+            self._receive_from_supervisor()
             self._engine.grammars.take()
             self._take_blocks()
             self._engine.expire(steady_time())
             self._engine.adapters.expire(now)
             maybe_fail("core.schedule")
             self._check_overdue(now)
-            self._go_on_with_controls()
+            self._go_on_with_order()
             if self._workers is not None:
                 if has_results or not self._engine.has_suspects:  # the loss of a suspect's step counts for it alone
                     self._touched.forget_admitted()
@@ -256,7 +250,7 @@ class CoreProcess:
             offload.tick(is_idle=self._engine.scheduler.rows.num_active == 0)
 
     def _check_overdue(self, now: float) -> None:
-        """Raise EngineDead if a step or a control has taken too long at `now`. The caller takes `now` before it
+        """Raise EngineDead if a step or an order has taken too long at `now`. The caller takes `now` before it
         receives: if this process was suspended in between, a result may be waiting unread."""
         if self._workers is None:
             return
@@ -272,31 +266,33 @@ class CoreProcess:
             )
             raise EngineDead(f"the workers hang: {what} {limit}")
 
-    def _ask_to_reload(self, holding: Holding) -> None:
-        """Announce a reload to the supervisor, which records it and sends it back for `_reload`. From then on, if this
-        core dies, the supervisor replaces the workers, too."""
-        assert self._workers is not None, "controls are processed only with workers"
-        self.supervisor.send(Reloading(generation=self._workers.generation, holding=holding))
-
-    def _reload(self, order: Reloading) -> None:
-        """Send a recorded reload to all ranks, in place of the next step; drop it if its workers are lost."""
-        if self._workers is not None and self._workers.generation == order.generation:
-            self._model_folder = order.holding.model_folder or self._model_folder
-            self._workers.reload(self._engine.scheduler.take_step(), order.holding)
+    def _reload(self, holding: Holding) -> None:
+        """Send a reload to all ranks, in place of the next step."""
+        assert self._workers is not None, "orders are carried out only with workers"
+        self._workers.reload(self._engine.scheduler.take_step(), holding)
 
     def _profile(self, records: bool) -> None:
-        assert self._workers is not None, "controls are processed only with workers"
+        assert self._workers is not None, "orders are carried out only with workers"
         self._workers.profile(self._engine.scheduler.take_step(), records)
 
-    def _go_on_with_controls(self) -> None:
-        done = None if self._workers is None else self._workers.take_done()
-        if self._workers is not None and isinstance(done, ReloadWeights):
-            self.supervisor.send(Reloaded(generation=self._workers.generation))
-        elif self._workers is not None and done is not None:
-            self._controls.on_profiled(self._workers.order_error)
-        if self._workers is not None and self._controls.orders:
-            self._frontends.send_outputs(self._engine)  # requests that end before a control is done are reported first
-            self._controls.tick()
+    def _go_on_with_order(self) -> None:
+        if (workers := self._workers) is None or self._orders.hold is None:
+            return
+        self._frontends.send_outputs(self._engine)  # requests that end before the order is done are reported first
+        done = workers.take_done()
+        if isinstance(done, ReloadWeights):
+            self._on_reloaded(done.holding, workers.generation)
+        elif done is not None:
+            self._orders.on_profiled(workers.order_error)
+        else:
+            self._orders.go_on()
+
+    def _on_reloaded(self, holding: Holding, generation: int) -> None:
+        if holding.model_folder:
+            self._model_folder = holding.model_folder
+            self._frontends.use_weights(holding.model_folder)
+        self._tier.open(self._engine.offload, self._model_folder)
+        self._orders.on_reloaded(holding, generation)
 
     def _lose_workers(self, reason: str) -> None:
         """Close the failed worker group and ask the supervisor for another, for which running requests wait."""
@@ -310,8 +306,8 @@ class CoreProcess:
         self.supervisor.send(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
-        """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so; then fail the
-        control that its ranks carried out, or let it be tried again."""
+        """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so. Its successor
+        has the holding from before, if its ranks were changing theirs."""
         if self._workers is not None and self._workers.generation == message.generation:
             self._take_results()  # results sent before the end are valid
             self._workers.close()
@@ -319,8 +315,9 @@ class CoreProcess:
             self._engine.lose_workers(message.reason)
             self._tell_loss(message.reason)
         if self._workers is None:
-            # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
-            self._controls.on_workers_lost(message.reason)
+            was_at_work = self._orders.on_workers_lost()
+            if was_at_work:  # to change its holding, for which the blocks have lost their names
+                self._tier.open(self._engine.offload, self._model_folder)
 
     def _tell_loss(self, reason: str) -> None:
         """Let gateways send the requests of this core elsewhere until it has workers again."""
@@ -347,7 +344,7 @@ class CoreProcess:
 
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_orders(self) -> None:
+    def _receive_from_supervisor(self) -> None:
         for message in self.supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
@@ -357,11 +354,10 @@ class CoreProcess:
                 self._on_workers_down(message)
             elif isinstance(message, WorkersUp):
                 self._gain_workers(message.generation)
-            elif isinstance(message, Reloading):
-                self._reload(message)
-            elif isinstance(message, Reloaded):
-                self._controls.on_reloaded()
-                self._tier.open(self._engine.offload, self._model_folder)
+            elif isinstance(message, Hold):
+                self._orders.begin(message)
+            elif isinstance(message, Ordered):
+                self._frontends.on_ordered(message)
             elif isinstance(message, (TierUp, TierDown, ArenaLost)):
                 self._tier.on_notice(message, self._engine.offload, self._model_folder)
 

@@ -1,14 +1,15 @@
 """FrontendPort: the socket to the frontends of this engine and of gateways, and a number for each.
 
-Requests, aborts and controls come in, output columns go out. Never waits for a frontend: if one is gone its requests
-end, and it submits them again when it is back. The supervisor says when a frontend of this engine is gone; one of a
-gateway has a lease.
+Requests, aborts and prefetches come in, output columns go out; orders of gateways go on to the supervisor. Never waits
+for a frontend: if one is gone its requests end, and it submits them again when it is back. The supervisor says when a
+frontend of this engine is gone; one of a gateway has a lease.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,13 +32,15 @@ from ...ipc.messages.blobs import BlobChunk, NoBlob
 from ...ipc.messages.core import (
     AbortRequests,
     CoreToFrontend,
-    EngineControl,
     EngineCoreRequest,
     FrontendToCore,
     GatewayHello,
     GatewayWelcome,
+    Prefetch,
+    Prefetched,
     WeightsChanged,
 )
+from ...ipc.messages.orders import Order, Ordered
 from ...ipc.messages.supervisor import Progress, ReplicaDown, WorkersUp
 from ...ipc.notes.touched import TouchedAnswers
 from ...ipc.process.faults import maybe_fail
@@ -47,12 +50,10 @@ from ...ipc.sockets.keys import Keys
 from ...ipc.sockets.zmq_sockets import new_socket
 from ...ipc.spec.config.checkpoint_digest import checkpoint_digest
 from ...ipc.spec.config.engine_spec import EngineSpec
-from ...ipc.spec.config.served_model import check_exchange
 from ..blobs.gateway_blobs import GatewayBlobs
 from ..blobs.needed_blobs import NeededBlobs
 from ..engine import EngineCore
 from ..request import Request
-from .control_queue import ControlQueue
 from .frontend_loads import FrontendLoads
 
 logger = logging.getLogger("tokenloom.core")
@@ -69,16 +70,19 @@ class FrontendPort:
         context: zmq.Context[zmq.Socket[bytes]],
         spec: EngineSpec,
         touched: TouchedAnswers,
+        relay: Callable[[Order], None],
         model_folder: str = "",
     ) -> None:
-        """model_folder: of the weights in use, if they are not those of the spec."""
+        """relay: sends an order to the supervisor. model_folder: of the weights in use, if they are not those of the
+        spec."""
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
         if spec.core_listen is not None:
             _listen_for_gateways(socket, spec, spec.core_listen)
         self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
         self._blobs = None if spec.core_listen is None else GatewayBlobs(spec)
-        self._spec, self._touched = spec, touched
+        self._spec, self._touched, self._relay = spec, touched, relay
+        self._sender_by_order: dict[str, int] = {}  # frontends of gateways, by the orders that they have sent
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
         self._num_greeted = 0
@@ -101,17 +105,17 @@ class FrontendPort:
         """The blobs that requests of gateways need; None without gateways."""
         return None if self._blobs is None else self._blobs.needed
 
-    def receive(self, engine: EngineCore, controls: ControlQueue) -> None:
+    def receive(self, engine: EngineCore) -> None:
         """Handle received messages, for at most INTAKE_S."""
         for identity, message in self._channel.receive_from(INTAKE_S):
             try:
-                self._on_message(identity, message, engine, controls)
+                self._on_message(identity, message, engine)
             except ProtocolError as error:
                 self._channel.count_malformed(error)
         if self._blobs is not None:
             self._blobs.go_on(self.answer)
 
-    def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> None:
+    def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore) -> None:
         frontend_id = self._frontend_by_identity.get(identity)
         if identity in self._heard_at:
             self._heard_at[identity] = time.monotonic()
@@ -124,14 +128,17 @@ class FrontendPort:
         elif isinstance(message, (BlobChunk, NoBlob)):
             if self._blobs is not None:
                 self._blobs.fetcher.receive(frontend_id, message)
+        elif isinstance(message, Order):
+            self._sender_by_order[message.order_id] = frontend_id
+            self._relay(msgspec.structs.replace(message, replica=self._spec.replica))
         elif isinstance(message, EngineCoreRequest):
             message = message if identity not in self._heard_at else _without_folder(message)
             self._touched.begin_adding(identity, message.children[0].key)
             maybe_fail("core.add", num_ids(message.prompt_token_ids))
-            handle(frontend_id, message, engine, controls)
+            handle(frontend_id, message, engine, self.answer)
             self._touched.end_adding()
-        elif (reply := handle(frontend_id, message, engine, controls)) is not None:
-            self._channel.send_to(identity, reply)
+        else:
+            handle(frontend_id, message, engine, self.answer)
 
     def _greet(self, identity: bytes, hello: Hello, engine: EngineCore) -> None:
         mine = (PROTOCOL_VERSION, self._spec.run_id, self._spec.fingerprint)
@@ -193,12 +200,10 @@ class FrontendPort:
         for identity in [identity for identity, at in self._heard_at.items() if now - at > LEASE_S]:
             self.lose(identity, engine)
 
-    def check_reload(self, folder: str) -> None:
-        """Raise RequestError for a folder whose weights cannot take the place of those in use. Frontends of this engine
-        have checked it, gateways cannot."""
-        spec = self._spec
-        if spec.core_listen is not None:
-            check_exchange(Path(folder), spec.config, spec.model)
+    def on_ordered(self, ordered: Ordered) -> None:
+        """Tell the gateway that has sent an order, if it was one, that it is carried out."""
+        if (frontend_id := self._sender_by_order.pop(ordered.order_id, None)) is not None:
+            self.answer(frontend_id, ordered)
 
     def use_weights(self, folder: str) -> None:
         """Note that the ranks have read the weights in `folder`, and tell gateways."""
@@ -261,14 +266,22 @@ def _without_folder(message: EngineCoreRequest) -> EngineCoreRequest:
     return msgspec.structs.replace(message, adapter=msgspec.structs.replace(message.adapter, folder=""))
 
 
-def handle(frontend_id: int, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> Pong | None:
-    """Apply a message of a frontend that has sent Hello. Returns the reply, if there is one at once."""
+def handle(
+    frontend_id: int, message: FrontendToCore, engine: EngineCore, answer: Callable[[int, CoreToFrontend], None]
+) -> None:
+    """Apply a message of a frontend that has sent Hello. `answer` sends it a reply, now or later."""
     if isinstance(message, EngineCoreRequest):
         engine.add_request(frontend_id, message)
     elif isinstance(message, AbortRequests):
         engine.abort(frontend_id, message.keys)
-    elif isinstance(message, EngineControl):
-        controls.add(frontend_id, message)
+    elif isinstance(message, Prefetch):
+        prefetch_id = message.prefetch_id
+        engine.scheduler.kv_cache.prefetch(
+            message.prompt_token_ids,
+            message.cache_salt,
+            message.adapter_digest,
+            message.media,
+            lambda num_tokens: answer(frontend_id, Prefetched(prefetch_id=prefetch_id, num_tokens=num_tokens)),
+        )
     elif isinstance(message, Ping):
-        return Pong()
-    return None
+        answer(frontend_id, Pong())

@@ -199,7 +199,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
     async def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache for later requests: the KV pool, not the tiers. Always True: running requests do not
         prevent it."""
-        await self._control(partial(wire.Control, action="reset_prefix_cache"))
+        await self._control(queries.order_query("reset_prefix_cache"))
         return True
 
     async def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:

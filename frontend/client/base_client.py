@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 import msgspec
 
 from ...ipc.errors import RequestError
-from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import ChatForm, Control, LoadAdapter, PauseMode, Query, Submit, UnloadAdapter
+from ...ipc.messages.base import MemoryTag, PauseMode
+from ...ipc.messages.client import ChatForm, LoadAdapter, Query, Submit, UnloadAdapter
 from ...ipc.params.lora_request import LoRARequest
 from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
 from ..forms.call_options import AdapterOptions, adapters_of
 from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
-from ..forms.queries import pause_query, sleep_query, wake_up_query
+from ..forms.queries import order_query, pause_query, sleep_query, wake_up_query
 from .transport import Transport
 from .zmq_transport import ZmqTransport
 
@@ -129,7 +129,7 @@ class BaseClient(Generic[DoneT]):
 
     def resume(self) -> DoneT:
         """End a pause; do nothing if the engine is not paused."""
-        return self._control(partial(Control, action="resume"))
+        return self._control(order_query("resume"))
 
     def reload(self, model: str | os.PathLike[str]) -> DoneT:
         """Load the weights of another checkpoint of the same architecture and shape; open requests continue with them.
@@ -137,7 +137,7 @@ class BaseClient(Generic[DoneT]):
         read, or has another shape."""
         if not isinstance(model, (str, os.PathLike)):
             raise RequestError(f"model is {model!r:.80}: it must be a folder, a GGUF file or a hub id")
-        return self._control(partial(Control, action="reload", model=_on_engine(model)))
+        return self._control(order_query("reload", model=_on_engine(model)))
 
     def load_adapter(self, name: str, path: str | os.PathLike[str], *, load_inplace: bool = False) -> DoneT:
         """Load a LoRA adapter from a folder on the engine's machine; then requests may name it. RequestError if it
@@ -166,31 +166,31 @@ class BaseClient(Generic[DoneT]):
     def clear_kv_cache(self) -> DoneT:
         """Remove all KV blocks from the pool, host memory, disk and remote store, also for other engines that share
         these. Running requests keep their blocks. RequestError if the engine has no KV tiers."""
-        return self._control(partial(Control, action="clear_kv_cache"))
+        return self._control(order_query("clear_kv_cache"))
 
     def start_profile(self) -> DoneT:
         """Start torch's profiler in every worker. RequestError if it is running already."""
-        return self._control(partial(Control, action="start_profile"))
+        return self._control(order_query("start_profile"))
 
     def stop_profile(self) -> DoneT:
         """Stop the profiler; return after each worker has written a Chrome trace to the engine's `profile_dir`.
 
         RequestError if the profiler does not run, or if a worker or the core has been replaced since it was started.
         """
-        return self._control(partial(Control, action="stop_profile"))
+        return self._control(order_query("stop_profile"))
 
     def restart_replicas(self, replica: int | None = None) -> DoneT:
         """Restart the processes of a replica, or of all replicas one after the other (None). Before that its open
         answers may finish, for at most --drain-timeout-s; the others then continue on another replica. RequestError if
         there is no such replica, or no other one."""
-        return self._control(partial(Control, action="restart_replicas", replica=replica))
+        return self._control(order_query("restart_replicas", replica=replica))
 
     def set_log_level(self, level: LogLevel) -> DoneT:
         """Set the log level of all processes of the engine, including those that start later. RequestError if `level`
         is unknown."""
         if level not in get_args(LogLevel):
             raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
-        return self._control(partial(Control, action="log_level", level=level))
+        return self._control(order_query("log_level", level=level))
 
 
 def _on_engine(path: str | os.PathLike[str]) -> str:

@@ -243,7 +243,7 @@ class Client(BaseClient[None]):
     def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache for later requests: the KV pool, not the tiers. Always True: running requests do not
         prevent it."""
-        self._control(partial(wire.Control, action="reset_prefix_cache"))
+        self._control(queries.order_query("reset_prefix_cache"))
         return True
 
     def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ...core.engine import EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
-from ...core.links.control_queue import ControlQueue
 from ...core.links.frontend_port import handle
+from ...core.links.order_runner import OrderRunner
 from ...ipc.errors import ConfigError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ...ipc.messages.core import CoreToFrontend
-from ...ipc.messages.supervisor import Initialize, Served, SetLogLevel, StartPhases
+from ...ipc.messages.orders import Order, Ordered
+from ...ipc.messages.supervisor import Initialize, SetLogLevel, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...ipc.process.awake_clock import steady_time
@@ -27,7 +28,10 @@ from ...ipc.sockets.addresses import RunDirectory
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...workers.worker import Worker
 from ..checkpoint.resolve import resolve
+from ..checkpoint.search import CheckpointSearch
 from ..client.transport import encode_client_message
+from ..launcher.supervisor.orders import Orders
+from ..launcher.supervisor.replicas.holdings import Holdings
 from ..server.requests.frontend import Frontend
 from ..server.requests.media.media_input import MediaInput
 from ..server.text.chat_template import NO_MEDIA, ChatTemplate, check_template
@@ -52,6 +56,19 @@ class _Steps:
     def take_mask(self) -> TokenMask | None:
         mask, self._mask = self._mask, None
         return mask
+
+
+class _Replica:
+    """The only replica, as the owner of its orders knows it."""
+
+    number = 0
+
+    def __init__(self, model_folder: str) -> None:
+        self.holdings = Holdings(model_folder)
+        self.alive = [self]
+
+    def is_up(self, replica: _Replica) -> bool:
+        return True
 
 
 class InProcessEngine:
@@ -94,10 +111,19 @@ class InProcessEngine:
                 grammars,
                 has_exact_drafts=measured.has_exact_drafts,
             )
-            self._controls = ControlQueue(
-                self._core, lambda _, done: self._frontend.on_core_message(done), self._reload, self._profile
+            self._replica = _Replica(self.spec.model_folder)
+            self._runner = OrderRunner(
+                self._core, lambda held: self._orders.on_held(self._replica, held), self._reload, self._profile
             )
-            self._is_reloaded = False
+            self._search = CheckpointSearch(self.spec, self._wakeup.set)
+            self._orders = Orders(
+                self._replica,
+                self._search.find,
+                send=lambda _, hold: self._runner.begin(hold),
+                reply=self._reply,
+                restart=lambda _: None,  # the frontend refuses it
+            )
+            self._reloaded: Holding | None = None
             tokenizer = Tokenizer.load(Path(self.spec.tokenizer_folder), config.trust_remote_code)
             media = MediaInput.load(self.spec, tokenizer)
             marker = NO_MEDIA if media is None else media.placeholders.marker
@@ -126,17 +152,17 @@ class InProcessEngine:
         Waits at most `timeout_s`, and only if a thread tokenizes a text or loads an adapter and nothing else can run.
         """
         if not self._core.num_requests and not self._frontend.outbox.to_cores[0]:
-            self._wakeup.wait(timeout_s if self._frontend.is_busy else 0)
+            self._wakeup.wait(timeout_s if self._frontend.is_busy or self._search.num_open else 0)
         if self._wakeup.is_set():
             self._wakeup.clear()
             self._frontend.on_wakeup()
+            self._search.take()
         self._deliver()
         self._core.grammars.take()
-        if self._controls.orders:
-            self._controls.tick()
-        if self._is_reloaded:
-            self._is_reloaded = False
-            self._controls.on_reloaded()
+        self._runner.go_on()
+        if self._reloaded is not None:
+            holding, self._reloaded = self._reloaded, None
+            self._runner.on_reloaded(holding, generation=0)
         self._core.expire(steady_time())
         self._core.adapters.expire(self._core.look())
         self._core.step()
@@ -172,24 +198,29 @@ class InProcessEngine:
         messages = to_core.copy()
         to_core.clear()
         for message in messages:
-            reply: CoreToFrontend | None
             if isinstance(message, Hello):
-                reply = Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id)
+                self._answer(_FRONTEND_ID, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
             else:
-                reply = handle(_FRONTEND_ID, message, self._core, self._controls)
-            if reply is not None:
-                self._frontend.on_core_message(reply)
+                handle(_FRONTEND_ID, message, self._core, self._answer)
         to_supervisor, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
         for order in to_supervisor:
-            if not isinstance(order, Served):
-                assert isinstance(order, SetLogLevel), "there is one replica, which is not restarted"
+            if isinstance(order, Order) and order.action == "log_level":
                 log.set_level(order.level)
-                self._frontend.on_control_message(order)
+                self._frontend.on_control_message(SetLogLevel(level=order.level))
+                self._reply(Ordered(order_id=order.order_id))
+            elif isinstance(order, Order):
+                self._orders.add(order)
+
+    def _answer(self, frontend_id: int, message: CoreToFrontend) -> None:
+        self._frontend.on_core_message(message)
+
+    def _reply(self, ordered: Ordered) -> None:
+        self._frontend.on_control_message(ordered)
 
     def _reload(self, holding: Holding) -> None:
         self._core.scheduler.take_step()
         self._worker.hold(holding)
-        self._is_reloaded = True
+        self._reloaded = holding
 
     def _profile(self, records: bool) -> None:
-        self._controls.on_profiled(self._worker.recorder.switch(records))
+        self._runner.on_profiled(self._worker.recorder.switch(records))

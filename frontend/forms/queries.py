@@ -3,13 +3,14 @@ returns a function that makes the message from the query's id."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from ...ipc.errors import RequestError
-from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import Control, PauseMode, Query, Tokenize
+from ...ipc.messages.base import MemoryTag, OrderAction, PauseMode
+from ...ipc.messages.client import Control, Query, Tokenize
 from ...ipc.params.sampling_params import SamplingParams
 from .prompts import Chat, Prompt, check_chat, check_text, new_submit
 
@@ -36,10 +37,15 @@ def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Co
     return partial(query, adapter=model or "")
 
 
+def order_query(action: OrderAction, **fields: Any) -> Callable[..., Control]:
+    """Make an order of `action` with these fields of Control."""
+    return partial(Control, action=action, order_id=secrets.token_hex(8), **fields)
+
+
 def pause_query(mode: PauseMode) -> Callable[..., Control]:
     if mode not in get_args(PauseMode):
         raise RequestError(f"mode must be {', '.join(get_args(PauseMode))}, got {mode!r:.80}")
-    return partial(Control, action="pause", mode=mode)
+    return order_query("pause", mode=mode)
 
 
 def sleep_query(level: int | str, mode: PauseMode) -> Callable[..., Control]:
@@ -53,4 +59,4 @@ def wake_up_query(tags: Sequence[MemoryTag] | None) -> Callable[..., Control]:
     for tag in named or ():
         if tag not in get_args(MemoryTag):
             raise RequestError(f"tags must be of {', '.join(get_args(MemoryTag))}, got {tag!r:.80}")
-    return partial(Control, action="wake_up", tags=named)
+    return order_query("wake_up", tags=named)

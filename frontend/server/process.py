@@ -20,6 +20,7 @@ import zmq
 
 from ...ipc.child import SupervisorChannel, run_child
 from ...ipc.errors import ConfigError
+from ...ipc.messages.orders import Order, Ordered
 from ...ipc.messages.supervisor import (
     CoreUp,
     Drain,
@@ -105,7 +106,9 @@ class FrontendProcess:
         self._listen()
         counts = self._frontend.counts
         if spec.remote_cores:  # each gets a Hello when it is there
-            self._cores = RemoteCores(self._context, spec, self._identity, counts, self._wake)
+            self._cores = RemoteCores(
+                self._context, spec, self._identity, counts, self._wake, self._frontend.on_control_message
+            )
         else:
             self._cores = LocalCores(self._context, spec, self._identity, counts)
             self._frontend.connect()
@@ -224,6 +227,8 @@ class FrontendProcess:
                     self._has_sent_drained = False
                 elif isinstance(message, Progress):
                     message = self._cores.complete(message)
+                elif isinstance(message, Ordered):
+                    self._receive_from_core()  # outputs that they have sent before
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
@@ -253,17 +258,18 @@ class FrontendProcess:
     # ── send ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self) -> None:
-        """Send the outbox: clients first, since a lost client adds aborts for the core."""
+        """Send the outbox: clients before cores, since a lost client adds aborts for its core."""
         outbox = self._frontend.outbox
+        for message in outbox.to_supervisor:
+            if not (isinstance(message, Order) and self._cores.take_order(message)):
+                self.supervisor.send(message)
+        outbox.to_supervisor.clear()
         for identity, frame in outbox.to_clients:
             if (lost := self._sender.send(identity, frame)) is not None:
                 self._frontend.on_client_lost(identity, *lost)
         outbox.to_clients.clear()
         self._sender.tick(time.monotonic())
         self._cores.send(outbox.to_cores)
-        for order in outbox.to_supervisor:
-            self.supervisor.send(order)
-        outbox.to_supervisor.clear()
 
     def close(self) -> None:
         if hasattr(self, "_cores"):  # else the start has failed

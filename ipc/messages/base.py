@@ -1,7 +1,8 @@
 """Messages of several channels: the base class, handshake, ping and bulk arrays.
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
-Most other files here define one channel each; adapter.py, media.py and metrics.py define parts of messages.
+Most other files here define one channel each; adapter.py, media.py and metrics.py define parts of
+messages, orders.py the orders of two channels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from ..errors import ErrorInfo, ProtocolError
 
 PROTOCOL_VERSION = 1
-EngineAction: TypeAlias = Literal[
+OrderAction: TypeAlias = Literal[
     "pause",
     "resume",
     "reload",
@@ -24,8 +25,10 @@ EngineAction: TypeAlias = Literal[
     "start_profile",
     "stop_profile",
     "clear_kv_cache",
-    "prefetch_kv",
+    "log_level",
+    "restart_replicas",
 ]
+PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 

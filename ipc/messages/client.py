@@ -17,11 +17,12 @@ from ..process.log import LogLevel
 from .adapter import AdapterInfo
 from .base import (
     BulkArray,
-    EngineAction,
     FinishReason,
     Hello,
     MemoryTag,
     Message,
+    OrderAction,
+    PauseMode,
     Ping,
     Pong,
     Refused,
@@ -32,8 +33,7 @@ from .media import MediaKind
 from .metrics import Metric
 from .tier import PlaceName
 
-ControlAction: TypeAlias = EngineAction | Literal["log_level", "restart_replicas"]
-PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
+ControlAction: TypeAlias = OrderAction | Literal["prefetch_kv"]
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -185,6 +185,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     media: list[Medium] = []  # for prefetch_kv: as in Submit
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
     replica: int | None = None  # for restart_replicas: its number; nil: all, one after the other
+    order_id: str = ""  # random; an order that is sent again, since its reply was lost, is carried out once
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
@@ -194,7 +195,7 @@ class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
     name: str
     path: str  # folder on the engine's machine
     is_inplace: bool = False  # later requests use it in place of the adapter that has the name
-    order_id: str = ""  # random: an order that is sent again because its reply was lost is carried out once
+    order_id: str = ""  # as in Control
 
 
 class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
@@ -202,7 +203,7 @@ class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
 
     query_id: int
     name: str
-    order_id: str = ""  # as in LoadAdapter
+    order_id: str = ""  # as in Control
 
 
 class ListAdapters(Message, frozen=True, kw_only=True, tag="list_adapters"):

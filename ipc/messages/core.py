@@ -18,10 +18,8 @@ from ..params.sampling_params import SamplingParams
 from .adapter import AdapterRef
 from .base import (
     BulkArray,
-    EngineAction,
     FinishReason,
     Hello,
-    MemoryTag,
     Message,
     Ping,
     Pong,
@@ -30,8 +28,8 @@ from .base import (
     Welcome,
 )
 from .blobs import BlobChunk, GetBlob, NoBlob
-from .client import PauseMode
 from .media import MediaSpan
+from .orders import Order, Ordered
 from .supervisor import Progress, ReplicaDown, WorkersUp
 from .tier import PlaceName
 
@@ -133,16 +131,11 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
         return "generate" if self.pooling is None else "pool"
 
 
-class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
-    """A client's Control, validated. The reply is ControlDone."""
+class Prefetch(Message, frozen=True, kw_only=True, tag="prefetch"):
+    """Order to load the KV blocks of a prompt. The reply is Prefetched."""
 
-    control_id: int
-    action: EngineAction
-    mode: PauseMode = "keep"
-    model_folder: str = ""
-    sleep_level: int = 1
-    tags: list[MemoryTag] | None = None
-    prompt_token_ids: bytes = b""  # this and the following are for prefetch_kv
+    prefetch_id: int
+    prompt_token_ids: bytes
     cache_salt: str | None = None
     adapter_digest: bytes = b""  # empty: the base model
     media: list[MediaSpan] = []  # by rising starts
@@ -159,9 +152,10 @@ FrontendToCore: TypeAlias = (
     | GatewayHello
     | EngineCoreRequest
     | AbortRequests
-    | EngineControl
+    | Prefetch
     | Ping
-    | BlobChunk  # this and the following are gateways' replies to GetBlob
+    | Order  # this and the following are of gateways, which have no supervisor next to the core
+    | BlobChunk  # a reply to GetBlob
     | NoBlob
 )
 
@@ -229,12 +223,11 @@ class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_fi
     prompt_logprobs: KeyLogprobs | None = None  # for prompts, under the keys of first children
 
 
-class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
-    """Reply to EngineControl, after its action is complete or has failed."""
+class Prefetched(Message, frozen=True, kw_only=True, tag="prefetched"):
+    """Reply to Prefetch, once the blocks are there or cannot be loaded."""
 
-    control_id: int
+    prefetch_id: int
     num_tokens: int = 0  # as in Done
-    error: ErrorInfo | None = None
 
 
 class Load(Message, frozen=True, kw_only=True, tag="load"):
@@ -250,10 +243,11 @@ CoreToFrontend: TypeAlias = (
     | Refused
     | Unknown
     | EngineCoreOutputs
-    | ControlDone
+    | Prefetched
     | Load
     | Pong
-    | Progress  # this and the following are for gateways, which have no supervisor next to the core
+    | Ordered  # this and the following are for gateways, which have no supervisor next to the core
+    | Progress
     | ReplicaDown
     | WorkersUp
     | WeightsChanged

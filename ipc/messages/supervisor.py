@@ -11,8 +11,9 @@ from ..errors import ErrorInfo
 from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .adapter import AdaptersProgress
-from .base import Hello, Holding, Message, Ping, Pong
+from .base import Hello, Message, Ping, Pong
 from .media import EncoderProgress
+from .orders import Held, Hold, Order, Ordered
 from .tier import TiersProgress
 
 
@@ -52,20 +53,6 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """Last message of a child that cannot start or continue."""
 
     error: ErrorInfo
-
-
-class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
-    """Order of a client, forwarded by a frontend, to set the log level of all processes. The supervisor forwards it to
-    all children, and to processes that it starts later."""
-
-    level: LogLevel
-
-
-class RestartReplicas(Message, frozen=True, kw_only=True, tag="restart_replicas"):
-    """Order of a client, forwarded by a frontend, to drain and restart a replica, or all, one after the other. The
-    reply is ReplicasRestarted."""
-
-    replica: int | None = None  # None: all
 
 
 class ReplicaDrained(Message, frozen=True, kw_only=True, tag="replica_drained"):
@@ -118,27 +105,6 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
 
     generation: int
     reason: str
-
-
-class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
-    """Announcement of the core that the workers are about to change their memory: a reload, sleep or wake-up.
-
-    The supervisor records that the content of their memory is uncertain, and replies with the same message. Only then
-    does the core order the change.
-    """
-
-    generation: int
-    holding: Holding
-
-
-class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
-    """Report of the core that all ranks have the holding of Reloading.
-
-    The supervisor records that new workers start with the same holding, and replies with the same message. Only then
-    does the client get its reply.
-    """
-
-    generation: int
 
 
 class DraftSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -220,10 +186,8 @@ ChildToSupervisor: TypeAlias = (
     | HostGone
     | TierListening
     | ReplaceWorkers
-    | Reloading
-    | Reloaded
-    | SetLogLevel
-    | RestartReplicas
+    | Order
+    | Held
     | ReplicaDrained
     | Served
     | Progress
@@ -327,11 +291,10 @@ class DrainReplica(Message, frozen=True, kw_only=True, tag="drain_replica"):
     limit_s: float
 
 
-class ReplicasRestarted(Message, frozen=True, kw_only=True, tag="replicas_restarted"):
-    """Reply to RestartReplicas, sent to all frontends."""
+class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
+    """Order to log at this level from now on, to all children, also to those that start later."""
 
-    replica: int | None = None
-    error: ErrorInfo | None = None
+    level: LogLevel
 
 
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
@@ -363,12 +326,11 @@ SupervisorToChild: TypeAlias = (
     | TierUp
     | TierDown
     | ArenaLost
-    | Reloading
-    | Reloaded
+    | Hold
+    | Ordered
     | CoreUp
     | ReplicaDown
     | DrainReplica
-    | ReplicasRestarted
     | FrontendDown
     | SetLogLevel
     | Drain

@@ -30,7 +30,7 @@ WALLS = {  # the rooms that a room, with all it contains, may import
     "frontend/server": ("ipc", "frontend/checkpoint", "frontend/forms", "frontend/listening", "frontend/sound"),
     "frontend/embedded": (
         *("ipc", "core", "workers"),
-        *("frontend/checkpoint", "frontend/client", "frontend/server"),
+        *("frontend/checkpoint", "frontend/client", "frontend/launcher", "frontend/server"),
     ),
     "frontend/cli": ("ipc", "frontend", "frontend/client", "frontend/embedded", "frontend/launcher"),
     "frontend": (

@@ -14,16 +14,9 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.messages.base import Hello, Holding, Ping, Pong, Rank, Refused, Unknown, Welcome
-from tokenloom.ipc.messages.core import AbortRequests, ControlDone, CoreToFrontend, EngineControl, EngineCoreOutputs
-from tokenloom.ipc.messages.supervisor import (
-    Initialize,
-    Reloaded,
-    Reloading,
-    ReplaceWorkers,
-    Stop,
-    WorkersDown,
-    WorkersUp,
-)
+from tokenloom.ipc.messages.core import AbortRequests, CoreToFrontend, EngineCoreOutputs
+from tokenloom.ipc.messages.orders import Held, Hold
+from tokenloom.ipc.messages.supervisor import Initialize, ReplaceWorkers, Stop, WorkersDown, WorkersUp
 from tokenloom.ipc.messages.workers import ControlAck, Probe, ReloadWeights, Resend, SchedulerOutput, WorkerError
 from tokenloom.ipc.notes.touched import read_touched
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
@@ -164,63 +157,51 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     bench.check(0, [1, 2, 3])
 
 
-def test_requests_that_end_before_a_control_are_reported_before_it(shared: Bench) -> None:
+def test_requests_that_end_before_an_order_is_carried_out_are_reported_before_it(shared: Bench) -> None:
     shared.submit(0, [1, 2, 3])
     shared.pump(SchedulerOutput)
-    shared.say(EngineControl(control_id=7, action="pause", mode="wait"))
-    shared.pump(ControlDone)
+    shared.order(Hold(order_id="7", action="pause", mode="wait"))
+    assert shared.hear(Held) == Held(order_id="7")
+    shared.pump(seconds=0.1)
     assert 0 in shared.finished()
-    shared.say(EngineControl(control_id=8, action="resume"))
-    shared.pump(ControlDone)
+    shared.order(Hold(order_id="8", action="resume"))
+    assert shared.hear(Held) == Held(order_id="8")
 
 
 def _empty_step(shared: Bench) -> SchedulerOutput:
     return SchedulerOutput(step=1, core_epoch=0, generation=shared.generation, rows=b"", counts=b"")
 
 
-def begin_reload(shared: Bench) -> None:
-    """The supervisor knows of a reload, and the workers have its order."""
-    shared.start()
-    shared.is_mute = True
-    shared.say(EngineControl(control_id=7, action="reload", model_folder="elsewhere"))
-    shared.pump(Reloading)
-    assert not any(isinstance(message, ReloadWeights) for message in shared.pump(seconds=0.1)), "before it is known of"
-    shared.order(Reloading(generation=0, holding=Holding(model_folder="elsewhere")))
-    order = shared.hear(ReloadWeights)
-    assert (order.step, order.holding) == (1, Holding(model_folder="elsewhere"))
+def begin_reload(bench: Bench, step: int = 1) -> None:
+    """The workers have the order of a reload, which has no reply."""
+    bench.is_mute = True
+    bench.order(Hold(order_id="7", action="reload", holding=Holding(model_folder="elsewhere")))
+    order = bench.hear(ReloadWeights)
+    assert (order.step, order.holding) == (step, Holding(model_folder="elsewhere"))
+    assert not any(isinstance(message, Held) for message in bench.pump(seconds=0.1))
 
 
-def end_reload(shared: Bench, verdict: Reloaded | WorkersDown) -> str:
-    """Return the error of the answer to a message of the supervisor, and check that none came before."""
-    assert not any(isinstance(message, ControlDone) for message in shared.pump(seconds=0.1)), "before it is certain"
-    shared.order(verdict)
-    done = shared.hear(ControlDone)
-    assert done.control_id == 7
-    return "" if done.error is None else done.error.message
-
-
-@pytest.mark.parametrize("fails_at_last", [False, True])
-def test_a_reload_is_done_when_the_supervisor_names_the_new_weights(bench: Bench, fails_at_last: bool) -> None:
+def test_a_reload_is_done_when_all_ranks_have_read_the_new_weights(bench: Bench) -> None:
+    bench.start()
     begin_reload(bench)
     bench.push(ControlAck(rank=Rank(0, 0), step=1, core_epoch=0, generation=0))
-    bench.pump(Reloaded)
-    if fails_at_last:
-        bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=1, phase="reload", message="OSError: boom"))
-        bench.pump(ReplaceWorkers)
-    assert end_reload(bench, Reloaded(generation=0)) == ""
+    assert bench.hear(Held) == Held(order_id="7", generation=0)
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_a_reload_that_a_rank_does_not_end_fails_with_the_workers(bench: Bench, is_silent: bool) -> None:
+def test_a_reload_that_a_rank_does_not_end_is_lost_with_the_workers(bench: Bench, is_silent: bool) -> None:
+    bench.start()
     begin_reload(bench)
     if not is_silent:
         bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=1, phase="reload", message="OSError: boom"))
     lost = bench.hear(ReplaceWorkers)
     assert ("other weights were not read within --start-timeout-s 1" if is_silent else "OSError: boom") in lost.reason
-    assert "the old ones stay: lost" in end_reload(bench, WorkersDown(generation=0, reason="lost"))
+    bench.order(WorkersDown(generation=0, reason="lost"))
     bench.renew_workers(1)
     bench.submit(0, [1, 2, 3])
     bench.run_until_finished(0)
+    assert not any(isinstance(message, Held) for message in bench.told), "the supervisor has ended it"
+    begin_reload(bench, bench.worker.num_steps + 1)
 
 
 def test_malformed_frames_stop_nothing(shared: Bench) -> None:

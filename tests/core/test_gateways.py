@@ -15,6 +15,7 @@ from tokenloom.core.links.frontend_port import FrontendPort
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Ping, Pong, Refused, Unknown
 from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
+from tokenloom.ipc.messages.orders import Order, Ordered
 from tokenloom.ipc.messages.supervisor import ReplicaDown
 from tokenloom.ipc.notes.touched import TouchedAnswers
 from tokenloom.ipc.sockets.client_auth import CORES, ZapHandler
@@ -54,7 +55,9 @@ class Rig:
         config = EngineConfig(core_listen=f"tcp://127.0.0.1:{port}", hosts_key_file=str(folder / "key"))
         spec = new_spec(run_directory=str(folder), config=config, endpoints=Endpoints.in_folder(folder), digest=MODEL)
         self.zap = ZapHandler(self.context, self.keys.client_public, CORES)
-        self.port, self.engine = FrontendPort(self.context, spec, TouchedAnswers(folder / "touched")), Engine()
+        self.orders: list[Order] = []
+        touched = TouchedAnswers(folder / "touched")
+        self.port, self.engine = FrontendPort(self.context, spec, touched, self.orders.append), Engine()
         self.port.num_blocks = 9
         self.gateway = new_socket(self.context, zmq.DEALER, identity=b"run/frontend-0")
         self.keys.secure_client(self.gateway)
@@ -71,7 +74,7 @@ class Rig:
         while not self.gateway.poll(5):
             assert time.monotonic() < deadline
             self.zap.answer()
-            self.port.receive(self.engine, None)  # type: ignore[arg-type]
+            self.port.receive(self.engine)  # type: ignore[arg-type]
         return self._decoder.decode(self.gateway.recv())
 
 
@@ -127,3 +130,12 @@ def test_gateways_hear_what_supervisors_tell_frontends(rig: Rig) -> None:
     rig.ask(HELLO)
     rig.port.tell_gateways(down)
     assert rig.next() == down
+
+
+def test_an_order_of_a_gateway_goes_to_the_supervisor_for_this_replica_and_its_reply_to_the_gateway(rig: Rig) -> None:
+    rig.ask(HELLO)
+    rig.gateway.send(encode(Order(order_id="1/0", action="sleep")))
+    assert rig.ask(Ping()) == Pong() and rig.orders == [Order(order_id="1/0", action="sleep", replica=0)]
+    for order_id in ("2/0", "1/0"):
+        rig.port.on_ordered(Ordered(order_id=order_id))
+    assert rig.next() == Ordered(order_id="1/0")

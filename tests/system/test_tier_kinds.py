@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from tokenloom import Client
+from tokenloom import Client, InternalError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.tier_engine import (
     GREEDY,
@@ -87,6 +88,20 @@ def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
             assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
             check_equal(calm, outputs)
     assert [output.outputs[0].logprobs for output in first] != [output.outputs[0].logprobs for output in second]
+
+
+@pytest.mark.timeout(240)
+def test_after_a_reload_that_has_failed_the_tiers_are_open_for_the_old_weights(tmp_path: Path) -> None:
+    one = write_model(tmp_path / "one", "qwen3")
+    broken = Path(shutil.copytree(one, tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"\0" * 100)
+    prompts = new_prompts(2, 500, seed=23)
+    with opened(tmp_path, tmp_path / "kv", "--model", str(one), "--deterministic") as (engine, client):
+        calm = compute(engine, client, prompts)
+        with pytest.raises(InternalError, match="the old ones stay"):
+            client.reload(broken)
+        engine.wait_open(2)
+        check_equal(calm, ask(client, prompts))
 
 
 def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""RollingRestart: restarts replicas one after the other without losing an answer, by order of a client.
+"""RollingRestart: restarts replicas one after the other without losing an answer.
 
 A replica drains first: frontends send it nothing new, and after --drain-timeout-s its open answers move to others with
 their tokens. When all frontends have said so, its processes are replaced; the next replica follows when they serve.
@@ -11,8 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from ....ipc.errors import ErrorInfo
-from ....ipc.messages.supervisor import DrainReplica, ReplicaDrained, ReplicasRestarted, RestartReplicas
+from ....ipc.messages.supervisor import DrainReplica, ReplicaDrained
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .children import Child, Children
 from .launcher import Unit
@@ -23,7 +22,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 
 class RollingRestart:
-    """Owns the orders that are not carried out. At most one replica drains or starts at a time."""
+    """Owns the replicas that are to be restarted. At most one drains or starts at a time."""
 
     def __init__(
         self,
@@ -32,37 +31,25 @@ class RollingRestart:
         children: Children,
         replace: Callable[[Unit], None],
         report_loss: Callable[[Replica, str], None],
+        on_end: Callable[[str], None],
     ) -> None:
-        """replace: ends the processes of a unit, and has their successors started. report_loss: sends ReplicaDown."""
+        """replace: ends the processes of a unit, and has their successors started. report_loss: is called after a
+        replica's were. on_end: gets the reason why replicas were not restarted, else ""."""
         self._drain_s = spec.config.drain_timeout_s
         self._roster, self._children, self._replace, self._report_loss = roster, children, replace, report_loss
-        self._orders: deque[RestartReplicas] = deque()
-        self._left: deque[Replica] = deque()  # of the first order; the first of these drains or starts
+        self._on_end = on_end
+        self._left: deque[Replica] = deque()  # the first of these drains or starts
         self._drains: set[bytes] | None = None  # frontends with answers of it; None: it waits or starts
         self._waits = False  # until another replica serves
 
-    def on_message(self, frontend: Child, message: RestartReplicas | ReplicaDrained) -> None:
-        if isinstance(message, RestartReplicas):
-            self._add(message)
-        elif self._left and message.replica == self._left[0].number:
-            self.on_drained(frontend.spec.identity)
-
-    def _add(self, order: RestartReplicas) -> None:
-        """Carry out an order after those before. A client that has lost its frontend sends it again."""
-        if order not in self._orders:
-            self._orders.append(order)
-            if len(self._orders) == 1:
-                self._begin_order()
-
-    def _begin_order(self) -> None:
-        number, alive = self._orders[0].replica, self._roster.alive
+    def begin(self, number: int | None) -> None:
+        """Restart a replica, or all. The last restart is over."""
+        alive = self._roster.alive
         self._left = deque(each for each in alive if number in (None, each.number))
         if len(alive) == 1:
-            self._end_order("one replica serves, and another must answer meanwhile: raise --data-parallel-size")
+            self._end("one replica serves, and another must answer meanwhile: raise --data-parallel-size")
         elif not self._left:
-            self._end_order(
-                f"there is no replica {number}: replicas {', '.join(str(each.number) for each in alive)} run"
-            )
+            self._end(f"there is no replica {number}: replicas {', '.join(str(each.number) for each in alive)} run")
         else:
             self._begin_replica()
 
@@ -70,12 +57,12 @@ class RollingRestart:
         """Let the next replica drain once another one can take its answers."""
         replica = self._left[0]
         others = [other for other in self._roster.alive if other is not replica]
-        self._waits = not any(map(self._is_up, others))
+        self._waits = not any(map(self._roster.is_up, others))
         if self._waits:
             obstacles = [self._children.obstacle(other.workers) for other in others]
             if all(obstacles):
                 reason = "".join(f": {each}" for each in obstacles[:1])
-                self._end_order(f"no other replica serves, which replica {replica.number} needs{reason}")
+                self._end(f"no other replica serves, which replica {replica.number} needs{reason}")
             else:
                 logger.info("replica %d drains as soon as another one serves", replica.number)
             return
@@ -94,6 +81,10 @@ class RollingRestart:
         if self._drains is not None:
             self._drains.add(frontend.spec.identity)
             self._tell(frontend)
+
+    def on_replica_drained(self, frontend: Child, message: ReplicaDrained) -> None:
+        if self._left and message.replica == self._left[0].number:
+            self.on_drained(frontend.spec.identity)
 
     def on_drained(self, frontend: bytes) -> None:
         """Note that a frontend has no answers at the replica that drains, or is lost."""
@@ -115,24 +106,17 @@ class RollingRestart:
             return
         replica = self._left[0]
         if not replica.units:
-            self._end_order(f"replica {replica.number} could not be started again")
+            self._end(f"replica {replica.number} could not be started again")
         elif self._waits:
             self._begin_replica()
-        elif self._is_up(replica):
+        elif self._roster.is_up(replica):
             self._left.popleft()
             if self._left:
                 self._begin_replica()
             else:
-                self._end_order()
+                self._end()
 
-    def _is_up(self, replica: Replica) -> bool:
-        return self._children.is_up(replica.core) and self._children.is_up(replica.workers)
-
-    def _end_order(self, failure: str = "") -> None:
-        order = self._orders.popleft()
+    def _end(self, failure: str = "") -> None:
         self._left.clear()
         self._drains = None
-        error = ErrorInfo("request", f"replicas were not restarted: {failure}") if failure else None
-        self._children.broadcast(ReplicasRestarted(replica=order.replica, error=error), "frontend")
-        if self._orders:
-            self._begin_order()
+        self._on_end(failure)

@@ -56,6 +56,10 @@ class Roster:
         """The replicas that were not given up."""
         return [replica for replica in self.replicas if replica.units]
 
+    def is_up(self, replica: Replica) -> bool:
+        """Whether a replica serves."""
+        return self._children.is_up(replica.core) and self._children.is_up(replica.workers)
+
     def replica_of(self, child: Child) -> Replica:
         """Return the replica to which a process belongs; the process must not be a frontend."""
         assert child.spec.unit.role != "frontend"

@@ -33,12 +33,17 @@ class SignalWatch:
 
     def __init__(self) -> None:
         self.stops: list[int] = []  # stop signals so far
-        self.fd, wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        self.fd, self._wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGUSR1):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # without a handler the number is not written
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def wake(self) -> None:
+        """Wake a poller of `fd` without a signal, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is full, and wakes already
+            os.write(self._wakeup_fd, b"\0")
 
     def take_state_request(self) -> bool:
         """Read new signals: append stop signals to `stops` and return whether SIGUSR1 was among the new ones."""

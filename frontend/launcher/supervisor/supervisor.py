@@ -19,24 +19,25 @@ import zmq
 from ....ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ....ipc.messages import supervisor as messages
 from ....ipc.messages.base import PROTOCOL_VERSION, Hello, Pong
-from ....ipc.notes.deadly import DeadlyRequests
+from ....ipc.messages.orders import Held, Hold, Order, Ordered
 from ....ipc.process import log
 from ....ipc.process.awake_clock import AwakeClock
 from ....ipc.process.log import log_always
 from ....ipc.process.service_manager import READY, STOPPING, notify
 from ....ipc.sockets.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...checkpoint.search import CheckpointSearch
 from ...checkpoint.start_report import StartReport
 from ...listening.http_listeners import HttpListeners
-from ...listening.open_requests import path_of, take_left
 from .children import Child, Children
 from .drain import DrainWatch
 from .engine_state import state_lines
 from .health_monitor import HealthMonitor
 from .launcher import Launcher, Unit
+from .losses import Losses
+from .orders import Orders
 from .process_specs import ProcessSpecs
 from .replica import Replica
-from .replicas.restart_policy import MAX_DELAY_S
 from .rolling_restart import RollingRestart
 from .roster import Roster
 from .signal_watch import SignalWatch, StartInterrupted
@@ -46,7 +47,6 @@ logger = logging.getLogger("tokenloom.supervisor")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
-REST_S = 60.0  # before the next start of an optional process, or one of several frontends, that was lost too often
 
 
 class Supervisor:
@@ -65,9 +65,7 @@ class Supervisor:
         self.addresses = spec.client_addresses  # by frontend
         self.http_address = next(iter(listeners.addresses), None)
         self._listeners = listeners
-        self._num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
         self._run_directory = run_directory
-        self._deadly = DeadlyRequests(run_directory.path)
         self._announce = announce
         self._started_at = time.monotonic()
         self._clock = AwakeClock(BEAT_S)
@@ -75,10 +73,15 @@ class Supervisor:
         self._children = Children(spec.endpoints.control, launcher)
         self._roster = Roster(spec, self._children)
         self._specs = ProcessSpecs(spec, self._roster.replicas, listeners)
-        self._rolling = RollingRestart(spec, self._roster, self._children, self._replace, self._report_loss)
-        self.rest_s, self.max_delay_s = REST_S, MAX_DELAY_S
+        self.losses = Losses(run_directory, self._children, self._roster, self._on_replica_lost, self._on_frontend_lost)
+        self._search = CheckpointSearch(spec, self._wake)
+        self._orders = Orders(
+            self._roster, self._search.find, self._send_hold, self._reply, lambda number: self._rolling.begin(number)
+        )
+        self._rolling = RollingRestart(
+            spec, self._roster, self._children, self.losses.replace, self.losses.report, self._orders.on_restarted
+        )
         self._is_serving = False
-        self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
         self._drain = DrainWatch(self._children, self._roster)
@@ -155,6 +158,8 @@ class Supervisor:
             self._on_loss(child, child.describe_end())
         if self._failure is not None:
             raise self._failure
+        self._search.take()
+        self._orders.go_on()
         self._start_due_units()
         if hang := self._health.check():
             self._on_loss(*hang)
@@ -187,13 +192,12 @@ class Supervisor:
                 self._on_loss(self._children.of(workers)[0], message.reason)
         elif isinstance(message, messages.Drained):
             self._drain.on_drained(child)
-        elif isinstance(message, (messages.RestartReplicas, messages.ReplicaDrained)):
-            self._rolling.on_message(child, message)
-        elif isinstance(message, (messages.Reloading, messages.Reloaded)):
-            self._on_reload(child, message)
-        elif isinstance(message, messages.SetLogLevel):
-            log.set_level(message.level)
-            self._children.announce(message, *self._roster.units)
+        elif isinstance(message, messages.ReplicaDrained):
+            self._rolling.on_replica_drained(child, message)
+        elif isinstance(message, Order):
+            self._on_order(message)
+        elif isinstance(message, Held):
+            self._on_held(child, message)
         elif isinstance(message, messages.TierListening):
             child.address = message.address
         elif isinstance(message, (messages.Meeting, messages.Listening)):
@@ -237,7 +241,7 @@ class Supervisor:
         elif unit.role == "frontend":
             for each in self._roster.replicas:
                 if not (self._children.is_up(each.core) and self._children.is_up(each.workers)):
-                    self._report_loss(each, self._last_failure, child)
+                    self.losses.tell(each, self.losses.last, [child])
             self._rolling.on_frontend_ready(child)
             self._drain.on_frontend_lost_or_back()
         self._publish_start()
@@ -254,114 +258,58 @@ class Supervisor:
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
-    def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
-        """Record the begin or end of a reload, sleep or wake-up and confirm it to the core. Do nothing if these workers
-        were lost: `_on_loss` has sent the core WorkersDown."""
+    # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_order(self, order: Order) -> None:
+        if order.action == "log_level":
+            log.set_level(order.level)
+            self._children.announce(messages.SetLogLevel(level=order.level), *self._roster.units)
+            self._reply(Ordered(order_id=order.order_id))
+        else:
+            self._orders.add(order)
+
+    def _on_held(self, core: Child, held: Held) -> None:
+        """Note that a core has carried out an order. If the workers that have changed their memory for it were lost
+        before this was known here, their successors have the old holding, and so must the core."""
         replica = self._roster.replica_of(core)
-        if message.generation == self._roster.numbers[replica.workers]:
-            replica.holdings.note(message)
-            self._publish_progress()  # before the core answers the client
-            self._children.send(core, message)
+        if held.generation in (None, self._roster.numbers[replica.workers]):
+            self._orders.on_held(replica, held)
+        else:
+            self.losses.replace(replica.core)
+            self.losses.report(replica, f"{core.spec.name} had other workers than those that were started last")
+
+    def _send_hold(self, number: int, hold: Hold) -> None:
+        self._children.send_to(self._roster.replicas[number].core, hold)
+
+    def _reply(self, ordered: Ordered) -> None:
+        self._publish_progress()  # the client may ask for it next
+        self._children.broadcast(ordered, "frontend", "core")
+
+    def _wake(self) -> None:
+        """Wake `_turn` from another thread."""
+        if self._signals is not None:
+            self._signals.wake()
 
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_loss(self, child: Child, reason: str) -> None:
-        """Replace the unit of a process that ended or hangs, and units that need it. During the start or after too many
-        losses let `_turn` raise EngineDead instead."""
+        """Replace the unit of a process that ended or hangs, and units that need it. During the start or after too
+        many losses let `_turn` raise EngineDead instead."""
         if not self._is_serving:
             self._failure = self._failure or EngineDead(reason)
             return
-        logger.error("%s", reason)
-        self._last_failure = reason
-        unit, delay_s = child.spec.unit, self._roster.on_failure(child)
-        if unit.role == "frontend":
-            self._lose_frontend(child, delay_s, reason)
-        elif unit.is_optional:
-            self._lose_optional(child, delay_s)
-        elif delay_s is None:
-            self._give_up(self._roster.replica_of(child), unit, reason)
-        else:
-            self._lose_vital(child, delay_s, reason)
-
-    def _lose_vital(self, child: Child, delay_s: float, reason: str) -> None:
-        """Replace a core or a worker group after `delay_s`."""
-        unit, replica = child.spec.unit, self._roster.replica_of(child)
-        self._replace(unit, delay_s)
-        if unit.role == "worker":
-            self._children.send_to(replica.core, messages.WorkersDown(generation=child.spec.number, reason=reason))
-            if any(not core.is_ready for core in self._children.of(replica.core)):  # it waits for the old generation
-                self._replace(replica.core)
-        elif replica.holdings.is_changing:  # some ranks may have read the order, others not
-            self._replace(replica.workers)
-        self._report_loss(replica, reason)
+        self.losses.on_loss(child, reason)
+        self._failure = self._failure or self.losses.failure
         self._publish_progress()
 
-    def _report_loss(self, replica: Replica, reason: str, *frontends: Child) -> None:
-        """Send ReplicaDown for a replica that has lost something, or was given up, to these frontends or to all."""
-        has_core, touched = self._children.is_up(replica.core), replica.read_touched()
-        for frontend in frontends or self._roster.frontend_children:
-            keys = [each.key for each in touched if each.identity == frontend.spec.identity]
-            down = messages.ReplicaDown(
-                replica=replica.number, reason=reason, has_core=has_core, is_final=not replica.units, touched=keys
-            )
-            self._children.send(frontend, down)
+    def _on_replica_lost(self, replica: Replica, reason: str, has_core: bool) -> None:
+        self._orders.on_lost(replica, reason, has_core=has_core)
+        if not replica.units:  # it was given up
+            self._rolling.on_changed()
 
-    def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
-        """Replace a frontend after `delay_s`. If that is None, after `rest_s` while another one is up, else after
-        `max_delay_s`: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
-        unit, identity = child.spec.unit, child.spec.identity
-        was_killed = child.process.was_killed
-        if delay_s is None:
-            has_others = any(self._children.is_up(each) for each in self._roster.frontends if each != unit)
-            if not has_others and not child.is_ready:
-                self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
-                return
-            delay_s = self.rest_s if has_others else self.max_delay_s
-            if has_others:
-                self._roster.resting.add(unit)
-            others = "the others go on without it, and " if has_others else ""
-            logger.error("the %s ends again and again: %sit is started again in %.0f s", unit.name, others, delay_s)
-        self._replace(unit, delay_s)
-        self._deadly.on_loss(identity.decode(), is_to_blame=not was_killed)
-        self._num_requests_cut += take_left(path_of(self.spec.run_directory, identity.decode()))
-        self._children.broadcast(messages.FrontendDown(identity=identity), "core")
+    def _on_frontend_lost(self, identity: bytes) -> None:
         self._rolling.on_drained(identity)
         self._drain.on_frontend_lost_or_back()
-        self._publish_progress()
-
-    def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
-        """Take a replica off whose unit cannot be kept alive; the engine ends with its last one."""
-        if len(self._roster.alive) == 1:
-            self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
-            return
-        self._roster.give_up(replica)
-        text = "the %s cannot be kept alive and its replica is taken off: %d of %d go on; last: %s"
-        logger.error(text, unit.name, len(self._roster.alive), len(self._roster.replicas), reason)
-        self._report_loss(replica, reason)
-        self._rolling.on_changed()
-        self._publish_progress()
-
-    def _lose_optional(self, child: Child, delay_s: float | None) -> None:
-        """Replace the tier or launcher process after `delay_s`, None: after `rest_s`; send TierDown to its core."""
-        unit, replica = child.spec.unit, self._roster.replica_of(child)
-        if delay_s is None:
-            text = "the %s process ends again and again: the engine goes on without it and starts it again in %.0f s"
-            logger.error(text, child.spec.name, self.rest_s)
-        self._replace(unit, self.rest_s if delay_s is None else delay_s)
-        if unit == replica.tier:
-            replica.on_tier_lost()
-            self._children.send_to(replica.core, messages.TierDown(number=child.spec.number))
-        self._publish_progress()
-
-    def _replace(self, unit: Unit, delay_s: float = 0.0) -> None:
-        """Kill the processes of a unit; their successors start after `delay_s`. A tier process ends before its core,
-        whose successor hands out the same slots."""
-        if unit.role == "core":
-            replica = self._roster.replicas[unit.place]
-            replica.on_core_lost()
-            if replica.tier in replica.units:
-                self._replace(replica.tier)
-        self._roster.replace(unit, delay_s)
 
     def _start_due_units(self) -> None:
         for unit, when in self._roster.startable(is_serving=self._is_serving).items():
@@ -376,7 +324,7 @@ class Supervisor:
     def _full_progress(self) -> messages.Progress:
         """Return the last Progress of the cores, added up, with the fields that the supervisor knows."""
         return msgspec.structs.replace(
-            self._roster.progress(), num_http_requests_cut=self._num_requests_cut, last_failure=self._last_failure
+            self._roster.progress(), num_http_requests_cut=self.losses.num_requests_cut, last_failure=self.losses.last
         )
 
     def _log_state(self) -> None:

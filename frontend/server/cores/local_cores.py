@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from ....ipc.messages.core import CoreToFrontend, FrontendToCore
+from ....ipc.messages.orders import Order
 from ....ipc.messages.supervisor import Progress
 from ....ipc.sockets.channel import Channel
 from ....ipc.sockets.zmq_sockets import new_socket
@@ -50,6 +51,10 @@ class LocalCores:
     def complete(self, progress: Progress) -> Progress:
         """Return the supervisor's report as it is: it covers all cores."""
         return progress
+
+    def take_order(self, order: Order) -> bool:
+        """Send no order: the supervisor does."""
+        return False
 
     def may_begin(self, now: float) -> bool:
         """Whether the frontend may serve without any core."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -17,14 +18,8 @@ import msgspec
 import zmq
 
 from ....ipc.messages.base import LEASE_S, PING_INTERVAL_S, Ping, Refused
-from ....ipc.messages.core import (
-    ControlDone,
-    CoreToFrontend,
-    EngineControl,
-    FrontendToCore,
-    GatewayWelcome,
-    WeightsChanged,
-)
+from ....ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, WeightsChanged
+from ....ipc.messages.orders import Order, Ordered
 from ....ipc.messages.progress_sum import add_up, totals_of
 from ....ipc.messages.supervisor import CoreUp, Progress, ReplicaDown, WorkersUp
 from ....ipc.sockets.channel import Channel
@@ -36,7 +31,6 @@ logger = logging.getLogger("tokenloom.gateway")
 NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000  # to an engine that is not running, or refuses our key
 MANY_FAILURES = 3  # failed handshakes in a row, after which the key is reported as the cause
-CATCH_UP = -1  # control_id of the order to load the other cores' weights; other orders have 0 and up
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILURES
 _monitors = itertools.count()
@@ -63,6 +57,7 @@ class RemoteCore:
         self.sizes: GatewayWelcome | None = None
         self._welcome: GatewayWelcome | None = None  # of this connection, with the weights that the core has now
         self.is_catching_up = self.has_caught_up = False  # on this connection
+        self._catch_up_id = ""  # of the order to load the other cores' weights
         self._last = self._before = NO_PROGRESS  # reports: the core's last one, and the totals of earlier connections
         self._is_open = False  # the handshake has succeeded
         self._heard_at = self._judged_at = self._pinged_at = 0.0  # monotonic seconds
@@ -108,7 +103,7 @@ class RemoteCore:
                     model = self._welcome.model.with_weights(message.weights)
                     self._welcome = msgspec.structs.replace(self._welcome, model=model)
                 yield message
-            elif isinstance(message, ControlDone) and message.control_id == CATCH_UP:
+            elif isinstance(message, Ordered) and message.order_id == self._catch_up_id:
                 yield from self._on_caught_up(message)
             elif isinstance(message, (ReplicaDown, WorkersUp)):
                 yield msgspec.structs.replace(message, replica=self._number)
@@ -120,7 +115,7 @@ class RemoteCore:
         yield from self._read_monitor(now)
         yield from self._judge(now)
 
-    def _on_caught_up(self, done: ControlDone) -> Iterator[News]:
+    def _on_caught_up(self, done: Ordered) -> Iterator[News]:
         self.is_catching_up, self.has_caught_up = False, True
         if done.error is not None:
             self.refuse(f"it cannot read the weights of the others: {done.error.message}")
@@ -132,7 +127,8 @@ class RemoteCore:
         """Let a core that has just welcomed this frontend load the weights in `model_folder` before it is used."""
         self.sizes, self.is_catching_up = None, True
         logger.info("the core at %s reads the weights in %s, as the others have", self.address, model_folder)
-        self.send([EngineControl(control_id=CATCH_UP, action="reload", model_folder=model_folder)])
+        self._catch_up_id = secrets.token_hex(8)
+        self.send([Order(order_id=self._catch_up_id, action="reload", model=model_folder)])
 
     def _read_monitor(self, now: float) -> Iterator[News]:
         while self._monitor.poll(0):
@@ -158,12 +154,12 @@ class RemoteCore:
         if now - self._judged_at > LEASE_S / 2:
             self._heard_at = now
         self._judged_at = now
-        if self.sizes is not None and now - self._heard_at > LEASE_S:
+        if self.is_used and now - self._heard_at > LEASE_S:
             yield self._lose(f"it has been silent for {LEASE_S:g} s")
 
     def _lose(self, reason: str) -> ReplicaDown:
         reason = f"the core at {self.address} is lost: {reason}"
-        if self.sizes is not None:
+        if self.is_used:
             logger.warning("%s", reason)
         self.sizes = None
         self._before, self._last = totals_of(add_up([self._before, self._last])), NO_PROGRESS
@@ -188,6 +184,11 @@ class RemoteCore:
         logger.info("the core at %s is used", self.address)
 
     @property
+    def is_used(self) -> bool:
+        """Whether it has welcomed this frontend and may be used."""
+        return self.sizes is not None
+
+    @property
     def progress(self) -> Progress:
         """The core's last report, with the totals of earlier connections added."""
         return add_up([self._before, self._last])
@@ -203,7 +204,7 @@ class RemoteCore:
                     self._channel.send(message)
 
     def ping(self, now: float) -> None:
-        is_used = self.sizes is not None or self.is_catching_up
+        is_used = self.is_used or self.is_catching_up
         if is_used and now - self._pinged_at >= PING_INTERVAL_S:
             self._pinged_at = now
             self.send([Ping()])

@@ -16,12 +16,14 @@ import zmq
 from ....ipc.messages.base import PING_INTERVAL_S, PROTOCOL_VERSION, Welcome
 from ....ipc.messages.blobs import GetBlob
 from ....ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest, WeightsChanged
+from ....ipc.messages.orders import Order, Ordered
 from ....ipc.messages.progress_sum import add_up
 from ....ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown
 from ....ipc.sockets.keys import Keys
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .blob_sender import BlobSender
 from .remote_core import NO_PROGRESS, RemoteCore, logger
+from .remote_orders import RemoteOrders
 
 PATIENCE_S = 3.0  # time for which a starting gateway waits for its first core
 
@@ -36,14 +38,16 @@ class RemoteCores:
         identity: bytes,
         counts: Counter[str],
         wake: Callable[[], None],
+        reply: Callable[[Ordered], None],
     ) -> None:
-        """`wake` is called from a thread and must cause a call of `send`."""
+        """`wake` is called from a thread and must cause a call of `send`. `reply` gets the replies to orders."""
         assert spec.config.hosts_key_file is not None and spec.digest is not None, "EngineConfig checks it"
         keys, identity = Keys.load(spec.config.hosts_key_file), f"{spec.run_id[:8]}/".encode() + identity
         self._cores = [
             RemoteCore(context, address, number, identity, keys, counts)
             for number, address in enumerate(spec.remote_cores)
         ]
+        self._orders = RemoteOrders(self._cores, reply)
         self._blobs = BlobSender(spec, wake)
         self._folder = ""  # folder, on the engines' machines, of the weights reloaded last
         self._run_id, self._model = spec.run_id, spec.digest
@@ -65,6 +69,9 @@ class RemoteCores:
                         yield number, self._sizes()
                         yield number, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._run_id)
                         yield number, self._progress()
+                        self._orders.on_used(number)
+                elif isinstance(message, Ordered):
+                    self._orders.on_ordered(number, message)
                 elif isinstance(message, Progress):
                     yield number, self._progress()
                 elif isinstance(message, WeightsChanged):
@@ -74,6 +81,7 @@ class RemoteCores:
                 else:
                     yield number, message
                 if isinstance(message, ReplicaDown) and not message.has_core:
+                    self._orders.on_lost(number, message.reason)
                     yield number, self._progress()
         if now >= self.next_at:
             self.next_at = now + PING_INTERVAL_S
@@ -97,7 +105,7 @@ class RemoteCores:
     def _on_weights(self, core: RemoteCore, message: WeightsChanged) -> None:
         """Record the new weights if a core in use has reloaded: other cores need these weights to be accepted from now
         on."""
-        if core.sizes is not None:
+        if core.is_used:
             self._model, self._folder = self._model.with_weights(message.weights), message.model_folder
             logger.info("the core at %s serves the weights in %s now", core.address, message.model_folder)
 
@@ -113,7 +121,7 @@ class RemoteCores:
             num_http_requests_cut=own.num_http_requests_cut,
             frontends=own.frontends,
             last_failure=own.last_failure,
-            is_core_up=any(core.sizes is not None for core in self._cores),
+            is_core_up=any(core.is_used for core in self._cores),
         )
 
     def complete(self, progress: Progress) -> Progress:
@@ -129,6 +137,13 @@ class RemoteCores:
             messages.clear()
         for number, reply in self._blobs.take():
             self._cores[number].send([reply])
+
+    def take_order(self, order: Order) -> bool:
+        """Send an order to the engines. Return False for one that is for the gateway's own processes."""
+        if order.action == "log_level":
+            return False
+        self._orders.add(order)
+        return True
 
     def may_begin(self, now: float) -> bool:
         """Whether the frontend may serve without any core: PATIENCE_S after the start, since engines may take long to

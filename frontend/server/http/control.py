@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ....ipc.codec import JsonObject
-from ....ipc.messages.base import MemoryTag
-from ....ipc.messages.client import Control, ControlAction, LoadAdapter, PauseMode
+from ....ipc.messages.base import MemoryTag, PauseMode
+from ....ipc.messages.client import Control, ControlAction, LoadAdapter
 from ....ipc.process.log import LogLevel
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.openai.errors import HttpError, json_response

@@ -1,7 +1,7 @@
 """CoreClient: the frontend's messages to one core, and whether it is connected. FrontendOutbox: all unsent messages.
 
 A core that is new, or has forgotten this frontend, needs a Hello and then all open requests. Until its Welcome only
-Hello and control commands are sent. Knows no client.
+Hello and prefetches are sent. Knows no client.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....ipc.messages.base import Hello, Ping
-from ....ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore, GatewayHello
-from ....ipc.messages.supervisor import ReplicaDrained, RestartReplicas, Served, SetLogLevel
+from ....ipc.messages.core import AbortRequests, EngineCoreRequest, FrontendToCore, GatewayHello, Prefetch
+from ....ipc.messages.orders import Order
+from ....ipc.messages.supervisor import ReplicaDrained, Served
 
 
 @dataclass
@@ -20,7 +21,7 @@ class FrontendOutbox:
 
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
     to_cores: list[list[FrontendToCore]] = field(default_factory=lambda: [[]])  # by replica
-    to_supervisor: list[SetLogLevel | RestartReplicas | ReplicaDrained | Served] = field(default_factory=list)
+    to_supervisor: list[Order | ReplicaDrained | Served] = field(default_factory=list)
 
 
 class CoreClient:
@@ -44,8 +45,8 @@ class CoreClient:
         if keys and self.is_up:
             self._unsent.append(AbortRequests(keys=keys))
 
-    def control(self, command: EngineControl) -> None:
-        self._unsent.append(command)
+    def prefetch(self, message: Prefetch) -> None:
+        self._unsent.append(message)
 
     def ping(self) -> None:
         """Queue a ping if the core is up. A core that does not know this frontend replies Unknown."""

@@ -15,7 +15,7 @@ import msgspec
 
 from ....ipc.codec import num_ids
 from ....ipc.messages.base import PING_INTERVAL_S
-from ....ipc.messages.core import EngineControl, EngineCoreRequest, Load, Started
+from ....ipc.messages.core import EngineCoreRequest, Load, Prefetch, Started
 from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.supervisor import ReplicaDown, Served
 from ....ipc.process.awake_clock import steady_time
@@ -183,13 +183,13 @@ class Cores:
         self._note_sent(message, core, keys, router)
         return core
 
-    def pick_for_prefetch(self, command: EngineControl) -> int:
+    def pick_for_prefetch(self, message: Prefetch) -> int:
         """Return the core that is to load a prompt's blocks, and send requests that begin like it there, too. All
         cores are up."""
         if (router := self._router) is None:
             return 0
-        prompt = command.prompt_token_ids
-        keys = _keys(prompt, command.cache_salt, command.adapter_digest, command.media)
+        prompt = message.prompt_token_ids
+        keys = _keys(prompt, message.cache_salt, message.adapter_digest, message.media)
         core = router.pick(keys, num_ids(prompt), self._monotonic())
         if core is None:  # all workers are being replaced
             return min(self.numbers)
@@ -247,8 +247,8 @@ class Cores:
 
     # ── orders and pings ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def control(self, number: int, command: EngineControl) -> None:
-        self.all[number].control(command)
+    def prefetch(self, number: int, message: Prefetch) -> None:
+        self.all[number].prefetch(message)
 
     def keep_alive(self, now: float) -> None:
         """Ping the cores that are up, and set `next_ping_at`. Call it then, while a core has requests."""

@@ -25,7 +25,8 @@ from ....ipc.messages.client import (
     PutMedium,
     Submit,
 )
-from ....ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs, Load
+from ....ipc.messages.core import CoreToFrontend, EngineCoreOutputs, Load, Prefetched
+from ....ipc.messages.orders import Ordered
 from ....ipc.messages.supervisor import (
     CoreUp,
     Drain,
@@ -34,7 +35,6 @@ from ....ipc.messages.supervisor import (
     Progress,
     ReplicaDown,
     ReplicaDrained,
-    ReplicasRestarted,
     SetLogLevel,
     StartPhase,
     StartPhases,
@@ -127,7 +127,7 @@ class Frontend:
             unix_time,
         )
         self._controls = ControlProxy(
-            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.reader.expand, self.outbox, note
+            spec, self._cores, self.adapters, self.prompts, self.reader.expand, self.outbox, note
         )
         self._client_frames = ClientFrames(
             spec, self._sessions, self._requests, self.counts, note, monotonic, self.on_message
@@ -251,12 +251,10 @@ class Frontend:
             if self._cores.all[core].is_up:
                 self.counts["core_lost"] += 1
                 self._cores.all[core].connect()
-                self._controls.on_core_lost(core)
         elif isinstance(message, Load):
             self._cores.on_load(core, message)
-        elif isinstance(message, ControlDone):
-            self._sessions.send_updates()  # outputs before this reply are sent before it
-            self._controls.on_done(core, message)
+        elif isinstance(message, Prefetched):
+            self._controls.on_prefetched(message)
         elif isinstance(message, Refused):
             raise message.error.to_exception()
 
@@ -273,10 +271,8 @@ class Frontend:
             self.start_phases, self.metrics.kernels = message.phases, message.kernels
         elif isinstance(message, SetLogLevel):
             self.log_level = message.level
-            self._controls.on_log_level(message.level)
         elif isinstance(message, CoreUp):
             self._cores.on_core_up(message.replica)
-            self._controls.on_core_lost(message.replica)
         elif isinstance(message, ReplicaDown):
             goes_on_elsewhere = self._cores.on_down(message)
             if goes_on_elsewhere or not message.has_core:  # else the core counts the losses of its workers
@@ -289,8 +285,9 @@ class Frontend:
             self._requests.resume_waiting()
         elif isinstance(message, DrainReplica):
             self._cores.drain(message.replica, message.limit_s)
-        elif isinstance(message, ReplicasRestarted):
-            self._controls.on_restarted(message)
+        elif isinstance(message, Ordered):
+            self._sessions.send_updates()  # outputs before this reply are sent before it
+            self._controls.on_ordered(message)
         elif isinstance(message, Drain):
             self._queries.is_draining = self._requests.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from .....ipc.messages.base import Holding, MemoryTag
-from .....ipc.messages.supervisor import Reloaded, Reloading
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -25,11 +24,13 @@ class Holdings:
     def is_changing(self) -> bool:
         return self._next is not None
 
-    def note(self, message: Reloading | Reloaded) -> None:
-        """Record a reload, sleep or wake-up: begun by Reloading, completed by Reloaded once all ranks are done."""
-        if isinstance(message, Reloading):
-            self._next = message.holding
-        elif self._next is not None:
+    def begin_change(self, holding: Holding) -> None:
+        """Record that the ranks are about to get an order to hold this, and that their memory is uncertain."""
+        self._next = holding
+
+    def complete_change(self) -> None:
+        """Record that all ranks hold it, as new workers will."""
+        if self._next is not None:
             self.model_folder, self.asleep = self._next.model_folder or self.model_folder, self._next.asleep
             self._next = None
             asleep = " and ".join(self.asleep) or "nothing"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tokenloom.core.kv.offload.options import OffloadOptions
-from tokenloom.core.links.control_queue import ControlQueue
+from tokenloom.core.links.frontend_port import handle
+from tokenloom.core.links.order_runner import OrderRunner
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages.core import ControlDone, EngineControl
+from tokenloom.ipc.messages.core import Prefetch, Prefetched
+from tokenloom.ipc.messages.orders import Hold
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import new_vision, with_images
@@ -20,7 +23,7 @@ PROMPT = prompt_of(random.Random(1), 32)
 
 
 class Operator:
-    """Sends controls to the core of a harness with a disk and no host tier, and keeps the replies."""
+    """Sends orders to the core of a harness with a disk and no host tier, and keeps the replies."""
 
     def __init__(self) -> None:
         tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
@@ -28,20 +31,30 @@ class Operator:
         options = {"num_blocks": 24, "max_num_seqs": 4, "enable_lora": True}
         self.harness = Harness(tiers=tiers, **vision, **options)  # type: ignore[arg-type]
         self.harness.worker.token_s = 1.0  # so that loads are worth it
-        self.replies: list[ControlDone] = []
+        self.replies: list[object] = []
         refuse: Callable[[object], None] = pytest.fail
-        self.controls = ControlQueue(self.harness.core, lambda _, done: self.replies.append(done), refuse, refuse)
+        self.orders = OrderRunner(self.harness.core, self.replies.append, refuse, refuse)
         self.settle()
 
-    def say(self, action: str, **fields: object) -> None:
-        self.controls.add(0, EngineControl(control_id=1, action=action, **fields))  # type: ignore[arg-type]
+    def clear(self) -> None:
+        self.orders.begin(Hold(order_id="1", action="clear_kv_cache"))
+
+    def begin_prefetch(self, prompt: list[int] = PROMPT, **fields: Any) -> None:
+        order = Prefetch(prefetch_id=1, prompt_token_ids=encode_ids(prompt), **fields)
+        handle(0, order, self.harness.core, lambda _, message: self.replies.append(message))
 
     def prefetch(self, salt: str | None = None, adapter: int = 0) -> int:
         """Load the blocks of PROMPT; return the number of its first tokens that are in memory then."""
         digest = digest_of(adapter)
-        self.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT), cache_salt=salt, adapter_digest=digest)
+        self.begin_prefetch(cache_salt=salt, adapter_digest=digest)
         self.settle()
-        return self.replies.pop().num_tokens
+        return self.take_prefetched()
+
+    def take_prefetched(self) -> int:
+        """Take the reply to a prefetch; return its number of tokens."""
+        reply = self.replies.pop()
+        assert isinstance(reply, Prefetched)
+        return reply.num_tokens
 
     def settle(self) -> None:
         for _ in range(60):
@@ -91,9 +104,9 @@ def test_a_prefetch_of_a_prompt_with_an_image_loads_its_blocks_and_those_of_no_o
     operator.ask(1, prompt, media=media)
     operator.harness.core.reset_prefix_cache()
     for spans, num_loaded in ((other, 4), (media, 32)):
-        operator.say("prefetch_kv", prompt_token_ids=encode_ids(prompt), media=spans)
+        operator.begin_prefetch(prompt, media=spans)
         operator.settle()
-        assert operator.replies.pop().num_tokens == num_loaded
+        assert operator.take_prefetched() == num_loaded
     assert operator.ask(2, prompt, media=media) == (28, {"disk": 28})
     assert sum(operator.harness.worker.encoder.num_begun.values()) == 1, "found, not encoded again"
 
@@ -102,7 +115,7 @@ def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
     operator = Operator()
     operator.ask(1, PROMPT)
     operator.harness.core.reset_prefix_cache()
-    operator.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT))
+    operator.begin_prefetch()
     offload = operator.harness.offload
     assert offload is not None and offload.next_deadline == operator.harness.now + 30.0
     operator.harness.now += 29.9  # the tier process is silent
@@ -110,16 +123,16 @@ def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
     assert not operator.replies
     operator.harness.now += 0.2
     offload.tick(is_idle=True)
-    assert [each.num_tokens for each in operator.replies] == [0]
+    assert operator.take_prefetched() == 0
     operator.settle()  # its answer comes late
-    assert offload.num_used_slots == 0 and len(operator.replies) == 1
+    assert offload.num_used_slots == 0 and not operator.replies
 
 
 def test_a_clear_removes_blocks_everywhere_and_is_answered_when_they_are_gone() -> None:
     operator = Operator()
     operator.ask(1, PROMPT)
     assert operator.harness.tier.objects and operator.ask(2, PROMPT)[0] == 28
-    operator.say("clear_kv_cache")
+    operator.clear()
     assert not operator.replies, "the disk still has them"
     operator.settle()
     assert len(operator.replies) == 1 and not operator.harness.tier.objects
@@ -129,9 +142,9 @@ def test_a_clear_removes_blocks_everywhere_and_is_answered_when_they_are_gone() 
 def test_two_clears_at_once_get_one_reply_each() -> None:
     operator = Operator()
     for _ in range(2):
-        operator.say("clear_kv_cache")
+        operator.clear()
     operator.turn()
-    operator.say("clear_kv_cache")
+    operator.clear()
     operator.settle()
     assert len(operator.replies) == 3
 
@@ -146,7 +159,7 @@ def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> 
     for _ in range(num_turns // 2):
         operator.turn()
     is_waiting = len(operator.harness.core.scheduler.waiting) > 0
-    operator.say("clear_kv_cache")
+    operator.clear()
     operator.harness.run()
     operator.settle()
     assert operator.harness.offload.num_used_slots == 0
@@ -159,6 +172,6 @@ def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> 
 
 def test_a_clear_is_answered_when_the_tier_process_is_lost() -> None:
     operator = Operator()
-    operator.say("clear_kv_cache")
+    operator.clear()
     operator.harness.lose_tier()
     assert len(operator.replies) == 1

@@ -7,22 +7,25 @@ from collections.abc import Callable
 import pytest
 
 from tokenloom.frontend.launcher.supervisor.launcher import CORE, WORKERS, Unit
+from tokenloom.ipc.messages.orders import Order, Ordered
 from tokenloom.ipc.messages.supervisor import (
     CoreUp,
     DrainReplica,
     ReplicaDown,
     ReplicaDrained,
-    ReplicasRestarted,
-    RestartReplicas,
 )
 from tokenloom.tests.frontend.launcher.supervisor.remote_engine import RemoteEngine
 
 pytestmark = pytest.mark.parametrize("engine", [{"tensor_parallel_size": 1, "data_parallel_size": 2}], indirect=True)
 CORES = [CORE, Unit("core", 1)]
-NOTICES = (DrainReplica, ReplicaDown, CoreUp, ReplicasRestarted)
+NOTICES = (DrainReplica, ReplicaDown, CoreUp, Ordered)
 
 
-def drain_when_asked(engine: RemoteEngine, then: Callable[[], object]) -> ReplicasRestarted:
+def restart(replica: int | None = None) -> Order:
+    return Order(order_id="1", action="restart_replicas", replica=replica)
+
+
+def drain_when_asked(engine: RemoteEngine, then: Callable[[], object]) -> Ordered:
     """Let the frontend reply to each DrainReplica at the next turn and call `then`, until it has the order's reply;
     return that."""
     (frontend,) = engine.frontends
@@ -35,10 +38,10 @@ def drain_when_asked(engine: RemoteEngine, then: Callable[[], object]) -> Replic
             frontend.send(ReplicaDrained(replica=order.replica))
         num_replied = len(drains)
         then()
-        return frontend.has(ReplicasRestarted)
+        return frontend.has(Ordered)
 
     engine.run_until(turn)
-    (reply,) = (each for each in frontend.received if isinstance(each, ReplicasRestarted))
+    (reply,) = (each for each in frontend.received if isinstance(each, Ordered))
     return reply
 
 
@@ -46,12 +49,12 @@ def test_all_replicas_are_restarted_in_turn_and_each_drains_first(engine: Remote
     engine.start()
     (frontend,) = engine.frontends
     before = len(frontend.received)
-    frontend.send(RestartReplicas())
-    frontend.send(RestartReplicas())  # of a client that has lost its frontend: the same order
-    assert drain_when_asked(engine, lambda: None) == ReplicasRestarted()
+    frontend.send(restart())
+    frontend.send(restart())  # of a client that has lost its frontend: the same order
+    assert drain_when_asked(engine, lambda: None) == Ordered(order_id="1")
     found = [each for each in frontend.received[before:] if isinstance(each, NOTICES)]
     of_each = [(kind, number) for number in (0, 1) for kind in (DrainReplica, ReplicaDown, CoreUp)]
-    assert [(type(each), getattr(each, "replica", None)) for each in found] == [*of_each, (ReplicasRestarted, None)]
+    assert [(type(each), getattr(each, "replica", None)) for each in found] == [*of_each, (Ordered, None)]
     for unit in (*CORES, WORKERS, Unit("worker", 1)):
         assert [process.is_closed for process in engine.of(unit)] == [True, False]
     assert engine.supervisor._full_progress().num_restarts == 0, "an order is no failure"
@@ -60,12 +63,12 @@ def test_all_replicas_are_restarted_in_turn_and_each_drains_first(engine: Remote
 def test_a_frontend_that_is_lost_meanwhile_has_drained_and_its_successor_is_asked(engine: RemoteEngine) -> None:
     engine.start()
     (first,) = engine.frontends
-    first.send(RestartReplicas(replica=1))
+    first.send(restart(1))
 
     def end_first() -> bool:  # a lost frontend has no answers anywhere: that is enough
         if first.has(DrainReplica):
             first.end()
-        return any(frontend.has(ReplicasRestarted) for frontend in engine.frontends[1:])
+        return any(frontend.has(Ordered) for frontend in engine.frontends[1:])
 
     engine.run_until(end_first)
     assert [len(engine.of(unit)) for unit in CORES] == [1, 2]
@@ -82,7 +85,7 @@ def test_a_replica_drains_once_the_other_one_is_back(engine: RemoteEngine) -> No
         nonlocal num_turns
         num_turns += frontend.has(ReplicaDown)
         if num_turns == 1:
-            frontend.send(RestartReplicas(replica=0))
+            frontend.send(restart(0))
         elif num_turns == 4:
             assert not frontend.has(DrainReplica)
             engine.obstacles.clear()
@@ -107,7 +110,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(
         nonlocal is_asked
         if frontend.has(ReplicaDown) and not is_asked:
             is_asked = True
-            frontend.send(RestartReplicas(replica=replica))
+            frontend.send(restart(replica))
 
     error = drain_when_asked(engine, ask).error
     assert error is not None and reason in error.message and not frontend.has(DrainReplica)

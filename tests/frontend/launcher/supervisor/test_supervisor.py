@@ -269,7 +269,7 @@ def test_a_tier_process_ends_before_the_next_core_starts_which_begins_with_the_a
 def test_after_too_many_losses_a_tier_process_rests_before_its_next_start(
     engine: RemoteEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.supervisor.rest_s = REST_S
+    engine.supervisor.losses.rest_s = REST_S
     engine.start()
     engine.wear_out(TIER)
     engine.tier.end()
@@ -373,7 +373,7 @@ def test_a_lost_frontend_is_replaced_alone_and_drain_waits_for_all(engine: Remot
 def test_a_frontend_that_ends_again_and_again_rests_while_the_others_serve(
     engine: RemoteEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.supervisor.rest_s = REST_S
+    engine.supervisor.losses.rest_s = REST_S
     engine.start()
     one, other = engine.frontends
     engine.wear_out(SECOND)
@@ -429,7 +429,7 @@ def test_a_frontend_that_has_served_is_started_again_at_once(engine: RemoteEngin
 
 
 def test_no_number_of_lost_frontends_that_were_ready_ends_the_engine(engine: RemoteEngine) -> None:
-    engine.supervisor.max_delay_s = 0.01
+    engine.supervisor.losses.max_delay_s = 0.01
     engine.wear_out(FRONTEND)
     engine.start()
 
@@ -443,7 +443,7 @@ def test_no_number_of_lost_frontends_that_were_ready_ends_the_engine(engine: Rem
 
 @TWO_FRONTENDS
 def test_the_engine_ends_with_its_last_frontend_that_can_be_started(engine: RemoteEngine) -> None:
-    engine.supervisor.max_delay_s = 0.01
+    engine.supervisor.losses.max_delay_s = 0.01
     engine.start()
     engine.wear_out(FRONTEND, SECOND)
     engine.refusal = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -33,7 +33,7 @@ from tokenloom.ipc.messages.client import (
     QueryFailed,
     UnloadAdapter,
 )
-from tokenloom.ipc.messages.core import EngineControl, Finished
+from tokenloom.ipc.messages.core import Finished, Prefetch
 from tokenloom.ipc.spec.adapters.digest import adapter_digest
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
 from tokenloom.tests.frontend.server.adapters.samples import adapter_spec, write_adapter
@@ -346,7 +346,7 @@ def test_a_prefetch_loads_blocks_of_an_adapter(new_rig: NewRig, tmp_path: Path) 
     for query_id, name in enumerate(("sql", "", "sample")):
         control = Control(query_id=query_id, action="prefetch_kv", prompt="The capital", adapter=name)
         assert rig.say(control) == []
-    commands = [message for message in rig.to_core if isinstance(message, EngineControl)]
+    commands = [message for message in rig.to_core if isinstance(message, Prefetch)]
     assert [command.adapter_digest for command in commands] == [adapter_digest(source), b"", b""]
     message = rig.failure(Control(query_id=1, action="prefetch_kv", prompt="The capital", adapter="nil"))
     assert "the model 'nil' is not served here" in message

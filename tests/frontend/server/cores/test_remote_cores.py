@@ -22,15 +22,14 @@ from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import LEASE_S, Ping, Refused, Welcome
 from tokenloom.ipc.messages.blobs import BlobChunk, BlobReply, GetBlob, NoBlob
 from tokenloom.ipc.messages.core import (
-    ControlDone,
     CoreToFrontend,
-    EngineControl,
     FrontendToCore,
     GatewayHello,
     GatewayWelcome,
     ModelDigest,
     WeightsChanged,
 )
+from tokenloom.ipc.messages.orders import Order, Ordered
 from tokenloom.ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown, WorkersUp
 from tokenloom.ipc.sockets.client_auth import CORES, ZapHandler
 from tokenloom.ipc.sockets.keys import Keys
@@ -83,7 +82,8 @@ class Rig:
         self.cores = [FakeCore(self.context, keys, "tcp://127.0.0.1:*") for _ in range(2)]
         config = EngineConfig(cores=",".join(core.address for core in self.cores), hosts_key_file=str(folder / "key"))
         self.spec: EngineSpec = new_spec(run_directory=str(folder), config=config, digest=MODEL)
-        self.links = RemoteCores(self.context, self.spec, b"frontend-0", Counter(), lambda: None)
+        self.replies: list[Ordered] = []
+        self.links = RemoteCores(self.context, self.spec, b"frontend-0", Counter(), lambda: None, self.replies.append)
         self.news: list[tuple[int, object]] = []
         self.now = time.monotonic()  # of the links
 
@@ -227,15 +227,27 @@ def test_a_core_that_was_away_during_a_reload_reads_the_new_weights_before_it_is
     rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 77)
     rig.greet(1)
     core = rig.cores[1]
-    rig.until(lambda: any(isinstance(each, EngineControl) for each in core.received))
-    (order,) = (each for each in core.received if isinstance(each, EngineControl))
-    assert (order.action, order.model_folder) == ("reload", "/two") and not rig.has(1, Welcome)
+    rig.until(lambda: any(isinstance(each, Order) for each in core.received))
+    (order,) = (each for each in core.received if isinstance(each, Order))
+    assert (order.action, order.model) == ("reload", "/two") and not rig.has(1, Welcome)
     if weights:
         core.send(WeightsChanged(weights=weights, model_folder="/two"))
     error = None if weights else ErrorInfo("request", "/two cannot be read")
-    core.send(ControlDone(control_id=order.control_id, error=error))
+    core.send(Ordered(order_id=order.order_id, error=error))
     rig.until(lambda: message in caplog.text if message else rig.has(1, Welcome))
     assert rig.has(1, Welcome) == (not message)
+
+
+def test_an_order_goes_to_all_cores_and_its_reply_comes_after_theirs(rig: Rig) -> None:
+    assert not rig.links.take_order(Order(order_id="1", action="log_level")), "it is for the gateway's own processes"
+    rig.join(0, 1)
+    assert rig.links.take_order(Order(order_id="1", action="sleep"))
+    for number, core in enumerate(rig.cores):
+        rig.until(lambda core=core: any(isinstance(each, Order) for each in core.received))
+        assert rig.replies == []
+        core.send(Ordered(order_id=f"1/{number}"))
+    rig.until(lambda: rig.replies)
+    assert rig.replies == [Ordered(order_id="1")]
 
 
 # ── the reader of blobs ──────────────────────────────────────────────────────────────────────────────────────────────

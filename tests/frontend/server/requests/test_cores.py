@@ -15,21 +15,20 @@ from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Welcome
 from tokenloom.ipc.messages.client import Control, Done, QueryFailed
 from tokenloom.ipc.messages.core import (
     AbortRequests,
-    ControlDone,
-    EngineControl,
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
     Load,
+    Prefetch,
+    Prefetched,
     Started,
 )
+from tokenloom.ipc.messages.orders import Order
 from tokenloom.ipc.messages.supervisor import (
     CoreUp,
     DrainReplica,
     ReplicaDown,
     ReplicaDrained,
-    ReplicasRestarted,
-    RestartReplicas,
     Served,
     WorkersUp,
 )
@@ -54,9 +53,9 @@ class Sent(NamedTuple):
 class Fleet(Bench):
     """A Bench with `num_cores` cores."""
 
-    def __init__(self, num_cores: int = 2) -> None:
+    def __init__(self, num_cores: int = 2, **options: Any) -> None:
         self.by_core: list[list[Any]] = [[] for _ in range(num_cores)]
-        super().__init__(config=EngineConfig(data_parallel_size=num_cores))
+        super().__init__(config=EngineConfig(data_parallel_size=num_cores, **options))
         for core in range(1, num_cores):
             self.frontend.on_core_message(WELCOME, core)
         self.turn()
@@ -87,6 +86,9 @@ class Fleet(Bench):
         before = self.sent()
         self.say(new_submit(request_id, **fields))
         return next(each for each in self.sent() if each not in before)
+
+    def prefetches(self) -> list[tuple[int, Prefetch]]:
+        return [(core, each) for core in range(2) for each in self.by_core[core] if isinstance(each, Prefetch)]
 
     def keys(self, core: int) -> list[int]:
         return [child.key for each in self.sent() if each.core == core for child in each.request.children]
@@ -264,39 +266,6 @@ def test_workers_that_come_back_get_requests_again_and_keep_theirs_if_there_is_n
     assert fleet.deltas() and fleet.send("next").core == sent.core
 
 
-def control(fleet: Fleet, query_id: int, action: Any) -> int:
-    """Send a command; return its id at the cores, which all get it."""
-    fleet.clear()
-    fleet.say(Control(query_id=query_id, action=action))
-    found = [[each.control_id for each in messages if isinstance(each, EngineControl)] for messages in fleet.by_core]
-    ((control_id,),) = set(map(tuple, found))
-    return control_id
-
-
-@pytest.mark.parametrize(
-    ("failing", "message"),
-    [
-        ([], ""),
-        ([1], "sleep failed at replica 1 of 3, which is as it was before; the others have .*. it cannot at 1"),
-        ([0, 1, 2], "it cannot at 0"),
-    ],
-)
-def test_a_command_is_for_all_cores_and_done_when_all_have_or_has_the_error_of_a_replica(
-    failing: list[int], message: str
-) -> None:
-    fleet = Fleet(3)
-    control_id = control(fleet, 2, "sleep")
-    for core in range(3):
-        assert fleet.heard() == []
-        error = ErrorInfo("request", f"it cannot at {core}") if core in failing else None
-        fleet.from_core(core, ControlDone(control_id=control_id, error=error))
-    (reply,) = fleet.heard()
-    if isinstance(reply, QueryFailed):
-        assert re.fullmatch(message, reply.error.message)
-    else:
-        assert reply == Done(query_id=2) and not failing
-
-
 def test_a_frontend_tells_the_supervisor_once_that_it_serves() -> None:
     fleet = Fleet()
     for number in range(2):
@@ -342,35 +311,30 @@ def test_a_replica_without_answers_has_drained_at_once_and_one_whose_last_answer
     assert fleet.take_reports(ReplicaDrained) == [ReplicaDrained(replica=sent.core)]
 
 
-def test_an_order_to_restart_replicas_is_answered_by_the_supervisor() -> None:
+def test_an_order_to_restart_replicas_goes_to_the_supervisor_if_there_are_several() -> None:
     fleet = Fleet()
     for query_id, replica in ((1, None), (2, 1)):
         fleet.say(Control(query_id=query_id, action="restart_replicas", replica=replica))
-    assert [order.replica for order in fleet.take_reports(RestartReplicas)] == [None, 1] and fleet.heard() == []
-    fleet.order(ReplicasRestarted(replica=1, error=ErrorInfo("request", "it cannot")))
-    (failed,) = fleet.heard()
-    assert isinstance(failed, QueryFailed) and failed.query_id == 2
-    fleet.order(ReplicasRestarted())
-    assert fleet.heard() == [Done(query_id=1)]
+    assert [order.replica for order in fleet.take_reports(Order)] == [None, 1] and fleet.heard() == []
     (failed,) = Fleet(1).say(Control(query_id=1, action="restart_replicas"))
     assert isinstance(failed, QueryFailed) and "--data-parallel-size 2" in failed.error.message
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-def test_a_command_waits_for_a_new_core_but_not_for_one_that_is_given_up(is_final: bool) -> None:
-    fleet = Fleet()
-    done = ControlDone(control_id=control(fleet, 1, "reset_prefix_cache"))
-    fleet.from_core(0, done)
-    fleet.lose(1, is_final=is_final)
-    if not is_final:
-        assert fleet.heard() == []
-        fleet.welcome(1)
-        assert any(isinstance(message, EngineControl) for message in fleet.by_core[1])
-        fleet.from_core(1, done)
-    assert fleet.heard() == [Done(query_id=1)]
+def test_a_prefetch_waits_for_a_new_core_but_not_for_one_that_is_given_up(is_final: bool) -> None:
+    fleet = Fleet(kv_disk="/disk")
+    fleet.say(Control(query_id=1, action="prefetch_kv", prompt_token_ids=encode_ids([5, 6])))
+    ((core, message),) = fleet.prefetches()
+    fleet.clear()
+    fleet.lose(core, is_final=is_final)
     if is_final:
-        assert fleet.say(Control(query_id=2, action="reset_prefix_cache")) == []
-        assert any(isinstance(message, EngineControl) for message in fleet.by_core[0])
+        assert fleet.heard() == [Done(query_id=1)]
+    else:
+        assert fleet.heard() == []
+        fleet.welcome(core)
+        assert fleet.prefetches() == [(core, message)]
+        fleet.from_core(core, Prefetched(prefetch_id=message.prefetch_id, num_tokens=2))
+        assert fleet.heard() == [Done(query_id=1, num_tokens=2)]
 
 
 def test_the_work_of_other_frontends_at_a_core_counts_until_it_is_done() -> None:

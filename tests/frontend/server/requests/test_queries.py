@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.client import (
     Control,
     Deltas,
@@ -19,7 +20,8 @@ from tokenloom.ipc.messages.client import (
     TokenIds,
     Tokenize,
 )
-from tokenloom.ipc.messages.core import ControlDone, EngineCoreOutputs
+from tokenloom.ipc.messages.core import EngineCoreOutputs, Prefetched
+from tokenloom.ipc.messages.orders import Order, Ordered
 from tokenloom.ipc.messages.supervisor import Initialize, Progress, SetLogLevel
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.frontend.bench import TOKENIZER, Bench, ids
@@ -81,11 +83,11 @@ def test_an_invalid_query_fails_with_a_request_error(bench: Bench) -> None:
 
 def test_outputs_before_a_pause_are_sent_before_its_reply(bench: Bench) -> None:
     key = bench.submit()
-    bench.say(Control(query_id=7, action="pause", mode="wait"))
+    bench.say(Control(query_id=7, action="pause", mode="wait", order_id="pause"))
     columns = {"keys": key, "starts": 0, "counts": 1, "token_ids": 40}
     last = EngineCoreOutputs(**{name: encode_ids([value]) for name, value in columns.items()})
     bench.frontend.on_core_message(last)
-    bench.frontend.on_core_message(ControlDone(control_id=bench.to_core[-1].control_id))
+    bench.frontend.on_control_message(Ordered(order_id="pause"))
     bench.turn()
     assert [type(message) for message in bench.heard()] == [Deltas, Done]
 
@@ -100,14 +102,33 @@ def test_a_paused_engine_is_not_stalled_nor_one_just_resumed(bench: Bench) -> No
     assert health_after(bench, 11, step=5, step_age_s=111.0).is_stalled
 
 
-def test_a_log_level_command_is_answered_by_the_supervisors_broadcast(bench: Bench) -> None:
-    assert bench.say(Control(query_id=3, action="log_level", level="debug")) == []
-    assert bench.frontend.outbox.to_supervisor == [SetLogLevel(level="debug")] and bench.frontend.log_level == "info"
-    bench.frontend.on_control_message(SetLogLevel(level="warning"))  # another's
-    assert bench.heard() == []
+def test_an_order_goes_to_the_supervisor_and_its_reply_to_the_client(bench: Bench) -> None:
+    assert bench.say(Control(query_id=3, action="log_level", level="debug", order_id="one")) == []
+    assert bench.frontend.outbox.to_supervisor == [Order(order_id="one", action="log_level", level="debug")]
+    bench.frontend.on_control_message(Ordered(order_id="two"))  # another frontend's
+    assert bench.heard() == [] and bench.frontend.log_level == "info"
     bench.frontend.on_control_message(SetLogLevel(level="debug"))
+    bench.frontend.on_control_message(Ordered(order_id="one"))
     bench.turn()
     assert bench.heard() == [Done(query_id=3)] and bench.frontend.log_level == "debug"
+
+
+def test_an_order_that_a_client_sends_again_is_the_same_one_and_old_clients_give_no_ids(bench: Bench) -> None:
+    for query_id in (1, 2):  # it has lost its connection in between
+        bench.say(Control(query_id=query_id, action="sleep", order_id="one"))
+        bench.say(Control(query_id=query_id + 2, action="sleep", replica=1))
+    orders = [order for order in bench.frontend.outbox.to_supervisor if isinstance(order, Order)]
+    assert {order.replica for order in orders} == {None}, "only restarts are for one"
+    ids = [order.order_id for order in orders]
+    assert ids[0] == ids[2] == "one" and len({*ids}) == 3 and all(ids)
+    for order_id, error in (("one", None), (ids[1], ErrorInfo("internal", "it cannot"))):
+        bench.frontend.on_control_message(Ordered(order_id=order_id, error=error))
+    bench.turn()
+    first, second, failed = bench.heard()
+    assert [first, second] == [Done(query_id=1), Done(query_id=2)]
+    assert isinstance(failed, QueryFailed) and failed.query_id == 3
+    (refused,) = bench.say(Control(query_id=5, action="sleep", order_id="x" * 101))
+    assert isinstance(refused, QueryFailed) and refused.error.kind == "request"
 
 
 def test_a_prefetch_sends_the_tokens_of_its_prompt_and_tells_how_many_are_there() -> None:
@@ -124,6 +145,6 @@ def test_a_prefetch_sends_the_tokens_of_its_prompt_and_tells_how_many_are_there(
     first, second = bench.to_core
     assert first.prompt_token_ids == encode_ids(ids("The capital")) and first.cache_salt == "a"
     assert second.prompt_token_ids == encode_ids([5, 6]) and second.cache_salt is None
-    bench.frontend.on_core_message(ControlDone(control_id=first.control_id, num_tokens=16))
+    bench.frontend.on_core_message(Prefetched(prefetch_id=first.prefetch_id, num_tokens=16))
     bench.turn()
     assert bench.heard() == [Done(query_id=2, num_tokens=16)]
