@@ -1,7 +1,8 @@
-"""ClientFrames: reads the frames of clients, and answers those that cannot be read.
+"""ClientFrames: reads the frames of clients, and replies to those that cannot be read.
 
-A frame is noted before it is decoded, under the id of its request or query, which is also where an answer goes if the
-frame is malformed or meets a bug. Knows no message but Hello.
+Before a frame is decoded, the key of its request or query is written into the ReadingNote. If the frame is malformed,
+or handling it meets a bug, the error is sent under the id of that request or query. Of all messages only Hello is
+handled here.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ logger = logging.getLogger("tokenloom.frontend")
 
 @dataclass(eq=False)
 class ClientFrames:
-    """Reader of the frames of clients. `_handle` gets each message of a client that has sent Hello."""
+    """Reader of the frames of clients. `_handle` is called with each message of a client that has sent Hello."""
 
     _spec: EngineSpec
     _sessions: SessionTable
     _requests: RequestManager
-    _counts: Counter[str]  # for the metrics
+    _counts: Counter[str]  # event counts for the metrics
     _note: ReadingNote
     _monotonic: Callable[[], float]
     _handle: Callable[[Session, ClientMessage], None]
     _decoder: Decoder[ClientMessage] = field(default_factory=lambda: Decoder(ClientMessage))
 
     def read(self, identity: bytes, frame: bytes | memoryview) -> None:
-        """Handle one frame of a client. No content of it can raise. The bytes of a medium are not copied out of it."""
+        """Handle one frame of a client. Does not raise, whatever the frame contains. A PutMedium refers to the frame's
+        memory: the bytes of the medium are not copied."""
         session = self._sessions.get(identity)
         if session is not None:
             session.last_seen = self._monotonic()
@@ -70,7 +72,7 @@ class ClientFrames:
         self._note.end(before)
 
     def _try(self, session: Session, message: ClientMessage, found_id: str | int | None) -> None:
-        """Handle a message. A bug that it meets ends its request or query, not this process with the streams of all."""
+        """Handle a message. An exception ends only its request or query, not this process and with it all streams."""
         try:
             self._handle(session, message)
         except Exception as error:
@@ -98,7 +100,7 @@ class ClientFrames:
         self._sessions.send(identity, self._spec.welcome)
 
     def _on_unreadable(self, identity: bytes, session: Session | None, found_id: str | int | None, reason: str) -> None:
-        """Answer a frame that is not read under the id of its Submit or query, if it has one, else with Refused."""
+        """Reply to a frame that was not read: with an error under the id of its Submit or query, else with Refused."""
         if session is not None and isinstance(found_id, int):
             self._sessions.send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
         elif session is not None and isinstance(found_id, str) and self._may_refuse(session, found_id):
@@ -107,5 +109,5 @@ class ClientFrames:
             self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
     def _may_refuse(self, session: Session, request_id: str) -> bool:
-        """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
+        """Whether a malformed Submit may be ended as a failed request with this id: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id

@@ -1,8 +1,8 @@
 """ClientSession: the frontend's state of one client, keyed by its socket identity.
 
 It holds the client's open requests and the answers with unsent updates. It limits the messages in flight (credits) and
-says when the client counts as dead (lease). Its messages wait in the outbox of the table.
-LocalSession is the session of a client in the frontend's own process: the HTTP server.
+determines when the client counts as dead (lease). Messages to the client are put into the outbox of the SessionTable.
+LocalSession is the session of a client in the frontend's own process: the HTTP server, or an in-process engine's owner.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ....ipc.codec import encode
 from ....ipc.messages.base import LEASE_S
 from ....ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
 
-RequestT = TypeVar("RequestT")  # state of an open request
-ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is removed: a label of the metrics
+RequestT = TypeVar("RequestT")  # the state of an open request
+ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is removed; a metric label
 
 MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
-MAX_IN_FLIGHT_BYTES = 32 << 20  # of Deltas that are not credited; further updates wait for credits
-NEVER = float("inf")  # as a time
+MAX_IN_FLIGHT_BYTES = 32 << 20  # bytes of uncredited Deltas; with more, updates wait for credits
+NEVER = float("inf")  # a time that never comes
 
 
 class HasDelta(Protocol):
-    """An answer that packs its unsent updates into one delta."""
+    """An answer that returns its unsent updates as one delta."""
 
     def take_delta(self) -> Delta: ...
 
@@ -33,17 +33,17 @@ class HasDelta(Protocol):
 class ClientSession(Generic[RequestT]):
     """Requests and unsent updates of one client.
 
-    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight,
-    and of MAX_IN_FLIGHT_BYTES no more than the last begins.
+    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight, and
+    another is sent only while those in flight have less than MAX_IN_FLIGHT_BYTES.
     """
 
     def __init__(self, identity: bytes, now: float, outbox: list[tuple[bytes, bytes]]) -> None:
-        """`outbox` gets (identity, frame) of each message."""
+        """`outbox`: list to which (identity, frame) of each message is appended. `now`: monotonic seconds."""
         self.identity = identity
         self._outbox = outbox
         self.last_seen = now  # monotonic seconds
         self.request_by_id: dict[str, RequestT] = {}
-        self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first update
+        self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first unsent update
         self.refusals: list[Delta] = []  # final deltas of requests without answers
         self._in_flight: deque[int] = deque()  # bytes of the Deltas messages that the client has not credited
 
@@ -53,7 +53,7 @@ class ClientSession(Generic[RequestT]):
 
     @property
     def can_repeat(self) -> bool:
-        """Whether the client holds the bytes of its media, to send them again."""
+        """Whether the client keeps the bytes of its media and can send them again."""
         return True
 
     @property
@@ -75,11 +75,11 @@ class ClientSession(Generic[RequestT]):
         return self.last_seen + LEASE_S
 
     def caller_of(self, request_id: str) -> str:
-        """Return the key under which jobs of this request queue fairly with those of others: the client's identity."""
+        """Return the key of the request's caller in the fair queues of jobs: the client's identity."""
         return self.identity.hex()
 
     def peer_of(self, request_id: str) -> str:
-        """Return the caller with which this request shares the compilers of grammars: the client's identity."""
+        """Return the key of the request's caller, for equal shares of the grammar compilers: the client's identity."""
         return self.identity.hex()
 
     def send(self, message: FrontendMessage) -> None:
@@ -90,11 +90,12 @@ class ClientSession(Generic[RequestT]):
             self._in_flight.popleft()
 
     def reset_credits(self) -> None:
-        """Clear the count of messages in flight: after a second Hello they are lost or received, without a Credit."""
+        """Forget the messages in flight. After a second Hello the client sends no Credit for earlier messages."""
         self._in_flight.clear()
 
     def take_frames(self) -> list[bytes]:
-        """Remove and encode unsent updates as Deltas, as many as credits allow. The rest stays, merged per answer."""
+        """Remove as many unsent updates as credits allow and return them as frames of Deltas. The updates of an answer
+        that stay are merged with its later ones."""
         frames = []
         while self.has_updates and self.num_in_flight < CREDIT_WINDOW and sum(self._in_flight) < MAX_IN_FLIGHT_BYTES:
             frames.append(encode(Deltas(deltas=self._take_deltas())))
@@ -126,17 +127,17 @@ def _logprob_bytes(delta: Delta) -> int:
 
 
 class LocalSession(ClientSession[RequestT]):
-    """Session of an in-process client, which gets message structs instead of frames, in the same turn.
+    """Session of an in-process client, which gets messages as structs instead of frames, without delay.
 
     Delivery cannot fail, so the lease never ends, the session is never evicted, and no credits are counted.
-    `num_readers` is set by the client: HTTP requests that have not yet written all delivered messages.
+    `num_readers`, set by the client: the number of HTTP requests that have not yet written all delivered messages.
     """
 
     def __init__(
         self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str]
     ) -> None:
-        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_peer`: for a request
-        id, the address and key that it came from."""
+        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_peer` returns, for a
+        request id, the address and API key of the HTTP request that sent it."""
         super().__init__(identity, NEVER, [])
         self._deliver, self._find_peer = deliver, find_peer
         self.num_readers = 0
@@ -145,11 +146,11 @@ class LocalSession(ClientSession[RequestT]):
         self._deliver(message)
 
     def caller_of(self, request_id: str) -> str:
-        """Return the id of the HTTP request: its prompts have the request ids `id/0`, `id/1` …"""
+        """Return the id of the HTTP request that a request belongs to: its prompts have the ids `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
 
     def peer_of(self, request_id: str) -> str:
-        """Return the address and key that an HTTP request came from."""
+        """Return the address and API key that the HTTP request came from."""
         return self._find_peer(request_id)
 
     @property

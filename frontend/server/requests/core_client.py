@@ -1,7 +1,7 @@
-"""CoreClient: the frontend's messages to one core, and whether it is connected. FrontendOutbox: all unsent messages.
+"""CoreClient: the frontend's side of its connection to one core. FrontendOutbox: all unsent messages of the frontend.
 
-A core that is new, or has forgotten this frontend, needs a Hello and then all open requests. Until its Welcome only
-Hello and prefetches are sent. Knows no client.
+A core that is new, or no longer knows this frontend, must get a Hello and then all open requests. Until it replies
+Welcome, only Hello and prefetches are sent to it. Knows no client.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from ....ipc.messages.supervisor import ReplicaDrained, Served
 
 @dataclass
 class FrontendOutbox:
-    """Messages that the frontend wants sent. The owner of its sockets empties it after each turn, clients first:
-    a send to a client that is gone adds aborts for the core."""
+    """Unsent messages of the frontend. The owner of the sockets sends and removes them after each turn, those to
+    clients first: a failed send to a client adds aborts for the cores."""
 
-    to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
+    to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # (identity, frame)
     to_cores: list[list[FrontendToCore]] = field(default_factory=lambda: [[]])  # by replica
     to_supervisor: list[Order | ReplicaDrained | Served] = field(default_factory=list)
 
 
 class CoreClient:
-    """Messages to a core, put into its part of the outbox. While it is not up, submits, aborts and pings are
-    dropped."""
+    """Sender of messages to one core, through the core's part of the outbox. While the core is not up, submits, aborts
+    and pings are dropped."""
 
     def __init__(self, hello: Hello | GatewayHello, unsent: list[FrontendToCore]) -> None:
         self._hello, self._unsent = hello, unsent
-        self.is_up = False  # Frontend sets it on Welcome
+        self.is_up = False  # set by Cores when the core sends Welcome
 
     def connect(self) -> None:
-        """Queue Hello, and count the core as not up: at the start, or if the core does not know this frontend."""
+        """Queue Hello and mark the core as not up. Called at the start, and if the core does not know this frontend."""
         self.is_up = False
         self._unsent.append(self._hello)
 

@@ -1,8 +1,7 @@
-"""Cores: the table of an engine's cores, by replica, and the choice between them.
+"""Cores: the table of an engine's cores, by replica number, and the choice of a core for each request.
 
-A request belongs to one core, with all its answers. With a table of one there is no choice, hence no router and no
-work for it. Several cores share nothing, so a lost core's requests can go on at any other one: a request is its
-tokens. Knows no client.
+One core computes all answers of a request. An engine with one core has no router. Cores share no state, and a request
+consists of its tokens, so that the requests of a lost core can continue on any other core. Knows no client.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from ..replicas.router import Router
 from .core_client import CoreClient, FrontendOutbox
 from .request_state import AnswerState, RequestState
 
-NOWHERE = -1  # the core of a request while none is up
+NOWHERE = -1  # `RequestState.core` of a request that has no core
 
 
 class Cores:
-    """Owns a CoreClient for each core, and the router. Answers are known here by their keys."""
+    """Owner of a CoreClient for each core, and of the router. Answers are identified by their keys."""
 
     def __init__(
         self,
@@ -45,13 +44,13 @@ class Cores:
         self._outbox = outbox
         outbox.to_cores = [[] for _ in range(num_cores)]
         self.all = [CoreClient(spec.hello_to_core, unsent) for unsent in outbox.to_cores]
-        self.given_up: set[int] = set()  # these do not come back
+        self.given_up: set[int] = set()  # cores that will not be replaced
         self.next_ping_at = 0.0  # monotonic seconds
-        self.are_remote = bool(spec.remote_cores)  # of a gateway; they may all be away
+        self.are_remote = bool(spec.remote_cores)  # whether this is a gateway, whose cores may all be gone for a while
         self._router = Router() if num_cores > 1 or self.are_remote else None
         self._pacer = None if self._router is None else ResumePacer(self._router)
-        self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
-        self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
+        self._drains_until: dict[int, float] = {}  # by core that drains: the end, monotonic seconds
+        self._started: set[int] = set()  # keys of open answers that their core has started; empty without a router
         self._has_served = False
         self._monotonic, self._unix_time = monotonic, unix_time
 
@@ -62,34 +61,34 @@ class Cores:
 
     @property
     def are_all_up(self) -> bool:
-        """Whether every core that is not given up has."""
+        """Whether every core, except those given up, has welcomed this frontend."""
         return all(core.is_up for number, core in enumerate(self.all) if number not in self.given_up)
 
     @property
     def numbers(self) -> set[int]:
-        """The cores that are not given up."""
+        """The replica numbers of the cores that are not given up."""
         return set(range(len(self.all))) - self.given_up
 
     # ── cores come and go ────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self) -> None:
-        """Queue Hello to all cores; called at the start."""
+        """Queue Hello to all cores. Called at the start."""
         for core in self.all:
             core.connect()
 
     def on_core_up(self, number: int) -> None:
-        """Greet a new core."""
+        """Queue Hello to a new core, which no longer drains."""
         self._drains_until.pop(number, None)
         self.all[number].connect()
 
     def on_welcome(self, number: int) -> None:
-        """Use a core, which has welcomed this frontend and knows none of its requests."""
+        """Mark a core as up and let the router use it. The core has none of this frontend's requests."""
         self.all[number].is_up = True
         self.resume(number)
 
     def resume(self, number: int) -> None:
-        """Let the router pick a core whose prefix cache is empty: it is new, or its workers are. One that is not up
-        yet waits for its Welcome."""
+        """Let the router pick a core whose prefix cache is empty, since the core or its workers are new. Do nothing
+        if the core is not up yet: `on_welcome` then calls this again."""
         if self._router is not None and self._pacer is not None and self.all[number].is_up:
             if number in self._router.loads:
                 self._router.lose(number)
@@ -99,8 +98,8 @@ class Cores:
                 self._router.drain(number)
 
     def on_down(self, down: ReplicaDown) -> bool:
-        """Pick a core no more that is lost, or has lost its workers. Return whether its requests may go on elsewhere:
-        not in a table of one, where they wait for the next core."""
+        """Stop routing to a core that is lost, or has lost its workers. Return whether its requests may continue on
+        other cores; in an engine with one core they wait for its successor."""
         if self._router is None:
             return False
         if down.replica in self._router.loads:
@@ -113,22 +112,23 @@ class Cores:
     # ── drains ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, number: int, limit_s: float) -> None:
-        """Send nothing new to a core until `on_core_up`; its answers may go on for `limit_s`."""
+        """Send no new requests to a core until `on_core_up`. Its answers may stay there for `limit_s`. Without a
+        router, do nothing."""
         if self._router is not None:
             self._router.drain(number)
             self._drains_until[number] = self._monotonic() + limit_s
 
     @property
     def next_drain_end(self) -> float:
-        """When the first of the cores that drain is to be left by its answers; monotonic seconds."""
+        """Earliest end of a drain, in monotonic seconds; inf if no core drains."""
         return min(self._drains_until.values(), default=math.inf)
 
     def drains_over(self, now: float) -> list[int]:
-        """Return the cores that are to be left by their answers now."""
+        """Return the draining cores whose time is over at `now`, so that their answers must move to other cores."""
         return [number for number, until in self._drains_until.items() if until <= now]
 
     def take_drained(self, busy: set[int]) -> list[int]:
-        """Return the cores that have drained since the last call. busy: those that have answers."""
+        """Return the cores that have finished draining since the last call. busy: the cores that still have answers."""
         drained = [number for number in self._drains_until if number not in busy]
         for number in drained:
             del self._drains_until[number]
@@ -137,7 +137,8 @@ class Cores:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: RequestState) -> None:
-        """Send a new request to the best core. If none is up, it is sent to the next one that is."""
+        """Send a new request to the best core and set `request.core`. If the router has no core, set it to NOWHERE and
+        send nothing. Without a router, a core that is not up gets the request after its Welcome."""
         message = request.to_core(self._unix_time())
         if self._router is not None:
             request.core = self._pick(message, self._router)
@@ -146,10 +147,11 @@ class Cores:
         self.all[request.core].submit(message)
 
     def resume_waiting(self, waiting: ResumeQueue[RequestState]) -> float:
-        """Send requests that have lost their core, or found none, to the best ones, in their order, until all cores
-        have got enough. Return when to call again for those that are left, monotonic seconds."""
+        """Send requests without a core to the best cores, in the order of the queue, until each core has as many tokens
+        as the pacer allows. Return when to call again for the rest, in monotonic seconds; inf if no core is at its
+        limit."""
         router, pacer, now = self._router, self._pacer, self._monotonic()
-        if router is None or pacer is None:  # with one core requests wait for it
+        if router is None or pacer is None:  # a single core gets its requests from `resubmit`
             return math.inf
         while (request := waiting.first) is not None:
             message = request.to_core(self._unix_time())
@@ -164,7 +166,7 @@ class Cores:
         return pacer.end()
 
     def resubmit(self, request: RequestState) -> None:
-        """Send a request again to its core, which does not know it."""
+        """Send a request to its core again, since the core does not have it."""
         message = request.to_core(self._unix_time())
         if self._router is not None:
             self._note_sent(message, request.core, _keys_of(message), self._router)
@@ -172,7 +174,7 @@ class Cores:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is a core that the router can pick."""
+        """Whether the router has a core to pick. False without a router."""
         return self._router is not None and bool(self._router.cores)
 
     def _pick(self, message: EngineCoreRequest, router: Router) -> int:
@@ -184,8 +186,8 @@ class Cores:
         return core
 
     def pick_for_prefetch(self, message: Prefetch) -> int:
-        """Return the core that is to load a prompt's blocks, and send requests that begin like it there, too. All
-        cores are up."""
+        """Return the core that is to load a prompt's blocks, and let the router send requests with the same prefix to
+        that core. Requires that all cores are up."""
         if (router := self._router) is None:
             return 0
         prompt = message.prompt_token_ids
@@ -205,7 +207,7 @@ class Cores:
                 router.on_sent(child.key, core, keys, num_prompt + num_ids(child.output_token_ids), now)
 
     def abort(self, number: int, keys: list[int]) -> None:
-        """Abort answers at their core, which have ended here or go on elsewhere."""
+        """Abort answers on core `number`, because they have ended in this frontend or move to another core."""
         if number == NOWHERE:
             return
         if self._router is not None:
@@ -214,11 +216,12 @@ class Cores:
         self.all[number].abort(keys)
 
     def was_in_work(self, key: int, down: ReplicaDown) -> bool:
-        """Whether a lost core had begun to compute this answer, or was about to."""
+        """Whether a lost core had started to compute the answer with this key, or was about to."""
         return key in self._started or key in down.touched
 
     def on_outputs(self, all_started: Iterable[Started], answers: Sequence[AnswerState]) -> None:
-        """Learn from one message of a core: started answers, and answers with new tokens or ends."""
+        """Update the router from one message of a core: `all_started`, and `answers` with new tokens or an end. The
+        first output also queues Served to the supervisor."""
         if answers and not self._has_served:
             self._has_served = True
             self._outbox.to_supervisor.append(Served())
@@ -236,7 +239,7 @@ class Cores:
                 router.on_first_token(answer.key, now)
 
     def on_load(self, number: int, load: Load) -> None:
-        """Learn what other frontends have sent a core."""
+        """Give the router the load that other frontends have put on a core."""
         if self._router is not None and number in self._router.loads:
             self._router.on_load(number, OthersLoad(load.waiting_tokens, load.num_open))
 
@@ -251,7 +254,7 @@ class Cores:
         self.all[number].prefetch(message)
 
     def keep_alive(self, now: float) -> None:
-        """Ping the cores that are up, and set `next_ping_at`. Call it then, while a core has requests."""
+        """Ping the cores that are up, and set `next_ping_at`, the time of the next call while requests are open."""
         if self.is_up:
             self.next_ping_at = now + PING_INTERVAL_S
             for core in self.all:
@@ -265,6 +268,6 @@ def _keys_of(message: EngineCoreRequest) -> list[int]:
 
 
 def _keys(prompt: bytes, cache_salt: str | None, adapter_digest: bytes, media: list[MediaSpan]) -> list[int]:
-    """Return the router's keys of a prompt: prompts with another salt, adapter or other media share no blocks."""
+    """Return the router's keys of a prompt. Prompts that differ in salt, adapter or media have no key in common."""
     others = (cache_salt, adapter_digest, media)
     return prefix_keys(prompt, msgspec.msgpack.encode(others) if any(others) else b"")

@@ -1,4 +1,4 @@
-"""The gauges of EngineMetrics: what is true of the engine at the moment of a scrape."""
+"""The gauges of EngineMetrics: values that are read from the engine's state at each scrape."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ....ipc.messages.supervisor import Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..metrics.registry import Gauge, Metric, Readings
 
-OWN_GAUGES = ("num_open_answers", "socket_queue_depth")  # of this frontend; the others are of the whole engine
+OWN_GAUGES = ("num_open_answers", "socket_queue_depth")  # of this frontend alone; others: of the whole engine
 
 
 class MetricsState(Protocol):
-    """What the gauges read."""
+    """The state that the gauges read; EngineMetrics implements it."""
 
     progress: Progress
     num_kv_blocks: int
@@ -31,7 +31,7 @@ class MetricsState(Protocol):
 
 
 def new_gauges(metrics: MetricsState, spec: EngineSpec) -> list[Metric]:
-    """Return gauges that read the state at each scrape."""
+    """Return the gauges, which read `metrics` at each scrape."""
     config = spec.config
 
     def memory() -> Readings:

@@ -1,7 +1,7 @@
 """EngineMetrics: metrics of the requests, counted in the frontend, and of the steps, reported by the core.
 
-RequestManager calls this when answers start, grow and end; the core's totals come with its Progress. Names are vLLM's
-if vLLM has the metric. While no request is open these equations hold exactly:
+RequestManager calls it when answers start, get tokens and end; the core's totals arrive in Progress messages. A metric
+that vLLM has, too, has vLLM's name. While no request is open, these equations hold exactly:
 
     prompt_tokens = Σ prompt_tokens_by_source              generation_tokens = request_generation_tokens_sum
     Σ request_success = count of e2e_request_latency, request_prompt_tokens and request_generation_tokens
@@ -35,13 +35,13 @@ from ..metrics.tracing import Timeline, Tracing
 from .engine_gauges import OWN_GAUGES, new_gauges
 from .request_state import AnswerState, RequestState
 
-SECONDS = (
+SECONDS = (  # upper bounds of the latency histograms
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-REFUSALS = ("request", "overloaded", "draining")  # kinds of errors of requests that never ran
-HISTORY_S = 120  # samples, one a second, that the dashboard shows at first
-TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+REFUSALS = ("request", "overloaded", "draining")  # error kinds with which the core refuses requests that never ran
+HISTORY_S = 120  # length of the history, one sample a second, that a newly opened dashboard shows
+TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))  # histogram bounds
 
 
 class EngineMetrics:
@@ -55,8 +55,9 @@ class EngineMetrics:
         counts: Mapping[str, int] | None = None,
         names_of: Callable[[bytes], list[str]] = lambda digest: [],
     ) -> None:
-        """`queue_depths`: messages sent and not answered, by socket of the frontend. `tracing` records a span for each
-        finished answer. `counts`: the frontend's other event counters by name. `names_of`: names of an adapter."""
+        """`queue_depths` returns the number of unanswered messages by socket of the frontend. `tracing` records a span
+        for each finished answer. `counts`: the frontend's other event counts, by name. `names_of` returns the names of
+        the adapter with a digest."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
             "prompt_tokens_by_source_total", "Prompt tokens by the source of their KV.", ["source"]
@@ -88,11 +89,11 @@ class EngineMetrics:
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
-        self.kernels = ""  # as in Info; empty until the workers have measured
+        self.kernels = ""  # names of the kernels in use, as in Info; "" until the workers have measured them
         self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # (monotonic seconds, sample)
         self._progress_at = time.monotonic()
         self._core_totals: dict[Hashable, float] = {}  # last totals reported by the current core, by any key
-        is_vllm = spec.config.metrics_names == "vllm"  # vLLM's name of this histogram ends like a counter's
+        is_vllm = spec.config.metrics_names == "vllm"  # vLLM's name of one histogram ends like a counter's
         self.core = CoreMetrics(self._increase, "iteration_tokens_total" if is_vllm else "iteration_tokens")
         self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
         max_loras = spec.config.max_loras
@@ -113,15 +114,15 @@ class EngineMetrics:
         counted = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
         of_parts = [each for part in parts if part is not None for each in part.metrics]
         self.registry.metrics += [*gauges, *counted, *of_parts]
-        # the others follow from Progress, which every frontend gets
+        # the other metrics follow from Progress, which every frontend gets
         self.registry.own = [*counted, *(each for each in gauges if each.name in OWN_GAUGES)]
 
     def on_sizes(self, sizes: Initialize) -> None:
-        """Note the size of the KV pool and the kernels, which a client may ask for as soon as the engine is ready."""
+        """Record the size of the KV pool and the kernels, which clients may query as soon as the engine is ready."""
         self.num_kv_blocks, self.kernels = sizes.num_all_blocks, sizes.kernels or self.kernels
 
     def _own_counts(self, identity: str, num_open_requests: int) -> FrontendCounts:
-        """Return what the other frontends of the engine need to show sums."""
+        """Return this frontend's counts, which the engine's other frontends add to their own when they show metrics."""
         self._take_counts()
         return FrontendCounts(
             identity=identity,
@@ -132,7 +133,8 @@ class EngineMetrics:
         )
 
     def share(self, spec: EngineSpec, index: int, identity: str, num_open_requests: Callable[[], int]) -> SharedCounts:
-        """Show the sums of all frontends from now on, and continue the totals of the one before this."""
+        """From now on, show the sums over all frontends; return the file of shared counts. Continue the totals of the
+        frontend that this one replaces. `index`, `identity`: those of this frontend."""
         shared = SharedCounts(
             spec,
             index,
@@ -148,7 +150,7 @@ class EngineMetrics:
 
     @property
     def kv_use(self) -> float:
-        """The share of the blocks of the cores that run which requests hold."""
+        """The share of the KV blocks that is in use, over all running cores; 0 if none runs."""
         num_blocks = self.progress.num_blocks
         return 1 - self.progress.num_free_blocks / num_blocks if num_blocks else 0.0
 
@@ -161,8 +163,8 @@ class EngineMetrics:
         return len(self._timelines)
 
     def open_answers(self, limit: int) -> list[JsonObject]:
-        """Return up to `limit` open answers, oldest first, for the dashboard. Their ids are for their callers alone:
-        each is shown with a random key, by which it can be aborted."""
+        """Return up to `limit` open answers, oldest first, for the dashboard. Request ids are secrets of their callers,
+        so each answer has a random key instead, with which it can be aborted."""
         now, shown = time.monotonic(), list(islice(self._timelines.values(), limit))
         for each in shown:
             each.shown_key = each.shown_key or secrets.token_hex(16)
@@ -180,21 +182,21 @@ class EngineMetrics:
         ]
 
     def find_answer(self, shown_key: str) -> int | None:
-        """Return the key in the core of an open answer that was shown with a key; None if there is none."""
+        """Return the core's key of the open answer that was shown with the key `shown_key`; None if there is none."""
         given = shown_key.encode()
         found = (key for key, each in self._timelines.items() if hmac.compare_digest(each.shown_key.encode(), given))
         return next(found, None) if given else None
 
     def latencies(self) -> JsonObject:
-        """Return the cumulative counts of four latency histograms, ttft, itl, queue and e2e: at each bound of SECONDS,
-        and last of all."""
+        """Return the cumulative counts of four latency histograms, by the names ttft, itl, queue and e2e: the number of
+        observations up to each bound of SECONDS, then the number of all."""
         shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
         return {name: self.registry.joined(histogram).cumulative for name, histogram in shown.items()}
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_open(self, request: RequestState) -> None:
-        """Start the timelines of a request's answers, once its prompt is valid; count those that have ended already."""
+        """Start the timelines of a valid request's answers, and count the answers that have ended already."""
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
@@ -204,18 +206,19 @@ class EngineMetrics:
                 self.on_end(answer)
 
     def on_rekeyed(self, old: int, new: int) -> None:
-        """Note that an answer has another key, since another core computes it."""
+        """Move the timeline of an answer to its new key, which it gets when another core takes it over."""
         if (timeline := self._timelines.pop(old, None)) is not None:
             self._timelines[new] = timeline
 
     def on_outputs(self, all_started: list[Started], answers: list[AnswerState]) -> None:
-        """Count the starts and new tokens of one message of the core. Call it before `on_end` of the same answers."""
+        """Count the starts and new tokens of one message of the core. Must be called before `on_end` for the same
+        answers."""
         now, timelines, num_new = time.monotonic(), self._timelines, 0
         for started in all_started:
             timeline = timelines.get(started.key)
             if timeline is not None and not timeline.started_at:
                 self._start(timeline, now, started)
-        num_by_gap: dict[float, int] = {}  # answers of the same steps have equal gaps: observe them at once
+        num_by_gap: dict[float, int] = {}  # answers of the same steps have equal gaps: one `observe` for all
         for answer in answers:
             timeline = timelines.get(answer.key)
             if timeline is None or not (count := len(answer.token_ids) - timeline.num_resumed - timeline.num_tokens):
@@ -247,8 +250,8 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - started.num_cached_tokens, "local_compute")
 
     def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
-        """Count an ended answer once. If the core refused it before its start, its request counts as refused, once for
-        all answers. `cause`: label of an abort; the core itself aborts only for a pause."""
+        """Count an ended answer, once. If the core refused it before its start, count its request as refused, once for
+        all its answers. `cause`: metric label of an abort; the core itself aborts only for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
             return
@@ -285,18 +288,19 @@ class EngineMetrics:
             self._tracing.record(timeline, reason, now)
 
     def on_refused(self, kind: str) -> None:
-        """Count a request that was refused before it ran. `kind`: as in ErrorInfo, or a reason of the HTTP server."""
+        """Count a request that was refused before it ran. `kind`: the kind of an ErrorInfo, or a reason of the HTTP
+        server."""
         self.refused.add(1, kind)
 
     def on_heard(self, duration_s: float) -> None:
-        """Count the seconds of a clip that was transcribed or translated."""
+        """Add the seconds of a clip that was transcribed or translated."""
         if self.heard is not None:
             self.heard.add(duration_s)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_progress(self, progress: Progress) -> None:
-        """Keep a report for the gauges, and add the increase of the core's totals, which begin at 0 in each core."""
+        """Keep a report for the gauges, and add the increase of the core's totals since the last report."""
         self.progress, self._progress_at = progress, time.monotonic()
         self.core.on_progress(progress)
         if self.tiers is not None and progress.tiers is not None:
@@ -310,7 +314,7 @@ class EngineMetrics:
         self._remember()
 
     def _remember(self) -> None:
-        """Append a sample to `history`: at most one a second, and one when the engine becomes idle."""
+        """Append a sample to `history`, at most one a second, and another one when the engine becomes idle."""
         now, progress = self._progress_at, self.progress
         is_idle = not progress.num_running + progress.num_waiting
         is_recent = bool(self.history) and now - self.history[-1][0] < 1.0
@@ -327,7 +331,8 @@ class EngineMetrics:
         self.history.append((now, sample))
 
     def _increase(self, key: Hashable, total: float) -> float:
-        """Return the increase of a total since the last report. A new core counts from 0 again: then all of it."""
+        """Return the increase of a total since its last report; all of `total` if it is less, since a new core counts
+        from 0."""
         known = self._core_totals.get(key, 0.0)
         self._core_totals[key] = total
         return total - known if total >= known else total

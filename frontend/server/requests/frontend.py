@@ -1,8 +1,8 @@
 """Frontend: turns clients' requests into tokens for the core, and the core's tokens into text. It owns no sockets.
 
-The owner of the sockets (frontend process or in-process engine) calls a handler for each event and `tick` at the end
-of each turn (loop iteration), then sends the messages of the outbox. All calls come from one thread. Never imports
-torch; knows no blocks and no workers.
+The owner of the sockets (FrontendProcess or InProcessEngine) calls a handler for each event and `tick` at the end of
+each turn (loop iteration), then sends the messages of the outbox. All calls come from one thread. Never imports torch;
+knows no blocks and no workers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from .session_table import SessionTable
 
 
 class Frontend:
-    """Owner of the client sessions; dispatches every event to its component."""
+    """Owner of the client sessions and of all components of a frontend. Passes each event to the component for it."""
 
     def __init__(
         self,
@@ -87,14 +87,15 @@ class Frontend:
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = steady_time,
     ) -> None:
-        """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read, if
-        the model takes any. `note`: where to note what is read; default: in memory."""
+        """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read; None
+        if the model takes only text. `note`: record of the requests being worked on; default: one in memory only.
+        `identity`, `index`: those of this frontend among the engine's frontends."""
         self.note = note = note or ReadingNote()
         self._sessions = SessionTable()
         self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
         self.start_phases: list[StartPhase] = []
-        self.log_level = spec.config.log_level  # of all processes; set by the supervisor
+        self.log_level = spec.config.log_level  # level of all processes, as the supervisor has set it
         self._spec, self._monotonic = spec, monotonic
         prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
@@ -136,12 +137,12 @@ class Frontend:
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
 
     def is_welcome(self, *, to_all: bool) -> bool:
-        """Whether a core has welcomed this frontend, or all cores have."""
+        """Whether a core, or with `to_all` every core except those given up, has welcomed this frontend."""
         return self._cores.are_all_up if to_all else self._cores.is_up
 
     @property
     def model_names(self) -> list[str]:
-        """The names of the served model, that for answers first."""
+        """The names of the served model. Answers show the first one."""
         return self._spec.model_names
 
     def health(self) -> Health:
@@ -149,8 +150,8 @@ class Frontend:
 
     @property
     def is_drained(self) -> bool:
-        """Whether draining is complete: the clients' time to return is over, and none has open work. The outbox may
-        still hold messages."""
+        """Whether draining is complete: the time in which clients may reconnect is over, and no client has open work.
+        The outbox may still hold messages."""
         return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
@@ -172,7 +173,8 @@ class Frontend:
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_client_frame(self, identity: bytes, frame: bytes | memoryview) -> None:
-        """Handle one frame of a client. No content of it can raise. The bytes of a medium are not copied out of it."""
+        """Handle one frame of a client. Does not raise, whatever the frame contains. A PutMedium refers to the frame's
+        memory: the bytes of the medium are not copied."""
         self._client_frames.read(identity, frame)
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
@@ -205,8 +207,9 @@ class Frontend:
     def open_local(
         self, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str] = lambda _: ""
     ) -> LocalSession[RequestState]:
-        """Add an in-process client. It gets messages by `deliver` and sends them to `on_message`. `find_peer`: as in
-        LocalSession."""
+        """Add an in-process client and return its session. `deliver` is called with each message to it; its own
+        messages are passed to `on_message`. `find_peer` returns, for a request id, the address and API key of the HTTP
+        request that sent it."""
         session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver, find_peer)
         self._sessions.add_local(session)
         return session
@@ -225,7 +228,7 @@ class Frontend:
         return answer is not None
 
     def on_client_lost(self, identity: bytes, cause: ClientLoss, detail: str) -> None:
-        """Remove a client, and end its requests, because a send to it failed. `detail`: the numbers, for the log."""
+        """Remove a client and end its requests, because a send to it failed. `detail`: explanation for the log."""
         session = self._sessions.get(identity)
         if session is not None:
             self._requests.drop(session, cause, detail)
@@ -233,11 +236,11 @@ class Frontend:
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self) -> None:
-        """Put Hello to the cores into the outbox; called at the start."""
+        """Put a Hello to each core into the outbox. Called at the start."""
         self._cores.connect()
 
     def on_core_message(self, message: CoreToFrontend, core: int = 0) -> None:
-        """Handle a message of the core of a replica. Raises the core's error if it refuses this frontend."""
+        """Handle a message of a core; `core`: its replica number. Raises the error of a Refused message."""
         if isinstance(message, EngineCoreOutputs):
             try:
                 self._requests.on_outputs(core, message)
@@ -261,7 +264,7 @@ class Frontend:
     # ── supervisor, threads, time ────────────────────────────────────────────────────────────────────────────────
 
     def on_control_message(self, message: SupervisorToChild) -> None:
-        """Handle a message of the supervisor, except Stop, which is for the process."""
+        """Handle a message of the supervisor. Stop is handled by the process, not here."""
         if isinstance(message, Initialize):
             self.metrics.on_sizes(message)
             self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
@@ -275,7 +278,7 @@ class Frontend:
             self._cores.on_core_up(message.replica)
         elif isinstance(message, ReplicaDown):
             goes_on_elsewhere = self._cores.on_down(message)
-            if goes_on_elsewhere or not message.has_core:  # else the core counts the losses of its workers
+            if goes_on_elsewhere or not message.has_core:  # otherwise the core itself counts the losses
                 self._requests.count_losses(message)
             if goes_on_elsewhere:
                 self._requests.move_all(message)
@@ -300,7 +303,8 @@ class Frontend:
         self.media.on_wakeup()
 
     def stop(self, reason: str) -> None:
-        """Fail every open request with `reason`, because the engine stops; end the threads and send the last spans."""
+        """End every open request with an error that says `reason`, because the engine stops. End the threads, and
+        send the last tracing spans."""
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
@@ -313,10 +317,11 @@ class Frontend:
             self._tracing.close()
 
     def tick(self, now: float, *, check_leases: bool = True) -> None:
-        """End a turn: check leases, ping the core, refuse expired jobs, make the Deltas. `now` in monotonic seconds.
+        """End a turn: check leases, ping the cores, refuse expired jobs, put Deltas into the outbox. `now`: monotonic
+        seconds.
 
-        `check_leases`: all messages of clients have been read, so that silent clients really are silent. If this loop
-        itself was stopped (debugger, suspended machine), all leases restart.
+        `check_leases`: whether all messages of clients have been read, so that a client without a message is silent.
+        If this loop itself was stopped (debugger, suspended machine), all leases restart.
         """
         self._awake_clock.look()
         if now - self._ticked_at > LEASE_S / 2:
@@ -337,7 +342,8 @@ class Frontend:
         self._sessions.send_updates()
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Return the seconds for which the loop may sleep without new messages; None: no limit."""
+        """Return how long the loop may wait for messages before the next `tick`, in seconds; None: no limit. `now` is
+        in monotonic seconds."""
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
         next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end, self.shared.next_at)
         if now < self._drains_at:

@@ -1,8 +1,8 @@
-"""check_large_frame: bounds the cost of decoding a client's large frame in the event loop.
+"""Limits on large frames of clients, which bound the time that the event loop takes to decode one.
 
-Texts and token ids of any length are cheap, because they are copied as bytes. Each list or map entry costs a Python
-object, so their number is bounded: turns of a chat and their parts, answers of a resumed request, bytes of parameters
-and of the other inputs of a chat template.
+Texts and token ids of any length are cheap, because they are copied as bytes. Each entry of a list or map costs a
+Python object, so `check_large_frame` limits the entries: the turns of a chat and their parts, the answers of a resumed
+request, and the bytes of parameters, media and the other inputs of a chat template.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 from ....ipc.errors import ProtocolError
 from ....ipc.params.sampling_params import MAX_CHILDREN
 
-LARGE_BYTES = 256 << 10  # smaller frames are not checked: the worst takes 20 ms to decode
-MAX_TURNS = 1 << 16  # of a chat; and parts of all its turns
-MAX_PARAMS_BYTES = 1 << 20  # of each field besides prompt and chat texts
+LARGE_BYTES = 256 << 10  # smaller frames are not checked: the slowest takes 20 ms to decode
+MAX_TURNS = 1 << 16  # largest number of turns of a chat, and of parts in all its turns together
+MAX_PARAMS_BYTES = 1 << 20  # largest size of each other field with entries
 
 _NIL = msgspec.Raw(b"\xc0")
 
@@ -25,7 +25,7 @@ class _Turn(msgspec.Struct, frozen=True):
 
 
 class _Outline(msgspec.Struct, frozen=True):
-    """Those fields of a client's message that can hold many values, still encoded."""
+    """The fields of a client's message that can hold many values, not decoded further."""
 
     chat: msgspec.Raw = _NIL
     chat_form: msgspec.Raw = _NIL
@@ -36,7 +36,7 @@ class _Outline(msgspec.Struct, frozen=True):
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """Type and id of a client's message, read from a malformed frame to reply with an error."""
+    """Type and id of a client's message. They can be read even if the rest of the message is invalid."""
 
     type: str | None = None
     request_id: str | None = None
@@ -50,7 +50,7 @@ _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
 def check_large_frame(frame: bytes | memoryview) -> None:
-    """Raise ProtocolError if a client's frame is malformed, or a field has too many entries or bytes."""
+    """Raise ProtocolError if a client's frame is not a valid msgpack map, or a field has too many entries or bytes."""
     try:
         outline = _outlines.decode(frame)
     except _ERRORS as error:
@@ -61,7 +61,7 @@ def check_large_frame(frame: bytes | memoryview) -> None:
     sizes = {name: memoryview(getattr(outline, name)).nbytes for name in names}
     try:
         turns = _turns.decode(outline.chat) or ()
-    except _ERRORS:  # the decoder of the message will describe the error
+    except _ERRORS:  # decoding the whole message will describe the error
         turns = ()
     _check_length("chat[…].content", sum(_array_length(turn.content) for turn in turns), MAX_TURNS)
     sizes["chat[…].more"] = sum(memoryview(turn.more).nbytes for turn in turns)
@@ -71,7 +71,8 @@ def check_large_frame(frame: bytes | memoryview) -> None:
 
 
 def message_id(frame: bytes | memoryview) -> str | int | None:
-    """Read the id of a malformed Submit or query; None for any other message or invalid msgpack."""
+    """Return the request id of a Submit or the query id of a query, even if its other fields are invalid; None for
+    other messages and invalid msgpack."""
     try:
         name = _names.decode(frame)
     except _ERRORS:
@@ -85,9 +86,9 @@ def _check_length(name: str, num_items: int, most: int) -> None:
 
 
 def _array_length(raw: msgspec.Raw) -> int:
-    """Read an array's length from its first 5 bytes (https://github.com/msgpack/msgpack/blob/master/spec.md).
+    """Return the length of an encoded array, read from its first 5 bytes; 0 if the value is not an array.
 
-    0 if the value is not an array.
+    Format: https://github.com/msgpack/msgpack/blob/master/spec.md
     """
     head = bytes(memoryview(raw)[:5])
     first = head[0]

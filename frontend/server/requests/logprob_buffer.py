@@ -1,6 +1,6 @@
-"""LogprobBuffer: logprobs of consecutive tokens, from the core's columns until the client gets them.
+"""LogprobBuffer: logprobs of consecutive tokens, kept from their arrival in the core's columns until they are sent.
 
-Keeps them as encoded by the core. Only the texts of single tokens are added, looked up once per token id and process.
+They stay as encoded by the core. `take` only adds the texts of single tokens, which TokenTexts caches by token id.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from ..text.token_texts import TokenTexts
 
 
 class LogprobBuffer:
-    """Logprobs of the tokens at positions [start, end). Positions that arrive again are dropped."""
+    """Logprobs of the tokens at positions [start, end). Logprobs that arrive again for a position are ignored."""
 
     def __init__(self, start: int, *, are_named: bool = False) -> None:
-        """`are_named`: the other tokens of each position are logprob_token_ids of the request, not the top ones."""
+        """`start`: position of the first token. `are_named`: the alternatives at each position are the request's
+        logprob_token_ids, not the likeliest tokens."""
         self._are_named = are_named
         self.restart(start)
 
     def restart(self, start: int) -> None:
-        """Empty the buffer; the next token is the one at position `start`."""
+        """Empty the buffer. The next token must be the one at position `start`."""
         self.start = self.end = start
         self._num_top = 0
         self._token_ids, self._logprobs, self._ranks = bytearray(), bytearray(), bytearray()
 
     def append(self, run: LogprobRun) -> bool:
-        """Append the run's tokens from `end` on. Returns False if none is new or tokens before the run are missing."""
+        """Append the run's tokens from position `end` on; return True. If none is new, or tokens before the run are
+        missing, change nothing and return False."""
         num_known = self.end - run.position
         if not 0 <= num_known < run.num_tokens:
             return False
@@ -42,7 +44,7 @@ class LogprobBuffer:
         return True
 
     def trim(self, end: int) -> None:
-        """Drop the logprobs of the tokens from position `end` on."""
+        """Remove the logprobs of the tokens from position `end` on."""
         if end < self.end:
             num_kept = max(end - self.start, 0)
             del self._token_ids[4 * num_kept * (self._num_top + 1) :]
@@ -51,7 +53,7 @@ class LogprobBuffer:
             self.end = self.start + num_kept
 
     def take(self, texts: TokenTexts | None) -> Logprobs | None:
-        """Remove and return all logprobs, with the tokens' texts unless `texts` is None; None if there are none."""
+        """Remove and return all logprobs, with the tokens' texts unless `texts` is None. None if there are none."""
         if self.start == self.end:
             return None
         token_ids = bytes(self._token_ids)
@@ -68,19 +70,20 @@ class LogprobBuffer:
 
 
 class LogprobRun(NamedTuple):
-    """Logprobs of consecutive tokens of one answer, as bytes of the core's columns."""
+    """Logprobs of consecutive tokens of one answer, as slices of the bytes in the core's columns."""
 
     key: int
-    position: int  # of the first token
+    position: int  # position of the first token
     num_tokens: int
-    width: int  # tokens with a logprob per position
+    width: int  # logprobs at each position, the token's own included
     ranks: bytes
     token_ids: bytes
     logprobs: bytes
 
 
 def runs_of(columns: KeyLogprobs) -> Iterator[LogprobRun]:
-    """Yield runs of consecutive tokens of one answer. ProtocolError before the first if the columns' sizes disagree."""
+    """Split columns into runs: consecutive tokens of one answer with the same width. ProtocolError, before the first
+    run is yielded, if the sizes of the columns do not match."""
     keys, positions, widths = (decode_ids(frame) for frame in (columns.keys, columns.positions, columns.widths))
     if not len(keys) == len(positions) == len(widths) == len(columns.ranks) // 4 or min(widths, default=1) < 1:
         raise ProtocolError(f"logprobs of {len(keys)} tokens have {len(widths)} widths, {len(positions)} positions")

@@ -1,6 +1,6 @@
 """OutputProcessor: turns the core's output columns into unsent tokens and text of each answer.
 
-Owns the answers by key, from submit to finish. Knows no socket: updates wait in the answers (request_state.py).
+Owns the open answers, by key. Knows no socket: updates stay in the answers (request_state.py) until they are sent.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from ..text.detokenizer import DetokenizerFactory
 from .logprob_buffer import runs_of
 from .request_state import AnswerState, RequestState
 
-NUM_KEYS = 1 << 31
+NUM_KEYS = 1 << 31  # keys are int32
 
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """Changes that `OutputProcessor.process` has made for one message of the core."""
+    """The changes that `OutputProcessor.process` made for one message of the core."""
 
-    accepted: list[RequestState] = field(default_factory=list)
-    answers: list[AnswerState] = field(default_factory=list)  # with new updates; may repeat
-    to_abort: list[int] = field(default_factory=list)  # keys that ended here while the core still runs them
-    num_gaps: int = 0
+    accepted: list[RequestState] = field(default_factory=list)  # requests that the core has accepted just now
+    answers: list[AnswerState] = field(default_factory=list)  # answers with new updates; may contain an answer twice
+    to_abort: list[int] = field(default_factory=list)  # keys of answers that ended here, such as by a stop string
+    num_gaps: int = 0  # answers that ended because tokens were missing
 
 
 class OutputProcessor:
-    """Open answers by key. Outputs of unknown keys are ignored: their answers ended here before the core could know."""
+    """Owner of the open answers, by key. Outputs for unknown keys are ignored: these answers have ended here, and
+    the core did not know it yet."""
 
     def __init__(
         self,
@@ -43,9 +44,9 @@ class OutputProcessor:
         first_key: int = 0,
         key_step: int = 1,
     ) -> None:
-        """`eos_token_id`: the end token of the tokenizer, which is no stop_reason. Keys are `first_key` and those that
-        follow it in steps: frontends of one engine have different ones. `note`
-        gets the request of each answer while its tokens become text."""
+        """`detokenizers`: None without a tokenizer. `eos_token_id`: the tokenizer's end token, which does not appear as
+        stop_reason. Keys of answers are `first_key`, `first_key + key_step` and so on, so that the frontends of an
+        engine use different keys. `note` records the request whose tokens are being made into text."""
         self._detokenizers, self._note = detokenizers, note
         self._texts = None if detokenizers is None else detokenizers.texts
         self._eos_token_id = eos_token_id
@@ -53,7 +54,8 @@ class OutputProcessor:
         self.answer_by_key: dict[int, AnswerState] = {}
 
     def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
-        """Create the answers of `request` with their tokens so far; return those that these tokens already end."""
+        """Create the answers of `request`, with the tokens that the client already has. Return the answers that these
+        tokens end. `now`: unix seconds."""
         request.processed, params = processed, processed.core.params
         prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
         for child in processed.children:
@@ -77,12 +79,12 @@ class OutputProcessor:
         return ended
 
     def remove(self, request: RequestState) -> list[int]:
-        """Remove the answers of `request` from `answer_by_key`; return the keys that the core still runs."""
+        """Remove the answers of `request` from `answer_by_key`. Return the keys of those still in the core."""
         return [key for key in (answer.key for answer in request.answers) if self.answer_by_key.pop(key, None)]
 
     def rekey(self, request: RequestState) -> dict[int, AnswerState]:
-        """Give the unfinished answers of `request` new keys, since another core computes them from now on: late outputs
-        of the old one are then of unknown keys. Return the answers by their old keys."""
+        """Give the unfinished answers of `request` new keys, since another core will compute them: late outputs of the
+        old core then have unknown keys and are ignored. Return the answers by their old keys."""
         by_old_key = {answer.key: answer for answer in request.answers if answer.key in self.answer_by_key}
         for old, answer in by_old_key.items():
             del self.answer_by_key[old]
@@ -91,7 +93,8 @@ class OutputProcessor:
         return by_old_key
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> ProcessedOutputs:
-        """Apply a message to its answers at unix time `now`; ProtocolError, before any change, if columns disagree."""
+        """Apply a message of the core to the answers; return the changes. ProtocolError, before any change, if
+        the columns do not match in length. `now`: unix seconds."""
         keys, starts = decode_ids(outputs.keys), decode_ids(outputs.starts)
         counts, token_ids = decode_ids(outputs.counts), decode_ids(outputs.token_ids)
         if not len(keys) == len(starts) == len(counts) or min(counts, default=0) < 0 or sum(counts) != len(token_ids):
@@ -110,7 +113,7 @@ class OutputProcessor:
                 self._note.begin(answer.request.key)
                 if answer.request.prompt_logprobs.append(run):
                     result.answers.append(answer)
-        scored = [(answer_by_key.get(run.key), run) for run in runs]  # an answer may end in this very message
+        scored = [(answer_by_key.get(run.key), run) for run in runs]  # an answer may end in this message
         is_one_each = counts.count(1) == len(counts) == len(token_ids)
         pieces: Iterable[Sequence[int]] = zip(token_ids, strict=True) if is_one_each else _split(token_ids, counts)
         self._append_all(zip(keys, starts, pieces, strict=True), now, result)
@@ -140,7 +143,8 @@ class OutputProcessor:
     def _append_all(
         self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, result: ProcessedOutputs
     ) -> None:
-        """Append the tokens of each (key, start, tokens) to its answer; a gap ends the answer with an error."""
+        """Append the tokens of each (key, start, tokens) to the answer with that key. Missing tokens before `start` end
+        the answer with an error."""
         cells = self._note.cells
         for key, start, token_ids in columns:
             answer = self.answer_by_key.get(key)
@@ -180,6 +184,6 @@ class OutputProcessor:
 
 
 def _split(token_ids: array[int], counts: array[int]) -> Iterator[array[int]]:
-    """Split tokens into pieces of the given lengths."""
+    """Yield consecutive pieces of `token_ids` with the lengths `counts`."""
     ends = list(accumulate(counts))
     return (token_ids[end - count : end] for end, count in zip(ends, counts, strict=True))

@@ -1,8 +1,8 @@
 """RequestManager: opens, resumes, ends and refuses the requests of clients.
 
-A Submit is read by a coroutine (request_reader.py) and sent to the core; ending the request closes the coroutine, at
-whatever it waits for. Outputs of the core become unsent updates of the client's session. Knows no frames and no
-sockets.
+For each Submit a coroutine reads the request (request_reader.py) and sends it to a core. If the request ends before
+that, the coroutine is closed where it waits. Outputs of the core become unsent updates of the client's session. Knows
+no frames and no sockets.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
 
-RETRY_S = 2.0  # after a refusal by a gateway without an engine: as long as a quick restart takes
-LOSSES_TO_FAIL = 3  # of cores or worker groups, without a new token in between, as in a core's crash isolation
-MAX_REFUSALS = 1 << 17  # unsent refusals of a client; with more it counts as dead
+RETRY_S = 2.0  # Retry-After of a gateway without an engine: the duration of a quick restart
+LOSSES_TO_FAIL = 3  # losses of cores or worker groups between two new tokens; as CRASHES_TO_FAIL in the core
+MAX_REFUSALS = 1 << 17  # most unsent refusals of a client; a client with more is dropped
 
 
 @dataclass(eq=False)
 class RequestManager:
-    """All open requests.
+    """Owner of all open requests.
 
-    Invariant: a request is open in exactly one session; its unfinished answers are in `_outputs`; while its core is up,
-    all of them have been sent to it.
+    Invariant: an open request is in exactly one session. Once it is read, its unfinished answers are in `_outputs`, and
+    its core, if that is up, has got all of them.
     """
 
     _sessions: SessionTable
@@ -56,18 +56,19 @@ class RequestManager:
     _outputs: OutputProcessor  # tokens to text
     _cores: Cores
     _metrics: EngineMetrics
-    _counts: Counter[str]  # further events, for the metrics
-    _note: ReadingNote  # of the request that is read now; `bound` keeps it for what comes back later
+    _counts: Counter[str]  # event counts for the metrics
+    _note: ReadingNote  # record of the request that is being worked on
     _unix_time: Callable[[], float]
     max_refusals: int = MAX_REFUSALS
-    is_draining: bool = False  # refuse new requests, finish open ones
-    next_resume_at: float = math.inf  # when to call `resume_waiting`; monotonic seconds
+    is_draining: bool = False  # whether new requests are refused, while open ones are finished
+    next_resume_at: float = math.inf  # when to call `resume_waiting` next; monotonic seconds
     _resumes: ResumeQueue[RequestState] = field(default_factory=lambda: ResumeQueue(_waits_for_core))
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, session: Session, submit: Submit) -> None:
-        """Open, resume or refuse a request. A later attempt replaces an open one; a repeated Submit changes nothing."""
+        """Open, resume or refuse a request. A Submit with a higher attempt replaces the open request with its id; one
+        with the same or a lower attempt changes nothing."""
         known = session.request_by_id.get(submit.request_id)
         if known is not None:
             if submit.attempt <= known.submit.attempt:
@@ -91,13 +92,14 @@ class RequestManager:
         request.opening = run(self._note.slices(self._open(request)))
 
     def _expires_at(self, submit: Submit) -> float:
-        """Return the unix time until which media and prompt of a request may be read, by its timeouts."""
+        """Return the unix time at which a request times out if its media and prompt have not been read by then."""
         now = self._unix_time()
         arrived_at = submit.arrival_time if 0 < submit.arrival_time < now else now
         return arrived_at + self._inputs.wait_s(submit.params)
 
     def _check_new(self, submit: Submit) -> None:
-        """Raise an error for a first attempt if the engine shuts down or a gateway has none, and for too large an n."""
+        """Check a new request. Raise Draining if the engine shuts down or Overloaded if this gateway has no engine,
+        both only for a first attempt; RequestError if `n` is too large."""
         if self.is_draining and submit.attempt == 0:
             raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
         if self._cores.are_remote and not self._cores.is_up and submit.attempt == 0:
@@ -105,7 +107,8 @@ class RequestManager:
         self._inputs.limits.check_share(1, submit.params.n)
 
     def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
-        """Handle a Submit of an open id: repeat its Accepted, ignore an older attempt, refuse another request."""
+        """Handle a Submit with the id of the open request `known` and no higher attempt: repeat Accepted for an equal
+        attempt, ignore a lower one, and reply Refused if it asks for something else."""
         if not known.is_same(submit):
             reason = f"request_id {submit.request_id} is already open with another prompt or other parameters"
             known.session.send(Refused(error=ErrorInfo("request", reason)))
@@ -113,7 +116,7 @@ class RequestManager:
             self._send_accepted(known)
 
     async def _open(self, request: RequestState) -> None:
-        """Read a request and send it to a core, or end it with its error."""
+        """Read a request and send it to a core. If it cannot be read, end it with the error."""
         session = request.session
         try:
             processed = await self._reader.read(request)
@@ -136,7 +139,8 @@ class RequestManager:
                 self._wait_for_core(request)
 
     def _on_unread(self, request: RequestState, error: TokenloomError) -> None:
-        """End a request that could not be read: with its error, or as timed out."""
+        """End a request that could not be read: as timed out if it has waited past `expires_at`, else with the
+        error."""
         if isinstance(error, Overloaded) and self._unix_time() >= request.expires_at:
             self._send_accepted(request)
             self.end(request, "timeout")
@@ -144,13 +148,13 @@ class RequestManager:
             self._fail(request, error)
 
     def _fail(self, request: RequestState, error: TokenloomError) -> None:
-        """End a request that has no answers yet with its error."""
+        """End a request that has no answers yet, with an error."""
         del request.session.request_by_id[request.request_id]
         request.close()
         self.refuse(request.session, request.request_id, error_info(error))
 
     def _send_accepted(self, request: RequestState) -> None:
-        """Send Accepted to the client, without tokens if the request timed out before it was tokenized."""
+        """Send Accepted to the client; without prompt tokens if the request timed out before it was tokenized."""
         processed, submit = request.processed, request.submit
         request.session.send(
             Accepted(
@@ -166,14 +170,14 @@ class RequestManager:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, session: Session, request_id: str, cause: str) -> None:
-        """End a request with "abort" if it is open. `cause`: a label of the metrics."""
+        """End a request with finish reason "abort", if it is open. `cause`: metric label."""
         request = session.request_by_id.get(request_id)
         if request is not None:
             self.end(request, "abort", cause=cause)
 
     def end(self, request: RequestState, reason: FinishReason, error: ErrorInfo | None = None, cause: str = "") -> None:
-        """End all answers of a request at once; the client gets the unsent updates and the reason. `cause` of an abort
-        is a label of the metrics."""
+        """End all answers of a request at once. The client gets the unsent updates, then the reason and the error.
+        `cause`: metric label of an abort."""
         session, now = request.session, self._unix_time()
         self._remove(request)
         for answer in request.answers:
@@ -184,20 +188,21 @@ class RequestManager:
         self._sessions.mark(session)
         if not request.answers:
             indices = [child.index for child in request.submit.children] or range(request.submit.params.n)
-            if error is not None:  # it ends all answers
+            if error is not None:  # one delta with an error ends all answers
                 indices = indices[:1]
             lasts = [Delta(request_id=request.request_id, index=i, finish_reason=reason, error=error) for i in indices]
             self._end_without_answers(session, lasts)
         request.close()
 
     def refuse(self, session: Session, request_id: str, error: ErrorInfo) -> None:
-        """Send the client an error as the only delta of a request that has no answers, and count the refusal."""
+        """Send the client an error as the only delta of a request without answers, and count the refusal."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
         self._end_without_answers(session, [Delta(request_id=request_id, finish_reason="error", error=error)])
 
     def _end_without_answers(self, session: Session, lasts: Sequence[Delta]) -> None:
-        """Queue the last deltas of a request. A client with more than `max_refusals` of them unsent is dropped."""
+        """Queue the final deltas `lasts` of a request without answers. Drop a client with more than `max_refusals`
+        unsent."""
         session.refusals += lasts
         self._sessions.mark(session)
         self._sessions.open_lease(session)
@@ -205,7 +210,8 @@ class RequestManager:
             self.drop(session, "slow", f"{len(session.refusals)} errors unsent, at most {self.max_refusals} may be")
 
     def forget(self, request: RequestState, cause: str) -> None:
-        """Remove a request without a message to its client, which has replaced it or is gone. `cause`: see `abort`."""
+        """Remove a request without a message to its client, which has replaced the request or is gone. `cause`: metric
+        label."""
         self._remove(request)
         for answer in request.answers:
             self._metrics.on_end(answer, cause)
@@ -213,12 +219,12 @@ class RequestManager:
         request.close()
 
     def _remove(self, request: RequestState) -> None:
-        """Remove a request from its session and the core."""
+        """Remove a request from its session and `_outputs`, and abort its unfinished answers on its core."""
         del request.session.request_by_id[request.request_id]
         self._cores.abort(request.core, self._outputs.remove(request))
 
     def drop(self, session: Session, cause: ClientLoss, detail: str) -> None:
-        """Remove a client and all its requests, without a message to it. `detail`: the numbers, for the log."""
+        """Remove a client and all its requests, without a message to it. `detail`: explanation for the log."""
         num_requests = len(session.request_by_id)
         self._counts[f"clients_{cause}"] += 1
         self._counts[f"requests_aborted_{cause}"] += num_requests
@@ -231,27 +237,29 @@ class RequestManager:
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sent(self) -> list[RequestState]:
-        """Return the open requests that are tokenized."""
+        """Return the open requests that have been read: each was sent to a core, or waits for one."""
         requests = (request for session in self._sessions for request in session.request_by_id.values())
         return [request for request in requests if request.processed is not None]
 
     def resubmit_all(self, core: int) -> None:
-        """Send its requests, with their output so far, to a core that does not know this frontend, and those that
-        found no core."""
+        """Send the requests of core `core`, which does not know this frontend, to it again, with their output so far;
+        then resume the requests that have no core."""
         for request in self._sent():
             if request.core == core:
                 self._cores.resubmit(request)
         self.resume_waiting()
 
     def resume_waiting(self) -> None:
-        """Send requests that wait for a core to the best ones, in the order of their arrival, as fast as these get on.
-        Call it again at `next_resume_at`."""
+        """Send requests that wait for a core to the best cores, in the order of their arrival and at the rate that the
+        cores can take. Must be called again at `next_resume_at`."""
         self.next_resume_at = self._cores.resume_waiting(self._resumes)
 
     def count_losses(self, down: ReplicaDown) -> None:
-        """Count the loss of a core or its workers for the requests that were in work there. One that was in
-        LOSSES_TO_FAIL losses, in the last one alone, ends with an error. If the core was about to start one alone, no
-        other counts: it had a token by then, which may have been lost on its way."""
+        """Count the loss of a core or its workers for the answers that were being computed there. A request ends with
+        an error after LOSSES_TO_FAIL losses without a new token, if the core had isolated it before the last one.
+
+        If the core was about to start an isolated request, only that request counts: all others had a new token by
+        then, which may not have arrived here."""
         requests = [request for request in self._sent() if request.core == down.replica]
         touched = {answer.request for key in down.touched if (answer := self._outputs.answer_by_key.get(key))}
         alone = [request for request in requests if request in touched and request.was_alone]
@@ -265,8 +273,8 @@ class RequestManager:
                 self.end(request, "error", ErrorInfo("internal", text))
 
     def move_all(self, down: ReplicaDown) -> None:
-        """Let the requests of a core that is lost, or has lost its workers, go on at others, in the order of their
-        arrival."""
+        """Move the requests of a core that is lost, or has lost its workers, to other cores, in the order of their
+        arrival. If there is none and only the workers are lost, the requests stay."""
         if self._cores.has_any or not down.has_core:
             self._move_from(down.replica)
 
@@ -276,8 +284,8 @@ class RequestManager:
         self.resume_waiting()
 
     def take_drained(self, now: float) -> list[int]:
-        """Let the answers of cores go on at others whose time to drain is over at `now`, in monotonic seconds. Return
-        the cores that have drained."""
+        """Move the answers of draining cores whose time is over to other cores; return the cores that have finished
+        draining. `now`: monotonic seconds."""
         if self._cores.next_drain_end == math.inf:
             return []
         for core in self._cores.drains_over(now):
@@ -285,7 +293,7 @@ class RequestManager:
         return self._cores.take_drained({request.core for request in self._sent()})
 
     def _take_back(self, request: RequestState) -> None:
-        """Take a request from its core, for `resume_waiting`."""
+        """Take a request from its core, so that `resume_waiting` gives it to another."""
         session, by_old_key = request.session, self._outputs.rekey(request)
         self._cores.abort(request.core, list(by_old_key))
         for old, answer in by_old_key.items():
@@ -300,7 +308,7 @@ class RequestManager:
         self._resumes.add(request.processed.core.arrival_time, request)
 
     def on_outputs(self, core: int, outputs: EngineCoreOutputs) -> None:
-        """Apply a message of a core. Raises ProtocolError, without any change, if its columns disagree."""
+        """Apply outputs of a core. ProtocolError, before any change, if their columns do not match in length."""
         result = self._outputs.process(outputs, self._unix_time())
         self._metrics.on_outputs(outputs.started, result.answers)
         self._cores.on_outputs(outputs.started, result.answers)

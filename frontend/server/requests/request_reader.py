@@ -1,6 +1,6 @@
 """RequestReader: finds the adapter of a request, reads its media and its prompt, and checks it.
 
-What it gets for a request it gives back when the request is closed, at whatever it waits for then. Knows no core.
+Adapter and media are released when the request is closed, even if reading has not finished. Knows no core.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .request_state import RequestState
 
 @dataclass(eq=False)
 class RequestReader:
-    """Reader of all that requests name: adapters, media, prompts."""
+    """Reader of everything that requests refer to: adapters, media and prompts."""
 
     _adapters: AdapterManager
     _media: MediaManager
-    _placeholders: Placeholders | None  # of a model that takes media
-    _prompts: PromptReader  # text to tokens
+    _placeholders: Placeholders | None  # None if the model takes only text
+    _prompts: PromptReader  # turns text into tokens
     _unix_time: Callable[[], float]
 
     async def read(self, request: RequestState) -> ProcessedRequest:
-        """Read and check a request; raise the error that ends it."""
+        """Read and check a request; return it ready for a core. Raises the error with which the request is to end."""
         submit = request.submit
         if submit.adapter:
             await self._find_adapter(request)
@@ -42,14 +42,14 @@ class RequestReader:
         return self._prompts.inputs.process(submit, self._placed(prompt, media), self._unix_time())
 
     async def _find_adapter(self, request: RequestState) -> None:
-        """Let a request use its adapter until it is closed."""
+        """Find the adapter of a request and keep it in use until the request is closed."""
         adapter = await self._adapters.resolve(request.submit)
         if adapter is not None:
             request.adapter = adapter
             request.at_close(partial(self._adapters.release, adapter))
 
     async def _read_media(self, request: RequestState) -> list[ReadMedium]:
-        """Read the media of a request, and keep them until it is closed."""
+        """Read the media of a request and keep them until it is closed; return them in their order."""
         submit, session = request.submit, request.session
 
         def need(digests: list[bytes]) -> None:
@@ -66,7 +66,7 @@ class RequestReader:
         return await job.reply
 
     def _read_prompt(self, request: RequestState) -> Awaitable[Prompt]:
-        """Tokenize the prompt of a request, at once if it is short."""
+        """Return the prompt of a request as tokens, which are ready at once if the prompt is short."""
         submit, inputs = request.submit, self._prompts.inputs
         question = ReadPrompt(
             prompt=submit.prompt,
@@ -80,7 +80,8 @@ class RequestReader:
         return self._prompts.read(question, owner=owner, wait_s=request.expires_at - self._unix_time())
 
     async def expand(self, token_ids: bytes, media: list[Medium]) -> Prompt:
-        """Return a prompt with the tokens of its media in it, for commands that name one without a request."""
+        """Return a prompt with the tokens of its media in place of their markers, for commands that have a prompt but
+        no request."""
         self._prompts.inputs.media_limits.check_media(media)
         job = self._media.read(media)
         try:
@@ -89,7 +90,8 @@ class RequestReader:
             self._media.release(job)
 
     def _placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
-        """Put media into a prompt in place of their markers; RequestError unless there are as many."""
+        """Return a prompt with the tokens of `media` in place of their markers. RequestError unless there are as many
+        markers as media."""
         if self._placeholders is None:
             return prompt
         token_ids, spans = self._placeholders.expand(decode_ids(prompt.token_ids), media)

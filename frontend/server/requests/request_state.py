@@ -1,7 +1,7 @@
 """RequestState and AnswerState: one open request of a client, and each of its n answers.
 
-The detokenizer makes the text of an answer; the core or a stop string ends it, whichever comes first in the order of
-tokens. Updates wait in the answer until `take_delta`. Knows no socket.
+The detokenizer makes the text of an answer. The core, a stop string or a repetition ends the answer, whichever comes
+first in the order of tokens. Updates stay in the answer until `take_delta`. Knows no socket.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..text.token_texts import TokenTexts
 from .client_session import ClientSession
 from .logprob_buffer import LogprobBuffer, LogprobRun
 
-LOSSES_TO_ISOLATE = 2  # as in a core's crash isolation
+LOSSES_TO_ISOLATE = 2  # CRASHES_TO_SUSPECT in the core's crash isolation
 
-_asked_for = attrgetter(  # what the caller asked for, of a Submit
+_asked_for = attrgetter(  # the fields of a Submit that say what the caller asked for
     "params",
     "pooling",
     "shown_token_ids",
@@ -47,7 +47,7 @@ _asked_for = attrgetter(  # what the caller asked for, of a Submit
 
 
 class RequestState:
-    """One open request, from its Submit until all its answers have finished."""
+    """An open request, from its Submit until all its answers have finished."""
 
     __slots__ = (
         *(
@@ -69,32 +69,33 @@ class RequestState:
     def __init__(
         self, session: ClientSession[RequestState], submit: Submit, expires_at: float = math.inf, key: bytes = NONE
     ) -> None:
-        """`key`: of the request in a frontend's ReadingNote."""
+        """`expires_at`: unix seconds. `key`: the key of the request in the frontend's ReadingNote."""
         self.session, self.key = session, key
-        self.expires_at = expires_at  # unix seconds: its media and prompt must have been read by then
+        self.expires_at = expires_at  # unix seconds; media and prompt must have been read by then
         self.submit = submit
-        self.processed: ProcessedRequest | None = None  # None while it is opened
+        self.processed: ProcessedRequest | None = None  # None until the request has been read
         self.answers: list[AnswerState] = []
         self.is_accepted = False
-        self.core = 0  # the replica that computes it, as in Cores
-        self.sent_losses = 0  # num_losses of the last message to a core
-        self.opening: Task | None = None  # that waits for its adapter, media or prompt
+        self.core = 0  # replica number of the core that computes it, or NOWHERE
+        self.sent_losses = 0  # `num_losses` in the last message to a core
+        self.opening: Task | None = None  # the task that reads the request; None if it never had to wait
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
         self.adapter: AdapterRef | None = None
         self._releases: list[Callable[[], None]] = []
 
     @property
     def num_losses(self) -> int:
-        """The losses of cores and workers while they computed it, without a new token in between."""
+        """The number of losses of cores and workers while they computed this request, since its last new token."""
         return max((answer.num_losses for answer in self.answers if answer.finish_reason is None), default=0)
 
     @property
     def was_alone(self) -> bool:
-        """Whether its core computed no other new request beside it, because of earlier losses."""
+        """Whether the core isolated this request, because of earlier losses: it admitted no other until this one had a
+        new token."""
         return self.sent_losses >= LOSSES_TO_ISOLATE
 
     def at_close(self, release: Callable[[], None]) -> None:
-        """Call `release` in `close`: the request uses an adapter, or media."""
+        """Register a function for `close` to call, which releases an adapter or media."""
         self._releases.append(release)
 
     @property
@@ -106,8 +107,8 @@ class RequestState:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
     def close(self) -> None:
-        """End its opening, and release adapter and media. Drop the references to the answers, which refer to this
-        request: without a cycle both are freed with the last delta, not by the garbage collector."""
+        """Stop reading the request, and release adapter and media. Drop the references to the answers: they refer to
+        this request, and without a cycle both are freed after the last delta, not by the garbage collector."""
         self.answers = []
         if self.opening is not None:
             self.opening.close()
@@ -117,12 +118,13 @@ class RequestState:
             release()
 
     def is_same(self, submit: Submit) -> bool:
-        """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
+        """Whether `submit` asks for the same: prompt, parameters, adapter and media. Attempt and tokens so far may
+        differ."""
         return bool(_asked_for(self.submit) == _asked_for(submit))
 
     def to_core(self, now: float) -> EngineCoreRequest:
-        """Make the core's request, sent at `now` in unix seconds: the unfinished answers, each with all tokens known so
-        far."""
+        """Return the message that sends this request to a core at `now`, in unix seconds: its unfinished answers, each
+        with all its tokens so far."""
         assert self.processed is not None
         children = [
             CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
@@ -145,9 +147,9 @@ Session: TypeAlias = ClientSession[RequestState]
 
 
 class AnswerState:
-    """One of the n answers of a request: tokens, detokenizer, finder of stop strings, and the updates not yet taken.
+    """One of the n answers of a request: its tokens, detokenizer and finder of stop strings, and its unsent updates.
 
-    Each Delta has tokens and exactly the text that they complete: a client's text is a function of its tokens.
+    A Delta contains tokens and exactly the text that they complete, so that a client's text depends only on its tokens.
     """
 
     __slots__ = (
@@ -181,10 +183,10 @@ class AnswerState:
         self.num_losses, self._num_tokens_at_loss = 0, -1
         self.num_loaded_tokens: dict[PlaceName, int] = {}
         self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
-        own_end = () if params.ignore_eos or eos_token_id is None else (eos_token_id,)  # goes before stop_token_ids
+        own_end = () if params.ignore_eos or eos_token_id is None else (eos_token_id,)  # is not reported as stop_reason
         self._named_token_ids = frozenset(params.stop_token_ids or ()).difference(own_end)
         stops, is_included = params.stop_strings, params.include_stop_str_in_output
-        self._silent_token_ids = frozenset(() if is_included else processed.core.stop_token_ids)  # these add no text
+        self._silent_token_ids = frozenset(() if is_included else processed.core.stop_token_ids)  # add no text
         self._detokenizer, self._texts = detokenizer, texts
         self._stops = MarkerFinder(*stops, is_included=is_included) if stops else None
         self._logprobs = LogprobBuffer(0, are_named=bool(params.logprob_token_ids))
@@ -192,33 +194,35 @@ class AnswerState:
         self._has_sent_start = False
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the client already has: they rebuild the state, may end the answer, and stay unsent."""
+        """Append tokens that the client already has. They rebuild the state, may end the answer, and are not sent
+        again."""
         self.append(0, token_ids, 0.0)
         self._text = ""
         self._num_taken = len(self.token_ids)
         self._logprobs.restart(self._num_taken)
 
     def count_loss(self) -> None:
-        """Count that a core or its workers were lost while they computed this answer; a new token since the last loss
-        proves that this answer was not its cause."""
+        """Count the loss of a core or its workers while they computed this answer. If it had a new token since the last
+        loss, count from 1 again: it was not the cause of the earlier ones."""
         if len(self.token_ids) > self._num_tokens_at_loss:
             self.num_losses, self._num_tokens_at_loss = 0, len(self.token_ids)
         self.num_losses += 1
 
     def append_logprobs(self, run: LogprobRun) -> None:
-        """Append the logprobs of tokens that have just been appended; drop those of tokens after the answer's end."""
+        """Append the logprobs of tokens that have just been appended, except those after the end of the answer."""
         self._logprobs.append(run)
         self._logprobs.trim(len(self.token_ids))  # tokens after the end are not part of the answer
 
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
-        """Append tokens until a stop string or repetition ends the answer; return whether any is new. `start`: position
-        of the first; known tokens are skipped, and a gap is a ProtocolError. `now`: unix seconds."""
+        """Append tokens until a stop string or a repetition ends the answer; return whether any was new. `start`:
+        output index of the first one. Known tokens are skipped; ProtocolError if tokens before `start` are missing.
+        `now`: unix seconds."""
         known = len(self.token_ids)
         if start != known:
             if start > known:
                 raise ProtocolError(f"the core sent output tokens from {start} on, {known} are known")
             token_ids = token_ids[known - start :]
-        if not token_ids or self._params.max_tokens == 0:  # such a request only scores its prompt
+        if not token_ids or self._params.max_tokens == 0:  # with max_tokens 0 a request only scores its prompt
             return False
         if not self._first_token_time:
             self._first_token_time = now
@@ -263,7 +267,8 @@ class AnswerState:
     def finish(
         self, reason: FinishReason, now: float, error: ErrorInfo | None = None, num_preemptions: int = 0
     ) -> None:
-        """End the answer. Held-back text is released; if it completes a stop string, that is the reason instead."""
+        """End the answer for `reason`, and append the text held back so far. If that completes a stop string, the stop
+        string is the reason instead. `now`: unix seconds."""
         self.finished_time = now
         self.num_preemptions = num_preemptions
         if self._detokenizer is not None:
@@ -279,7 +284,8 @@ class AnswerState:
             self.stop_reason = last
 
     def take_delta(self) -> Delta:
-        """Remove and return all updates as one delta, with the unsent logprobs of the request's prompt."""
+        """Return all unsent updates as one delta, with the unsent logprobs of the request's prompt; they then count as
+        sent."""
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
@@ -318,7 +324,7 @@ class AnswerState:
 
 
 def repeats(token_ids: array[int], params: RepetitionDetectionParams) -> bool:
-    """Return whether the tokens end with `min_count` copies of a pattern of a size that `params` allow."""
+    """Whether the tokens end with `min_count` copies of a pattern, of a size that `params` allow."""
     for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
         length = size * params.min_count
         if length > len(token_ids):

@@ -1,4 +1,4 @@
-"""MediaInput: how the media of a model are read, and where they stand in prompts."""
+"""MediaInput: how the media of a model are read, and how they are put into prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...text.tokenizer import Tokenizer
 
 
 class ReadMedium(Protocol):
-    """A medium that has been decoded: its media file in the store."""
+    """A medium that has been decoded: the digest of its media file in the store, and its grid."""
 
     @property
     def digest(self) -> bytes: ...
@@ -25,7 +25,7 @@ class ReadMedium(Protocol):
 
 
 class ReadPiece(ReadMedium, Protocol):
-    """A piece of an audio clip, and its seconds in the clip."""
+    """A piece of an audio clip, from `start_s` to `end_s` in the clip."""
 
     @property
     def start_s(self) -> float: ...
@@ -35,40 +35,41 @@ class ReadPiece(ReadMedium, Protocol):
 
 
 class MediaReader(Protocol):
-    """Decodes media into media files of the blob store."""
+    """Decoder of media into media files of the blob store."""
 
     async def read(self, source: bytes, kind: MediaKind, detail: str, owner: str) -> ReadMedium:
-        """Decode the blob with the digest `source`; RequestError if it is no readable medium. Owners take turns."""
+        """Decode the blob with the digest `source`. RequestError if it cannot be read as a medium. `owner`: key of the
+        caller, for fair queueing."""
 
     async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> Sequence[ReadPiece]:
-        """Decode an audio clip in pieces of at most `piece_s`, cut at quiet places; as `read` does."""
+        """Decode an audio clip, as `read` does, into pieces of at most `piece_s` seconds, cut at quiet places."""
 
     def close(self) -> None: ...
 
 
 class Placeholders(Protocol):
-    """Puts media into prompts."""
+    """Inserter of media into prompts."""
 
     @property
     def marker(self) -> MediaMarker:
-        """The text that a prompt has at the place of a medium."""
+        """The marker that stands for a medium in the text of a prompt."""
 
     def before_tokenization(self, text: str) -> str:
-        """Return a prompt as it is to be tokenized."""
+        """Return the text of a prompt, changed as the model family requires before tokenization."""
 
     def expand(self, token_ids: Sequence[int], items: Sequence[ReadMedium]) -> tuple[list[int], list[MediaSpan]]:
-        """Return the prompt with the tokens of each medium in place of its marker. RequestError unless there are as
-        many markers as media."""
+        """Return the prompt with the tokens of each medium in place of its marker, and the spans of these tokens.
+        RequestError unless there are as many markers as media."""
 
 
 class MediaInput(NamedTuple):
-    """How the media of a model are read, and where they stand in prompts."""
+    """Reader and placeholders for the media of one model."""
 
     new_reader: Callable[[BlobStore], MediaReader]
     placeholders: Placeholders
 
     @classmethod
     def load(cls, spec: EngineSpec, tokenizer: Tokenizer | None) -> MediaInput | None:
-        """Load what the model's files say; None if it takes text alone."""
+        """Load it from the model's files. Return None if the model takes only text."""
         media = ModelMedia.load(spec, tokenizer)
         return None if media is None else cls(lambda store: MediaHost(spec, media.processor), media.placeholders)

@@ -13,34 +13,35 @@ from .....ipc.messages.client import Medium
 from .....ipc.messages.media import MEDIUM
 from ...helpers.task import Reply
 
-T = TypeVar("T")  # what is read of the media
+T = TypeVar("T")  # the result of the job
 
-NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # requests the bytes with these digests from the client
+NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # asks the client to send the bytes with these digests
 
 
 @dataclass(eq=False)
 class MediaJob(Generic[T]):
-    """Media of one request, pinned for `user` until the job is released. `reply` comes in the frontend's loop."""
+    """The reading of one request's media, which stay pinned for `user` until the job is released. `reply` gets the
+    result in the frontend's loop."""
 
     user: str
     media: list[Medium]
-    owner: str
-    scope: str  # whose uuids its media may use
-    need: NeedBytes | None  # None: nobody can send the bytes again
-    piece_s: float = 0.0  # longest piece of its only medium, an audio clip; 0: media stay whole
+    owner: str  # key of the caller, for fair queueing
+    scope: str  # cache salt: media may refer to uuids of requests with the same one
+    need: NeedBytes | None  # None: the bytes cannot be sent again
+    piece_s: float = 0.0  # longest piece, if the only medium is an audio clip to cut; 0: media stay whole
     reply: Reply[T] = field(default_factory=Reply)
-    pinned: set[bytes] = field(default_factory=set)
+    pinned: set[bytes] = field(default_factory=set)  # digests of media files
     task: asyncio.Task[None] | None = None
-    is_over: bool = False
+    is_over: bool = False  # released: the result is dropped
 
     @property
     def source_user(self) -> str:
-        """User of the pins of the bytes as they were sent."""
+        """The user of pins on the source bytes of the media."""
         return f"{self.user}-source"
 
     @contextlib.contextmanager
     def naming(self, index: int) -> Iterator[None]:
-        """Name the place of a medium in its errors."""
+        """Put the kind and the number of the medium at `index` into RequestErrors that are raised in the context."""
         try:
             yield
         except RequestError as error:

@@ -1,8 +1,8 @@
-"""MediaManager: gets the media of requests into the blob store, has them decoded, and keeps them until a request ends.
+"""MediaManager: puts the media of requests into the blob store, has them decoded, and keeps them until requests end.
 
 Everything runs in an event loop of its own thread: writing and hashing bytes, fetching URLs, waiting for the processes
 that decode. The frontend's loop only starts and releases jobs, and gets their results at a wake-up. A medium is pinned
-as long as a request needs it; a full store makes requests wait. Knows no prompts and no tokens.
+as long as a request needs it; while the store is full, requests wait. Knows no prompts and no tokens.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.frontend")
 
-MAX_KNOWN = 1 << 12  # entries of the table of media that have been read
-MAX_CLIPS = 1 << 10  # entries of the table of clips that have been cut
-MAX_ASKS = 3  # for the same bytes
-LOOP_DESCRIPTORS = 3  # asyncio leaves half a loop behind if one of them is missing
-PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
+MAX_KNOWN = 1 << 12  # size of the table of media that have been read
+MAX_CLIPS = 1 << 10  # size of the table of clips that have been cut
+MAX_ASKS = 3  # how often the same bytes are requested, or the same medium is read, for one job
+LOOP_DESCRIPTORS = 3  # of an event loop; asyncio does not clean up if it cannot open all of them
+PINS_SHARE = 4  # pinned media use at most 1 / PINS_SHARE of the descriptors that this process may open
 
 _Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
 
 
 class MediaManager:
-    """Owner of the media of all requests. The frontend's loop calls the public methods, except `hold`."""
+    """Owner of the media of all requests. The public methods are called in the frontend's loop; `hold` in any
+    thread."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class MediaManager:
         wake: Callable[[], None],
         media: MediaInput | None = None,
     ) -> None:
-        """`wake` is called from another thread and must cause a call of `on_wakeup`."""
+        """`wake` is called from another thread and must cause a call of `on_wakeup`. `media`: how media are read; None
+        if the model takes only text."""
         self._wake, self._input, self._config = wake, media, spec.config
         self._limits = MediaLimits.of(spec)
         self.store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
@@ -65,19 +67,20 @@ class MediaManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_known = MAX_KNOWN
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
-        # used by the thread alone
+        # used only in the thread
         self._puts = MediaPuts(self.store, self._limits)
-        self._pinned = Counter[bytes]()  # the jobs of each media file
+        self._pinned = Counter[bytes]()  # number of jobs that use each media file
         self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
         self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
-        self._pieces: OrderedDict[tuple[bytes, float], Sequence[ReadPiece]] = OrderedDict()  # by clip and piece_s
+        self._pieces: OrderedDict[tuple[bytes, float], Sequence[ReadPiece]] = OrderedDict()  # by (clip, piece_s)
         self._cutting: dict[tuple[bytes, float], asyncio.Task[Sequence[ReadPiece]]] = {}
 
     # ── the frontend's loop ──────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, message: PutMedium) -> None:
-        """Write the bytes of a medium to the store, for a request that comes within HOLD_S. Errors are kept for it;
-        while the thread cannot start the bytes are dropped, and the request asks for them again."""
+        """Start to write the bytes of a medium to the store, for a request that arrives within HOLD_S. The request gets
+        the error if this fails. If the thread cannot start, the bytes are dropped and the request asks for them
+        again."""
         if self._limits.kind is not None:
             with contextlib.suppress(TokenloomError):
                 self._call(partial(self._puts.begin, message))
@@ -91,8 +94,10 @@ class MediaManager:
         scope: str = "",
         wait_s: float = WAIT_S,
     ) -> MediaJob[list[ReadMedium]]:
-        """Read the media of a request and pin them until the job is released; its reply has them in order, or an error.
-        `need` is called for bytes that the store lacks. `owner`: the caller, for fair queueing; `scope`: of uuids."""
+        """Start to read the media of a request and return the job. Its reply is the list of media in their order, or an
+        error after at most `wait_s` seconds. The media are pinned until the job is released. `need` is called with the
+        digests of bytes that the store lacks. `owner`: key of the caller, for fair queueing. `scope`: cache salt of the
+        request; uuids of media are shared only within it."""
         job: MediaJob[list[ReadMedium]] = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
         self._submit(job, self._read_all, wait_s)
         return job
@@ -106,16 +111,17 @@ class MediaManager:
         scope: str = "",
         wait_s: float = WAIT_S,
     ) -> MediaJob[Sequence[ReadPiece]]:
-        """Read an audio clip in pieces of at most `piece_s`, cut at quiet places; pin and hand them over as `read`
-        does. Until the release, other requests may name a piece by its digest as an audio clip of its own."""
+        """Start to read an audio clip as pieces of at most `piece_s` seconds, cut at quiet places; return the job, as
+        `read` does. Until its release, other requests may refer to a piece by its digest, as an audio clip of its
+        own."""
         job: MediaJob[Sequence[ReadPiece]] = MediaJob(f"job-{next(self._numbers)}", [clip], owner, scope, None, piece_s)
         self._submit(job, self._read_all_pieces, wait_s)
         return job
 
     def release(self, job: MediaJob[Any]) -> None:
-        """Unpin the media of a job, which is dropped without a reply if it is not done."""
+        """Unpin the media of a job. If the job is not done, cancel it; its reply then never comes."""
         job.is_over = True
-        with contextlib.suppress(TokenloomError):  # no thread has begun the job
+        with contextlib.suppress(TokenloomError):  # there is no thread, so the job was never started
             self._call(partial(self._release, job))
 
     def on_wakeup(self) -> None:
@@ -124,7 +130,8 @@ class MediaManager:
             self._done.popleft()()
 
     def hold(self, digests: Iterable[bytes]) -> None:
-        """Keep blobs for HOLD_S, for a request that is about to come. Any thread may call it."""
+        """Pin blobs for HOLD_S, for a request that is about to arrive. Blobs that the store lacks are ignored. Any
+        thread may call it. Overloaded or InternalError if the media thread cannot be started."""
         for digest in digests:
             user = self._puts.new_user()
             if self.store.pin(digest, user):
@@ -135,7 +142,7 @@ class MediaManager:
                     raise
 
     def close(self) -> None:
-        """End the thread and the processes that it has started."""
+        """End the thread and the processes that it has started; wait at most 5 s."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -145,7 +152,8 @@ class MediaManager:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread's loop, which starts with the first call; Overloaded while it cannot start."""
+        """Call a function in the thread's loop, which the first call starts. Overloaded or InternalError if it cannot
+        be started."""
         with self._lock:
             if self._loop is None:
                 self._loop = self._start()
@@ -215,8 +223,8 @@ class MediaManager:
         except TimeoutError:
             result = Overloaded(f"the {len(job.media)} media of the request were not read within {wait_s:g} s")
         except TokenloomError as error:
-            result = error.with_traceback(None)  # its frames hold the request, and this one the error
-        except Exception as error:  # it must not leave the request open
+            result = error.with_traceback(None)  # a traceback would form a cycle with this frame
+        except Exception as error:  # otherwise the request would stay open
             result = failure_of(error, "reading media failed")
             if isinstance(result, InternalError):
                 logger.exception("reading media failed")
@@ -229,8 +237,9 @@ class MediaManager:
         return await self._with_sources(job, self._read_pieces)
 
     async def _with_sources(self, job: MediaJob[Any], work: Callable[[MediaJob[Any], list[bytes]], Awaitable[T]]) -> T:
-        """Do the work of a job with the digests of its media's bytes, which are pinned meanwhile if they are needed."""
-        num_new = sum(medium.digest not in self._pinned for medium in job.media)  # a piece of a clip is pinned
+        """Run `work` with the digests of a job's source bytes, which are pinned until it returns, except those whose
+        media file is in the store already. First wait while more than `_max_pinned` media files would be pinned."""
+        num_new = sum(medium.digest not in self._pinned for medium in job.media)  # a piece of a clip is pinned already
         while num_new and self._pinned and len(self._pinned) + num_new > self._max_pinned:
             self._puts.released.clear()
             await self._puts.released.wait()
@@ -250,8 +259,8 @@ class MediaManager:
         return read
 
     async def _sources_of(self, job: MediaJob[Any], sources: set[bytes]) -> list[bytes]:
-        """Return the digests of the bytes of a job's media; pin them, and add them to `sources`, unless their media
-        files are there already."""
+        """Return the digests of the source bytes of a job's media. Pin the bytes and add their digests to `sources`,
+        except those whose media file is in the store already."""
         await self._arrive(job, sources)
         found: list[bytes] = []
         for medium in job.media:
@@ -266,8 +275,8 @@ class MediaManager:
         return found
 
     async def _arrive(self, job: MediaJob[Any], sources: set[bytes]) -> None:
-        """Wait until the bytes that a job names by digest are in the store, and pin them; request those that are
-        missing from the client."""
+        """Wait until the source bytes that a job names by digest are in the store, pin them and add their digests to
+        `sources`. Ask the client for missing ones. Overloaded if bytes are still missing after that."""
         wanted = {each.digest: each for each in job.media if each.digest}
         for _ in range(1 + MAX_ASKS):
             missing = []
@@ -298,7 +307,8 @@ class MediaManager:
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_read(self, job: MediaJob[Any], key: _Key) -> bool:
-        """Whether the media file of a source is in the store, and serves the job; pin it for the job."""
+        """Whether the media file of a source is known and in the store; if so, pin it for the job. False for a clip
+        that is to be cut into pieces."""
         if job.piece_s:
             return False
         known = self._known.get(key)
@@ -314,7 +324,8 @@ class MediaManager:
         return True
 
     async def _read(self, job: MediaJob[Any], key: _Key) -> ReadMedium:
-        """Return a medium whose file is pinned for the job; read it unless it is known. Requests share one reading."""
+        """Return a medium, with its file pinned for the job. If it is not known, decode it, once for all requests that
+        wait for it. Overloaded if the file is evicted before it can be pinned."""
         for _ in range(MAX_ASKS):
             known = self._known.get(key)
             if known is not None and self._pin(job, known):
@@ -332,7 +343,8 @@ class MediaManager:
         return await self._puts.patiently(lambda: self._a_reader().read(*key, owner))
 
     async def _read_pieces(self, job: MediaJob[Any], sources: list[bytes]) -> Sequence[ReadPiece]:
-        """Return the pieces of a job's clip, pinned for it; cut the clip unless they are known. Jobs share one cut."""
+        """Return the pieces of a job's clip, pinned for the job. If they are not known, cut the clip, once for all jobs
+        that wait for it. Overloaded if a piece is evicted before it can be pinned."""
         key = (sources[0], job.piece_s)
         with job.naming(0):
             for _ in range(MAX_ASKS):
@@ -368,5 +380,5 @@ class MediaManager:
         self._known[key] = medium
         for _ in range(len(self._known) - self._max_known):
             old, forgotten = self._known.popitem(last=False)
-            if forgotten.digest in self._pinned:  # requests may come for it, if it is a piece of a clip
+            if forgotten.digest in self._pinned:  # a piece of a clip: requests may still refer to it
                 self._known[old] = forgotten

@@ -1,6 +1,6 @@
-"""MediaPuts: bytes of media on their way into the blob store, and until the requests that need them have come.
+"""MediaPuts: writes bytes of media into the blob store, and keeps them there until the requests that need them arrive.
 
-Runs in the loop of the manager's thread, except `new_user`.
+Runs in the loop of MediaManager's thread, except `new_user`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from ....forms.media_limits import MediaLimits
 
 T = TypeVar("T")
 
-WAIT_S = 60.0  # for the bytes of a medium, for room in the store, and for all of a request's media to be read
-HOLD_S = 30.0  # how long bytes that came before their request are kept for it
+WAIT_S = 60.0  # longest wait for room in the store, and for all media of a request to be read
+HOLD_S = 30.0  # how long bytes that arrive before their request are kept for it
 RETRY_S = 2.0  # longest time between attempts to get room in a full store
-MAX_PUT_BYTES = 256 << 20  # of media that wait to be written
-MAX_FAILED = 1 << 14
+MAX_PUT_BYTES = 256 << 20  # most bytes of media that wait to be written
+MAX_FAILED = 1 << 14  # most errors that are kept for requests
 
 
 class MediaPuts:
-    """Owner of the bytes that clients send, and of the waits for room. `released` is set when something is unpinned."""
+    """Owner of the bytes that clients send, until their requests arrive. `released` is set when something is unpinned,
+    so that the store may have room."""
 
     def __init__(self, store: BlobStore, limits: MediaLimits) -> None:
         self.released = asyncio.Event()
@@ -37,13 +38,13 @@ class MediaPuts:
         self._store, self._limits = store, limits
         self._numbers = itertools.count()
         self._num_bytes = 0
-        self._holders: dict[bytes, list[str]] = {}  # users of pins that wait for a request, by digest
-        self._tasks: dict[bytes, asyncio.Task[None]] = {}  # that write bytes
-        self._failed: OrderedDict[bytes, TokenloomError] = OrderedDict()  # until a request or other bytes come
-        self._arrivals: dict[bytes, asyncio.Event] = {}  # bytes that requests wait for
+        self._holders: dict[bytes, list[str]] = {}  # by digest: users of the pins that keep bytes for a request
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by digest: the task that writes the bytes
+        self._failed: OrderedDict[bytes, TokenloomError] = OrderedDict()  # by digest, until they are raised
+        self._arrivals: dict[bytes, asyncio.Event] = {}  # by digest: bytes that requests wait for
 
     def begin(self, message: PutMedium) -> None:
-        """Begin to write the bytes of a medium. Errors are kept for its request."""
+        """Start to write the bytes of a medium. If this fails, `finish` raises the error."""
         digest = message.digest
         if digest in self._tasks:
             return
@@ -52,36 +53,38 @@ class MediaPuts:
         self._tasks[digest] = new_task(self._put(digest, message.data))
 
     async def finish(self, digest: bytes) -> None:
-        """Wait until bytes that are being written are there; raise the error of those that could not be kept."""
+        """Wait until bytes with this digest are written, if they are being written. Raise the error if they could not
+        be."""
         if digest in self._tasks:
             await asyncio.wait([self._tasks[digest]])
         if digest in self._failed:
             raise self._failed.pop(digest)
 
     def arrival(self, digest: bytes) -> asyncio.Event:
-        """Return the event of the arrival of bytes that the store lacks."""
+        """Return an event that is set when bytes with this digest have been written, or their writing has failed."""
         return self._arrivals.setdefault(digest, asyncio.Event())
 
     def new_user(self) -> str:
-        """Return the name of a pin for a request that is about to come. Any thread may call it."""
+        """Return a new user name for a pin, for a request that is about to arrive. Any thread may call it."""
         return f"hold-{next(self._numbers)}"
 
     def hold(self, digest: bytes, user: str) -> None:
-        """Unpin a blob that waits for its request, after HOLD_S or when the request has come."""
+        """Unpin a blob, which is pinned for `user`, after HOLD_S or in `release`."""
         self._holders.setdefault(digest, []).append(user)
         asyncio.get_running_loop().call_later(self.hold_s, self._unhold, digest, user)
 
     def release(self, digest: bytes) -> None:
-        """Unpin a blob whose request has come."""
+        """Unpin a blob that `hold` keeps for requests, since a request for it has arrived."""
         self._unhold(digest, *self._holders.get(digest, ()))
 
     async def put(self, data: bytes | memoryview, user: str) -> bytes:
-        """Write bytes to the store, pinned for `user`; return their digest."""
+        """Write bytes to the store, pinned for `user`, and return their digest. RequestError if they are too large,
+        Overloaded if the store stays full for WAIT_S."""
         self._limits.check_bytes(len(data))
         return await self.patiently(lambda: asyncio.to_thread(self._store.put, data, user))
 
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `work` while the store is full, for at most WAIT_S; then raise Overloaded."""
+        """Run `work` until it does not raise Overloaded (a full store), for at most WAIT_S; return its result."""
         end = time.monotonic() + WAIT_S
         while True:
             self.released.clear()
@@ -90,7 +93,7 @@ class MediaPuts:
             except Overloaded:
                 if time.monotonic() >= end:
                     raise
-            with contextlib.suppress(TimeoutError):  # an intake process may release something, too
+            with contextlib.suppress(TimeoutError):  # another process may unpin something, which does not set the event
                 async with asyncio.timeout(self.retry_s):
                     await self.released.wait()
 
@@ -103,7 +106,7 @@ class MediaPuts:
             self.hold(found, user)
             if found != digest:
                 raise RequestError(f"the digest of a medium is {found.hex()}, the client says {digest.hex()}")
-        except Exception as error:  # the request gets it; its frames hold the bytes
+        except Exception as error:  # kept for the request, without the traceback, whose frames refer to the bytes
             self._failed[digest] = failure_of(error, "a medium cannot be kept").with_traceback(None)
             if len(self._failed) > MAX_FAILED:
                 self._failed.popitem(last=False)
@@ -124,11 +127,11 @@ class MediaPuts:
         self.released.set()
 
 
-_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
+_tasks: set[asyncio.Task[Any]] = set()  # an event loop has only weak references to its tasks
 
 
 def new_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Run a coroutine in the running loop, which it outlives no longer than this module."""
+    """Run a coroutine as a task of the running loop, and keep a reference to the task until it is done."""
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
