@@ -1,4 +1,4 @@
-"""Copies of files that are read once: each piece is checked, hashed and written before the next is read."""
+"""copy_file: copies a file in one pass, in which each piece is checked, hashed and written before the next is read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ....ipc.process.page_file import WINDOW_BYTES, PageFile, new_pages
 from ....ipc.spec.adapters.digest import Digest
 from .finite_check import FiniteCheck
 
-PIECE_BYTES = 256 << 10  # stays in a core's cache
-WRITE_BYTES = 1 << 20  # at once: each write has a cost of its own
-FICLONE = 0x40049409  # linux/fs.h
+PIECE_BYTES = 256 << 10  # so that a piece stays in the CPU's cache
+WRITE_BYTES = 1 << 20  # least size of a write, since each call has a fixed cost
+FICLONE = 0x40049409  # ioctl of linux/fs.h
 
 
 def copy_file(
@@ -27,9 +27,9 @@ def copy_file(
     pause: Pause = no_pause,
     pages: memoryview | None = None,
 ) -> None:
-    """Copy a file, which shares its blocks if the file system can; its bytes are added to `content`. RequestError if
-    `check` finds a fault, or if the source becomes shorter. `pause` is called between pieces. `pages`: memory to use,
-    WINDOW_BYTES of `new_pages`."""
+    """Copy a file; if the file system can, the copy shares the disk blocks of `source`. The bytes are added to the hash
+    `content`. `pause` is called between pieces. `pages`: WINDOW_BYTES of memory from `new_pages` to use, None: new
+    memory. RequestError if `check` finds a NaN or an infinity, or if the source becomes shorter."""
     check = check or FiniteCheck((), str(source))
     with FileIO(source) as old, FileIO(target, "w+") as new, PageFile(target, os.O_WRONLY) as file:
         is_shared = _share_blocks(old, new)
@@ -44,11 +44,11 @@ def copy_file(
                 writer.write(len(part))
             pause()
         writer.finish()
-        os.fsync(new.fileno())  # a renamed folder is complete, also after a power failure
+        os.fsync(new.fileno())  # so that a renamed folder is complete even after a power failure
 
 
 def _share_blocks(old: FileIO, new: FileIO) -> bool:
-    """Let both files have the same blocks; return whether the file system can."""
+    """Make `new` share the disk blocks of `old`; return whether the file system can do it."""
     try:
         fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
     except OSError:
@@ -66,19 +66,19 @@ def _read(file: FileIO, part: memoryview, source: Path) -> None:
 
 
 class _PageWriter:
-    """Writes bytes behind one another to a file, in whole pages, many at once."""
+    """Writer of consecutive bytes to a file, in whole pages and large writes."""
 
     def __init__(self, file: PageFile, pages: memoryview) -> None:
         self._file, self._pages = file, pages
-        self._num_held = 0  # bytes that wait at the front
-        self._offset = 0  # of the front
+        self._num_held = 0  # bytes at the front of `_pages` that are not written yet
+        self._offset = 0  # offset in the file of the first of them
 
     def space(self, num_bytes: int) -> memoryview:
-        """Return the memory for the next bytes, at most PIECE_BYTES."""
+        """Return memory for the caller to put the next `num_bytes` into, at most PIECE_BYTES."""
         return self._pages[self._num_held : self._num_held + num_bytes]
 
     def write(self, num_bytes: int) -> None:
-        """Write that many bytes of `space`, now or with later ones."""
+        """Add the first `num_bytes` of `space` to the file, now or together with later bytes."""
         self._num_held += num_bytes
         if self._num_held >= WRITE_BYTES:
             whole = self._num_held // PAGE * PAGE
@@ -87,7 +87,7 @@ class _PageWriter:
             self._num_held, self._offset = self._num_held - whole, self._offset + whole
 
     def finish(self) -> None:
-        """Write the bytes that are held; the last page's rest is cut off."""
+        """Write the bytes that are still held, and cut off the rest of the last page."""
         if self._num_held:
             self._file.write(self._pages[: -(-self._num_held // PAGE) * PAGE], self._offset)
             os.ftruncate(self._file.fd, self._offset + self._num_held)

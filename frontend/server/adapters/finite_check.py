@@ -12,13 +12,13 @@ EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x
 
 
 class FiniteCheck:
-    """Owns the runs of tensors that are checked: those that lie behind one another and have one type, by rising
-    offsets."""
+    """Finder of NaN and infinities. Owns the runs to check, by rising offsets: a run is a sequence of tensors that
+    follow each other in the file without a gap and have the same dtype."""
 
     def __init__(self, places: Iterable[TensorPlace], shown: str) -> None:
-        """`shown`: the folder to name in errors."""
+        """`places`: the tensors to check. `shown`: the folder to name in errors."""
         self._shown = shown
-        self._scratch = bytearray()  # reused: in a process that returns large blocks, each new one has fresh pages
+        self._scratch = bytearray()  # reused, since new large blocks cost page faults (return_large_blocks)
         self._runs: list[list[TensorPlace]] = []
         for place in sorted(places, key=lambda each: each.offset):
             last = self._runs[-1][-1] if self._runs else None
@@ -28,8 +28,8 @@ class FiniteCheck:
                 self._runs.append([place])
 
     def pieces(self, num_bytes: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-        """Cut a file into pieces from an offset to another, each with elements of one run, or with bytes that are not
-        checked. `piece_bytes`: their largest size, a multiple of 8."""
+        """Yield (start, stop) offsets of consecutive pieces of a file. A piece contains elements of a single run, or
+        only bytes that are not checked. `piece_bytes`: size of the largest piece, a multiple of 8."""
         edges = {0, num_bytes}.union(*((run[0].offset, _end(run[-1])) for run in self._runs))
         start = 0
         for edge in sorted(edges):
@@ -39,7 +39,8 @@ class FiniteCheck:
                 start = stop
 
     def check(self, start: int, piece: memoryview) -> None:
-        """Raise RequestError for the first element of a piece of `pieces` that is NaN or infinite."""
+        """Raise RequestError for the first element of a piece that is NaN or infinite. `start`: offset of the piece,
+        one of `pieces`."""
         import numpy as np  # takes 0.1 s, and most engines load no adapter
 
         run = self._run_at(start)

@@ -1,7 +1,7 @@
-"""AdapterManager: answers the queries about adapters, and finds the adapter of each request.
+"""AdapterManager: answers clients' queries about adapters, and finds the adapter of each request.
 
-Loads run in threads. A request keeps the adapter that its name stood for when it came, even if name and source
-change later. Without --enable-lora it refuses everything and touches no file.
+Adapters are loaded in threads. A request keeps the adapter that had its name when the request arrived, even if the name
+or the source changes later. Without --enable-lora everything is refused and no file is touched.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .names_file import FILE_NAME
 from .registry import AdapterRegistry
 from .store import AdapterStore
 
-MAX_SHOWN = 20  # names in an error
-NEVER = float("inf")  # as a time
+MAX_SHOWN = 20  # most names in an error
+NEVER = float("inf")  # a time that never comes
 OFF = "this engine serves no adapters: start it with --enable-lora"
 
 Loaded: TypeAlias = AdapterInfo | AdapterRef
@@ -49,11 +49,12 @@ Send: TypeAlias = Callable[[Adapters | Done | QueryFailed], None]
 
 @dataclass(eq=False)
 class Load:
-    """Work in a thread, which may hang on a network file system. `then` is called once, by `end`."""
+    """A load that runs in a thread, where it may hang on a network file system. `end` calls `then` with the result,
+    once."""
 
     then: Then[Any]
     deadline: float  # monotonic seconds
-    is_over: bool = False  # if it was given up, the thread must change nothing any more
+    is_over: bool = False  # ended or given up; if given up, the thread must not change anything
 
     def end(self, result: Loaded | TokenloomError) -> None:
         if not self.is_over:
@@ -62,15 +63,17 @@ class Load:
 
 
 class _Name(NamedTuple):
-    """A name that an adapter is to get. `may_stay`: whether the adapter that has it already will do."""
+    """A name that an adapter is to get. `may_stay`: whether an adapter that has the name already may be used
+    instead."""
 
     text: str
     may_stay: Callable[[AdapterInfo], bool] = lambda info: False
-    is_inplace: bool = False  # otherwise it is taken from no adapter
+    is_inplace: bool = False  # whether the name may be taken from another adapter
 
 
 class AdapterManager:
-    """Owner of registry, store and loads. The loop calls its methods, unless they say otherwise."""
+    """Owner of the registry, the store and the loads. Its methods are called in the frontend's loop, unless they say
+    "in a thread"."""
 
     def __init__(
         self,
@@ -82,8 +85,9 @@ class AdapterManager:
         index: int = 0,
         note: ReadingNote | None = None,
     ) -> None:
-        """`is_busy`, called by threads: whether requests run, which loads should not slow. `index`: of this
-        frontend. `note`: where the threads note the queries that they work for."""
+        """`wake` is called from other threads and must cause a call of `on_wakeup`. `is_busy`, called in threads:
+        whether requests run, which loads should not slow down. `index`: number of this frontend. `note`: where the
+        threads record the queries that they work on."""
         self._spec, self._unix_time = spec, unix_time
         self.registry: AdapterRegistry | None = None
         self._loads: list[Load] = []
@@ -99,24 +103,25 @@ class AdapterManager:
         self._folder = None if folder is None else Path(folder).resolve()
         self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
         self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note, 1 + len(THREAD_BYTES))
-        self._placing = threading.Lock()  # a thread that has placed an adapter may name it before another drops it
-        self._first_uses: dict[str, list[Reply[AdapterInfo]]] = {}  # by the name that is being looked for
+        self._placing = threading.Lock()  # no adapter is dropped between its placing and its naming
+        self._first_uses: dict[str, list[Reply[AdapterInfo]]] = {}  # by f"{name}\n{path}"
 
     @property
     def infos(self) -> list[AdapterInfo]:
-        """The adapters that requests may name, by name; without those in --adapter-folder that none has named yet."""
+        """The adapters that have names, sorted by name; without those in --adapter-folder that no request has used
+        yet."""
         return [] if self.registry is None else self.registry.infos
 
     def get(self, name: str) -> AdapterInfo | None:
         return None if self.registry is None else self.registry.get(name)
 
     def names_of(self, digest: bytes) -> list[str]:
-        """Return the names of an adapter; none if it has been unloaded, or its name given away."""
+        """Return the names of the adapter with a digest; empty if it is unloaded, or others have its names now."""
         return [] if self.registry is None else self.registry.names_of(digest)
 
     def load_modules(self) -> None:
-        """Load the adapters of --lora-modules, unless a frontend has at the start; wait for one that does. ConfigError
-        if one fails."""
+        """Load the adapters of --lora-modules, unless another frontend has loaded them; wait while another one loads
+        them. ConfigError if an adapter cannot be loaded."""
         if self.registry is None:
             return
         with self._names.loading_modules() as is_first:
@@ -130,7 +135,8 @@ class AdapterManager:
     # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def answer(self, query: AdapterQuery, send: Send) -> None:
-        """Call `send` with the answer: of a load, when requests may name the adapter."""
+        """Carry out a query and call `send` with the reply. The reply to a load is sent once requests may use the
+        adapter."""
         reply: Adapters | Done | QueryFailed = Done(query_id=query.query_id)
         try:
             if isinstance(query, ListAdapters):
@@ -146,11 +152,13 @@ class AdapterManager:
         send(reply)
 
     async def load(self, query: LoadAdapter, *, is_confined: bool = False) -> AdapterInfo:
-        """Load an adapter, only from beneath --adapter-folder if `is_confined`."""
+        """Load an adapter and return it. With `is_confined`, only adapters in --adapter-folder are accepted. NotFound
+        if there is no such folder, RequestError if the adapter or its name is not accepted or the load takes too
+        long."""
         return await self._run(partial(self._carry_out, query, is_confined))
 
     def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
-        """Load the adapter of a query, in a thread."""
+        """Load the adapter of a query and return it. Runs in a thread."""
         check_name(query.name, self._spec.model_names)
         name = _Name(query.name, lambda info: self._names.has_done(query.order_id), query.is_inplace)
         self._known(name)
@@ -168,14 +176,16 @@ class AdapterManager:
         return self._load(name, source, within=within, load=load, order_id=query.order_id)
 
     def unload(self, name: str, order_id: str = "") -> None:
-        """Remove a name; NotFound if no adapter has it."""
+        """Remove the name of an adapter. NotFound if no adapter has it. An order that was carried out already is
+        ignored."""
         if self.registry is not None and self.registry.has_done(order_id):
             return
         if self.registry is None or not self.registry.remove(name, order_id):
             raise NotFound(f"The lora adapter '{name:.200}' cannot be found.")
 
     def _known(self, name: _Name) -> AdapterInfo | None:
-        """Return the adapter that has a name already, if it will do; RequestError if the name cannot be given away."""
+        """Return the adapter that has the name already, if it may be used instead of loading another; None if one is to
+        be loaded. RequestError if an adapter has the name and must keep it."""
         info = self._names.get(name.text)
         if info is None or name.may_stay(info):
             return info
@@ -197,7 +207,9 @@ class AdapterManager:
         order_id: str = "",
         load: Load | None = None,
     ) -> AdapterInfo:
-        """Copy the adapter in `source` to the store and give it a name; blocks."""
+        """Copy the adapter in `source` to the store, give it `name` and return it. If the adapter that has the name may
+        stay, return that instead. Blocks: runs in a thread, except at the start. `within`: folder in which all files
+        must lie. `is_found`: whether the adapter was found in --adapter-folder, so that its name may be dropped."""
         if (info := self._known(name)) is not None:
             return info
         copy = self._store.copy(source, within)
@@ -207,7 +219,7 @@ class AdapterManager:
                     raise RequestError(f"the load of {name.text!r} was given up")
                 if (info := self._known(name)) is not None:
                     return info
-                self._names.hold(copy.digest, self._store.ref(copy.digest, copy.rank))  # no other frontend drops it
+                self._names.hold(copy.digest, self._store.ref(copy.digest, copy.rank))  # others must not drop it
                 try:
                     ref = self._store.place(copy)
                     info = AdapterInfo(
@@ -228,7 +240,9 @@ class AdapterManager:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def resolve(self, submit: Submit) -> AdapterRef | None:
-        """Return the adapter of a request, counted as used until `release`; None for the model alone."""
+        """Return the adapter of a request, which is in use until `release`; None for the base model. The adapter is
+        loaded if it is in --adapter-folder or at the request's path. NotFound if the name is unknown; RequestError if
+        it cannot be loaded; Overloaded if it was dropped just now."""
         name = submit.adapter
         if not name or name in self._spec.model_names:
             return None
@@ -250,7 +264,8 @@ class AdapterManager:
         return ref
 
     async def _resume(self, digest: bytes) -> AdapterRef:
-        """Find the adapter that a resumed request used."""
+        """Return the adapter with a digest, which a resumed request used, and count the use. RequestError if it is no
+        longer in the store."""
         ref = self._names.hold(digest)
         if ref is None:
             found: AdapterRef = await self._run(lambda _: self._store.find(digest))
@@ -258,13 +273,13 @@ class AdapterManager:
         return ref
 
     def release(self, ref: AdapterRef) -> None:
-        """Count the end of a request that `resolve` counted."""
+        """End a use of an adapter that `resolve` has counted."""
         if self._names.release(ref.digest):
             self._store.touch(ref.digest)
 
     async def find(self, name: str) -> AdapterInfo | None:
-        """Return the adapter of a name, after loading it from --adapter-folder if it is there; None for the model
-        itself."""
+        """Return the adapter with a name, loaded from --adapter-folder if necessary; None for the base model. NotFound
+        if there is none."""
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:
@@ -272,7 +287,8 @@ class AdapterManager:
         return self._names.get(name) or await self._find(name, "")
 
     async def _find(self, name: str, path: str) -> AdapterInfo:
-        """Load an adapter on its first use, from `path` or else --adapter-folder, once for all that ask meanwhile."""
+        """Load an adapter on its first use, from `path` or, if that is "", from --adapter-folder; return it. Calls
+        during the load share it. NotFound if there is no such adapter."""
         if not path and (self._folder is None or "/" in name):
             raise self.unknown(name)
         key = f"{name}\n{path}"
@@ -289,7 +305,8 @@ class AdapterManager:
         return await reply
 
     def _first_use(self, name: str, path: str, load: Load) -> AdapterInfo:
-        """Load an adapter that a request names, in a thread; another load of the name may just have ended."""
+        """Load an adapter that a request names, unless another load has just given the name to it; return the adapter.
+        Runs in a thread."""
         wanted = _Name(name, lambda info: path in ("", info.path))
         if path:
             check_name(name, self._spec.model_names)
@@ -309,7 +326,7 @@ class AdapterManager:
     # ── threads and time ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, work: Callable[[Load], L]) -> L:
-        """Run work in a thread and return its result; raise an error when it takes too long."""
+        """Run `work` in a thread and return its result. Raises its error, or RequestError after --start-timeout-s."""
         reply: Reply[L] = Reply()
         self._begin(work, reply.bring)
         return await reply
@@ -320,7 +337,7 @@ class AdapterManager:
         self._pool.run(lambda: work(load), load.end)
 
     def on_wakeup(self) -> None:
-        """Pass on the results of ended loads."""
+        """Call the callbacks of loads that threads have finished since the last call."""
         if self.registry is not None:
             for end in self._pool.take():
                 end()
@@ -335,11 +352,12 @@ class AdapterManager:
 
     @property
     def next_expiry(self) -> float:
-        """Return the time at which to call `expire` next, in monotonic seconds; inf: not before something happens."""
+        """Return when to call `expire` next, in monotonic seconds; inf if nothing can expire."""
         return NEVER if self.registry is None else min(self._next_deadline, self.registry.next_expiry)
 
     def expire(self, now: float) -> None:
-        """Give up loads that take too long, and uses of adapters that are over. `now`: monotonic seconds."""
+        """Give up loads that take too long, and let adapters be dropped that have been unused for a while. `now`:
+        monotonic seconds."""
         if self.registry is not None:
             self.registry.expire(now)
         for load in self._loads:
@@ -349,7 +367,7 @@ class AdapterManager:
         self._loads = [load for load in self._loads if not load.is_over]
 
     def close(self) -> None:
-        """End the engine's use of the store."""
+        """End the threads and this engine's use of the store."""
         if self.registry is not None:
             self._pool.close()
             self._store.close()
@@ -357,12 +375,12 @@ class AdapterManager:
 
 
 class NotFound(RequestError):
-    """No model or adapter has the name, or no adapter lies there: HTTP 404."""
+    """Error: no model or adapter has the name, or there is no adapter folder at the path. HTTP status 404."""
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a folder at a path that a caller wrote; not for one that no file system knows, such as a name of
-    256 bytes or with a zero byte in it."""
+    """Whether there is a folder at a path from a caller. False, too, for a path that no file system accepts, such as a
+    name of 256 bytes or with a zero byte."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -370,7 +388,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _resolved(path: Path) -> Path:
-    """Return a path that a caller wrote without its links; as it is if no file system knows it."""
+    """Return a path from a caller with all links resolved; unchanged if no file system accepts it."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError):

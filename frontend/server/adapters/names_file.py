@@ -1,7 +1,7 @@
 """NamesFile: the names of an engine's adapters, in a file of the run directory that all its frontends read and change.
 
-A change is made under a lock and replaces the file, before anybody is answered. To look whether there is another file
-costs a call of stat, so that a frontend looks before each use: a name that one has given is known to all.
+A change is made under a lock and replaces the file before the reply to it is sent. Each frontend checks for a new file
+before each use of a name, which costs one call of stat: so a name that one frontend has given is known to all.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ FILE_NAME = "adapters.json"
 
 
 class Names(msgspec.Struct, omit_defaults=True):
-    """The file."""
+    """The content of the file."""
 
-    adapters: list[AdapterInfo] = []
-    found: list[str] = []  # names that --adapter-folder gave: they may be dropped, since they can be found again
-    orders: list[str] = []  # LoadAdapter.order_id and UnloadAdapter.order_id of orders that were carried out
-    has_modules: bool = False  # the adapters of --lora-modules were loaded
+    adapters: list[AdapterInfo] = []  # one for each name
+    found: list[str] = []  # names of adapters from --adapter-folder; may be dropped, since it still has them
+    orders: list[str] = []  # order ids of LoadAdapter and UnloadAdapter that were carried out
+    has_modules: bool = False  # whether the adapters of --lora-modules were loaded
 
 
 class NamesFile:
-    """One process's view of the file. Its caller lets one thread at a time call it."""
+    """One process's access to the file. Only one thread at a time may call it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_fd, self._depth = -1, 0
-        self._read_fd = -1  # the file as read or written last, open so that no other one gets its inode
+        self._read_fd = -1  # the file that was read or written last; open, so that its inode is not used again
 
     def read_new(self) -> Names | None:
-        """Return the content if the file is another than the one that was read or written last."""
+        """Return the content, if another process has replaced the file since it was last read or written; else None."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class NamesFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock under which the file is replaced. It may be taken again inside."""
+        """Hold the lock under which the file is replaced, as a context. Contexts may be nested."""
         if self._lock_fd < 0:
             self._lock_fd = _open_lock(self.path.with_suffix(".lock"))
         if self._depth == 0:
@@ -73,14 +73,15 @@ class NamesFile:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def write(self, names: Names) -> None:
-        """Replace the file, under the lock; InternalError if it cannot be written."""
+        """Replace the file; the caller holds the lock. Overloaded if the disk is full or another resource is short,
+        else InternalError if it cannot be written."""
         replace(self.path, msgspec.json.encode(names))
         self._forget()
         self._read_fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Hold another lock, with which one frontend at a time loads the adapters of --lora-modules."""
+        """Hold a second lock, as a context, so that one frontend at a time loads the adapters of --lora-modules."""
         fd = _open_lock(self.path.with_suffix(".start"))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -96,8 +97,8 @@ class NamesFile:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file of the run directory in one step; Overloaded if something has run out, else InternalError if it
-    cannot be written."""
+    """Replace a file of the run directory atomically. Overloaded if the disk is full or another resource is short, else
+    InternalError if it cannot be written."""
     aside = path.with_suffix(".new")
     try:
         aside.write_bytes(content)
@@ -107,7 +108,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def read_names(path: Path) -> Names:
-    """Return the content of the file; without one there are no names."""
+    """Return the content of the file at `path`; an empty Names if there is none."""
     with contextlib.suppress(FileNotFoundError):
         return msgspec.json.decode(path.read_bytes(), type=Names)
     return Names()

@@ -1,10 +1,9 @@
-"""AdapterRegistry: the names of adapters, which all frontends of an engine share, and the adapters that open requests
-of this one use.
+"""AdapterRegistry: the names of adapters, which all frontends of an engine share, and the adapters in use by requests.
 
-A change is in a file before anyone hears of it, so that every frontend knows it at once, and one that replaces this one
-knows every name and the adapters of the requests that it is about to resume. Processes that drop adapters from a store
-read these files before, those of other engines too. The frontend's loop and the threads that load adapters share this
-object.
+Each change is written to a file before a client gets a reply to it. So every frontend knows it at once, and a frontend
+that replaces this one knows every name, and the adapters of the requests that it is about to resume. Before a process
+drops an adapter from a store, it reads these files of all engines. The frontend's loop and the threads that load
+adapters share this object.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ....ipc.messages.adapter import AdapterInfo, AdapterRef
 from .names_file import Names, NamesFile, read_names
 from .uses_file import LINGER_S, UsesFile, used_beside
 
-LEFT_S = 60.0  # for clients to resume their requests with a new frontend
+LEFT_S = 60.0  # time for clients to resume their requests with a new frontend
 MAX_NAMES = 100_000
-MAX_ORDERS = 256  # remembered, oldest forgotten first
+MAX_ORDERS = 256  # most order ids in the file; the oldest are dropped first
 
 
 class AdapterRegistry:
-    """View of the names, and owner of the number of open requests of each adapter. An adapter stays in the store while
-    a lasting name or a file of uses names it."""
+    """View of the shared names, and owner of the number of open requests of each adapter. An adapter stays in the store
+    while it has a name that did not come from --adapter-folder, or is in a UsesFile."""
 
     def __init__(
         self,
@@ -38,8 +37,8 @@ class AdapterRegistry:
         monotonic: Callable[[], float] = time.monotonic,
         index: int = 0,
     ) -> None:
-        """`path`: of the file with the names. `new_ref(digest, rank)` names an adapter's place in the store. `index`:
-        of this frontend."""
+        """`path`: the file with the names. `new_ref(digest, rank)` returns the reference to an adapter in the store.
+        `index`: number of this frontend."""
         self._new_ref, self._monotonic = new_ref, monotonic
         self.max_names = MAX_NAMES
         self._lock = threading.RLock()
@@ -50,17 +49,17 @@ class AdapterRegistry:
         self._orders: dict[str, None] = {}
         self._has_modules = False
         self._num_users: Counter[bytes] = Counter()  # open requests by digest
-        self._idle: dict[bytes, float] = {}  # by digest: end of the last request, monotonic seconds; the oldest first
-        self._left = set(self._uses.held)  # of requests of the frontend before this one
+        self._idle: dict[bytes, float] = {}  # by digest: end of its last request, monotonic seconds; oldest first
+        self._left = set(self._uses.held)  # digests in use by requests of this frontend's predecessor
         self._left_until = monotonic() + LEFT_S if self._left else math.inf
-        self._refs: dict[bytes, AdapterRef] = {}  # of the adapters that open requests use
+        self._refs: dict[bytes, AdapterRef] = {}  # by digest: the adapters that open requests use
         self._refresh()
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def infos(self) -> list[AdapterInfo]:
-        """All adapters with a name, by name."""
+        """All adapters that have names, sorted by name."""
         with self._lock:
             self._refresh()
             return sorted(self._infos.values(), key=lambda info: info.name)
@@ -76,7 +75,7 @@ class AdapterRegistry:
             return sorted(self._names_by_digest.get(digest, ()))
 
     def has_done(self, order_id: str) -> bool:
-        """Whether an order was carried out, perhaps by another frontend."""
+        """Whether the order with this id was carried out, by this or another frontend. False for the id ""."""
         with self._lock:
             self._refresh()
             return bool(order_id) and order_id in self._orders
@@ -89,8 +88,10 @@ class AdapterRegistry:
         is_found: bool = False,
         known: Callable[[], AdapterInfo | None] = lambda: None,
     ) -> AdapterInfo:
-        """Add a name, or give it to another adapter, and return that; change nothing if `known`, which is called last,
-        returns an adapter or raises."""
+        """Give the name `info.name` to the adapter `info`, even if another adapter has it, and return `info`. `known`
+        is called first, under the lock: if it returns an adapter, return that and change nothing. `is_found`: the
+        adapter is in --adapter-folder, so that its name may be dropped. RequestError if there are too many names;
+        Overloaded or InternalError if the file cannot be written."""
         with self._changing():
             if (other := known()) is not None:
                 return other
@@ -106,7 +107,7 @@ class AdapterRegistry:
         return info
 
     def remove(self, name: str, order_id: str = "") -> bool:
-        """Remove a name; return whether it was there."""
+        """Remove a name; return whether an adapter had it."""
         with self._changing():
             if (info := self._infos.get(name)) is None:
                 return False
@@ -116,8 +117,8 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def loading_modules(self) -> Iterator[bool]:
-        """Yield whether the adapters of --lora-modules are still to be loaded, which one frontend does while the others
-        wait here; after the context they count as loaded."""
+        """Context in which one frontend loads the adapters of --lora-modules while the others wait to enter it. Yields
+        whether the caller must load them; after that context they count as loaded."""
         with self._file.starting():
             with self._lock:
                 self._refresh()
@@ -131,14 +132,14 @@ class AdapterRegistry:
     # ── uses ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def hold(self, digest: bytes, ref: AdapterRef | None = None) -> AdapterRef | None:
-        """Count a request that uses an adapter, and return its place; None if it is neither known nor given as `ref`.
-        The adapter stays until `release`."""
+        """Count a request that uses an adapter and return the reference to it. The adapter stays in the store until
+        `release`. None if the adapter is unknown and no `ref` is given."""
         with self._lock:
             if digest not in self._num_users:
                 self._refresh()
                 known = self._place_of(digest) or ref
                 if known is not None and digest not in self._uses.held:
-                    with self._changing():  # so that nobody drops it at the same time
+                    with self._changing():  # so that no process drops it at the same time
                         known = self._place_of(digest) or ref
                         if known is not None:
                             self._uses.add(digest, known.rank)
@@ -150,12 +151,14 @@ class AdapterRegistry:
             return self._refs[digest]
 
     def hold_name(self, name: str) -> AdapterRef | None:
-        """Count a request that uses the adapter of a name; None if no adapter has the name."""
+        """Count a request that uses the adapter with a name, and return the reference to the adapter; None if no
+        adapter has the name."""
         info = self.get(name)
         return None if info is None else self.hold(bytes.fromhex(info.digest))
 
     def release(self, digest: bytes) -> bool:
-        """Count the end of a request that `hold` counted; return whether neither a name nor a request is left."""
+        """Count the end of a request that `hold` has counted. Return whether the adapter now has neither a name nor an
+        open request."""
         with self._lock:
             self._num_users[digest] -= 1
             if self._num_users[digest]:
@@ -166,12 +169,12 @@ class AdapterRegistry:
             return digest not in self._names_by_digest
 
     def names(self, digest: bytes) -> bool:
-        """Whether this engine uses an adapter, or has a name for it."""
+        """Whether an adapter has a name in this engine, or requests of this frontend use it."""
         return digest in self._uses.held or bool(self.names_of(digest))
 
     def may_drop(self, digest: bytes) -> bool:
-        """Whether the store may drop an adapter: no open request of any frontend and no lasting name uses it. Names
-        that --adapter-folder gave are removed then."""
+        """Whether the store may drop an adapter: no open request of any frontend uses it, and all its names came from
+        --adapter-folder. If so, these names are removed."""
         with self._changing():
             names = self._names_by_digest.get(digest, set())
             is_used = digest in self._num_users or self._is_left(digest) or digest in self._uses.others
@@ -186,11 +189,12 @@ class AdapterRegistry:
 
     @property
     def next_expiry(self) -> float:
-        """When to call `expire` next, in monotonic seconds; inf: not before a request ends."""
+        """When to call `expire` next, in monotonic seconds; inf if nothing can expire before another request ends."""
         return min(next(iter(self._idle.values()), math.inf) + LINGER_S, self._left_until)
 
     def expire(self, now: float) -> None:
-        """Let others drop adapters whose last request has ended a while ago; `now` in monotonic seconds."""
+        """Remove adapters from the UsesFile whose last request ended at least LINGER_S ago, so that they may be
+        dropped. `now`: monotonic seconds."""
         if now < self.next_expiry:
             return
         with self._lock:
@@ -209,11 +213,11 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Let no other process and thread change a file, and know the newest one."""
-        # Two locks, always in this order. flock excludes processes and not threads, which share the open file and its
-        # depth of nesting; `_lock` excludes the threads. Reads take `_lock` alone: a change replaces the file, so they
-        # find the old one or the new one. `hold` writes a use, and `may_drop` reads the uses of all, under both: an
-        # adapter cannot be dropped between the look at its name and the note of its use.
+        """Context in which no other process or thread changes a file. The names are up to date at its start."""
+        # Two locks, always taken in this order. flock excludes other processes but not threads, which share the open
+        # file and its nesting depth; `_lock` excludes threads. Reads take only `_lock`: a change replaces the file, so
+        # that they find the old file or the new one. `hold` writes a use under both locks, and `may_drop` reads all
+        # uses under both: an adapter cannot be dropped after its name was looked up and before its use is written.
         with self._lock, self._file.locked():
             self._refresh()
             yield
@@ -244,7 +248,8 @@ class AdapterRegistry:
             del self._names_by_digest[digest]
 
     def _place_of(self, digest: bytes) -> AdapterRef | None:
-        """Return the place of an adapter that has a name, or that a request before this frontend used."""
+        """Return the reference to an adapter that has a name, or that a request of the predecessor used; None for
+        others."""
         if (names := self._names_by_digest.get(digest)) is not None:
             return self._new_ref(digest, self._infos[next(iter(names))].rank)
         return self._new_ref(digest, self._uses.held[digest]) if self._is_left(digest) else None
@@ -253,7 +258,8 @@ class AdapterRegistry:
         return digest in self._left and self._monotonic() < self._left_until
 
     def _save(self, order_id: str = "") -> None:
-        """Replace the file with the names; if it cannot be written, they are what they were, and InternalError."""
+        """Replace the file with the current names, and record an order as carried out. Overloaded or InternalError if
+        the file cannot be written; after InternalError the names are as before."""
         if order_id:
             self._orders[order_id] = None
             if len(self._orders) > MAX_ORDERS:
@@ -267,5 +273,5 @@ class AdapterRegistry:
 
 
 def digests_of(path: Path) -> set[bytes]:
-    """Return the adapters that an engine uses, by the file with its names."""
+    """Return the digests of the adapters that an engine uses or has names for. `path`: its file with the names."""
     return {bytes.fromhex(info.digest) for info in read_names(path).adapters} | used_beside(path)

@@ -1,11 +1,11 @@
 """AdapterStore: the engine's own copies of adapters, in folders named by the digests of their content.
 
     <root>/<digest in hex>/{adapter_config.json, adapter_model.safetensors}
-    <root>/.new-*       copies under way, each locked by its process
-    <root>/.engines/*   for each engine of this store, a link to the registry with the adapters that it uses
+    <root>/.new-*       unfinished copies, each locked by its process
+    <root>/.engines/*   for each engine that uses the store, a link to its file of adapter names
 
-Engines and users' programs may share a store. A copy is written aside and renamed when it is complete, so that later
-changes of the source have no effect. Its methods block, and are called from threads.
+Engines and users' programs may share a store. A copy is written to a temporary folder and renamed when it is complete;
+later changes of the source have no effect. The methods block, and are called from threads.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from .file_copy import copy_file
 from .finite_check import FiniteCheck
 from .registry import digests_of
 
-FRESH_NS = 10 * 10**9  # another engine may be about to write its use of a new entry to its registry
-ENTRY_NAME = re.compile("[0-9a-f]{64}")  # other names are left alone
+FRESH_NS = 10 * 10**9  # an entry that is newer is kept: another engine may be about to write its use of it
+ENTRY_NAME = re.compile("[0-9a-f]{64}")  # files with other names are not touched
 _FILES = (CONFIG_NAME, TENSORS_NAME)
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A complete and checked copy that is not in its place yet."""
+    """A complete and checked copy in a temporary folder."""
 
     folder: Path
-    lock_fd: int
+    lock_fd: int  # descriptor that holds the lock of `folder`
     digest: bytes
     rank: int
     num_bytes: int
 
 
 class AdapterStore:
-    """Owner of an engine's share in a store."""
+    """One process's access to the store, and owner of the engine's link in it."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class AdapterStore:
         pacer: Pacer | None = None,
         unix_time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
-        `is_named(digest)`: whether it names one now, or uses it. pacer: of the threads that copy; None: they need not
-        rest."""
+        """`registry_path`: the file with this engine's names. `may_drop(digest)` returns whether this engine no longer
+        needs an adapter; if True, it must not use that adapter again. `is_named(digest)` returns whether an adapter has
+        a name, or is in use, in this engine. `pacer` makes the threads that copy rest; None: they need not rest."""
         config = spec.config
         self._may_drop, self._is_named, self._pacer = may_drop, is_named, pacer or Pacer(lambda: False)
         self._unix_time_ns = unix_time_ns
@@ -76,24 +76,25 @@ class AdapterStore:
             spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
         )
         self._max_bytes: int = config.adapter_store_bytes
-        self._own_digests: set[bytes] = set()  # placed by this object
-        self._free_pages: list[memoryview] = []  # of copies that ended: as many as ran at once
+        self._own_digests: set[bytes] = set()  # of the adapters that this object has placed
+        self._free_pages: list[memoryview] = []  # memory of finished copies, for the next ones
         self.root = adapters_folder(spec.run_directory)
         engines = self.root / ".engines"
         engines.mkdir(mode=0o700, exist_ok=True)
         self._own = engines / spec.run_id
-        with contextlib.suppress(FileExistsError):  # of a frontend before this one
+        with contextlib.suppress(FileExistsError):  # made by another frontend of this engine
             self._own.symlink_to(registry_path)
 
     def ref(self, digest: bytes, rank: int) -> AdapterRef:
         return AdapterRef(digest=digest, folder=str(self.root / digest.hex()), rank=rank)
 
     def read(self, folder: Path) -> AdapterFile:
-        """Check the header of the adapter in `folder` against model and options; RequestError if it does not fit."""
+        """Read the config and the tensor header of the adapter in `folder`. RequestError if it does not fit the model
+        and the options."""
         return self._reader.read(folder)
 
     def find(self, digest: bytes) -> AdapterRef:
-        """Return an adapter that an earlier request used; RequestError if it is no longer kept."""
+        """Return the reference to the adapter with a digest. RequestError if it is not in the store any more."""
         folder = self.root / digest.hex()
         if len(digest) != 32 or not folder.is_dir():
             raise RequestError(
@@ -102,8 +103,10 @@ class AdapterStore:
         return self.ref(digest, self.read(folder).rank)
 
     def copy(self, source: Path, within: Path | None = None) -> Copy:
-        """Copy and check the adapter in `source`, whose files lie beneath the resolved folder `within`. RequestError if
-        the adapter does not fit, holds a NaN, or has no room. The caller passes the copy to `discard` at the end."""
+        """Copy and check the adapter in `source`. `within`: resolved folder in which its files must lie, None:
+        anywhere. The caller must pass the copy to `discard` in the end. RequestError if the adapter does not fit the
+        model, contains NaN or infinity, is larger than the store, or changes or cannot be read; Overloaded if the disk
+        is full or another resource is short."""
         pause = self._pacer.start()
         config, tensors = (_checked(source / name, within) for name in _FILES)
         file = self._reader.read(source, pause)
@@ -132,8 +135,9 @@ class AdapterStore:
             self._free_pages.append(pages)
 
     def place(self, copy: Copy) -> AdapterRef:
-        """Move a copy to its place, unless the same content is there. Drops the adapters used least recently if the
-        store is full; RequestError if all of it is in use. The caller discards the copy."""
+        """Move a copy to its place, unless the store has the same content; return the reference to it. If the store is
+        full, drop the adapters that were used least recently; RequestError if too many are in use. The caller still has
+        to `discard` the copy."""
         entry = self.root / copy.digest.hex()
         is_damaged = entry.is_dir() and not _is_whole(entry, copy.digest, self._pacer.start())
         with self._locked():
@@ -147,16 +151,16 @@ class AdapterStore:
         return self.ref(copy.digest, copy.rank)
 
     def discard(self, copy: Copy) -> None:
-        """Remove the rest of a copy."""
+        """Remove the temporary folder of a copy, if it is still there, and its lock."""
         self._remove(copy.folder, copy.lock_fd)
 
     def touch(self, digest: bytes) -> None:
-        """Count an adapter as used now."""
+        """Record that an adapter is used now, for the order in which adapters are dropped."""
         with contextlib.suppress(OSError):
             os.utime(self.root / digest.hex())
 
     def close(self) -> None:
-        """End this engine's share: its adapters stay, and may be dropped."""
+        """Remove this engine's link. Its adapters stay in the store, and other engines may drop them."""
         with contextlib.suppress(OSError):  # a read-only disk: the link leads nowhere once the run directory is gone
             self._own.unlink(missing_ok=True)
 
@@ -192,12 +196,12 @@ class AdapterStore:
         )
 
     def _foreign_digests(self) -> set[bytes]:
-        """Return the adapters that other engines use."""
+        """Return the digests of the adapters that other engines use or have names for."""
         found: set[bytes] = set()
         for link in self._own.parent.iterdir():
             if link == self._own:
                 continue
-            with contextlib.suppress(OSError):  # its engine ends just now, or it is no link of ours
+            with contextlib.suppress(OSError):  # its engine is just ending, or it is not a link of an engine
                 registry = link.readlink()
                 if registry.parent.exists():
                     found |= digests_of(registry)
@@ -208,9 +212,10 @@ class AdapterStore:
     # ── copies under way ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _scratch(self) -> tuple[Path, int]:
-        """Make a locked folder for a copy, and remove those of processes that have ended."""
+        """Make a folder for a copy and lock it; return it and the descriptor of the lock. Remove such folders of
+        processes that have ended."""
         with self._locked():
-            for left in self.root.glob(".new-????????"):  # as mkdtemp names them
+            for left in self.root.glob(".new-????????"):  # the names that mkdtemp makes
                 if _is_folder(left) and (fd := _try_lock(left)) is not None:
                     self._remove(left, fd)
             folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
@@ -225,7 +230,7 @@ class AdapterStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock under which entries appear and disappear."""
+        """Hold the lock of the store, under which entries are added and removed, as a context."""
         fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -235,7 +240,8 @@ class AdapterStore:
 
 
 def _checked(path: Path, within: Path | None) -> Path:
-    """Return where `path` leads; RequestError if that is not beneath `within`, or is no plain file."""
+    """Return `path` with all links resolved. RequestError if it is not in the folder `within`, or exists and is not a
+    regular file."""
     try:
         found = path.resolve()
         is_other = found.exists() and not found.is_file()  # reading a pipe would wait for a writer
@@ -267,7 +273,7 @@ def _size(folder: Path) -> int:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Lock a folder; return the descriptor, None if another process has locked it."""
+    """Lock a folder and return the descriptor of the lock; None if another process has locked it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

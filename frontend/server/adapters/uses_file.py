@@ -1,9 +1,9 @@
-"""UsesFile: the adapters that one process's open requests use, in a file that others read before they drop any.
+"""UsesFile: a file with the adapters that one frontend's open requests use. Others read it before they drop adapters.
 
-    <run directory>/adapters-<user>.json        of each frontend: user is its index
+    <run directory>/adapters-<user>.json        user: the index of the frontend
 
-It names an adapter before the first of these requests is sent, and for LINGER_S after the last, so that a busy adapter
-costs no write a request. The process that replaces this one keeps what it finds there for LEFT_S.
+It contains an adapter from before its first request is sent until LINGER_S after its last has ended, so that requests
+for a busy adapter cost no writes. The frontend that replaces this one keeps the adapters in the file for LEFT_S.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ import msgspec
 from ....ipc.errors import InternalError
 from .names_file import replace
 
-LINGER_S = 1.0
+LINGER_S = 1.0  # how long an unused adapter stays in the file
 
 
 class _Uses(msgspec.Struct, omit_defaults=True):
-    """The file. `held`: ranks of adapters by digest in hex."""
+    """The content of the file. `held`: ranks of adapters, by digest in hex."""
 
     held: dict[str, int] = {}
 
 
 class UsesFile:
-    """This process's file beside the names. `held`: what it names, with ranks, by digest."""
+    """Owner of this process's file, in the folder of the file with the names. `held`: the ranks of the adapters in it,
+    by digest."""
 
     def __init__(self, names: Path, user: str) -> None:
         self._names, self._path = names, names.with_name(f"{names.stem}-{user}{names.suffix}")
         self.held = _read(self._path)
 
     def add(self, digest: bytes, rank: int) -> None:
-        """Name an adapter; InternalError if the file cannot be written."""
+        """Add an adapter to the file. Overloaded or InternalError if the file cannot be written."""
         if digest not in self.held:
             self._write({**self.held, digest: rank})
 
     def keep(self, digests: set[bytes]) -> None:
-        """Name no others than these any more. If the file cannot be written, it names more than are used."""
+        """Remove all adapters except these from the file. Overloaded if the disk is full; after any other failed write
+        they stay in the file."""
         kept = {digest: rank for digest, rank in self.held.items() if digest in digests}
         if len(kept) < len(self.held):
             with contextlib.suppress(InternalError):
@@ -47,7 +49,7 @@ class UsesFile:
 
     @property
     def others(self) -> set[bytes]:
-        """The adapters that other processes of the engine use."""
+        """The digests of the adapters that other frontends of the engine use."""
         return {digest for path in _paths(self._names) if path != self._path for digest in _read(path)}
 
     def _write(self, held: dict[bytes, int]) -> None:
@@ -56,7 +58,7 @@ class UsesFile:
 
 
 def used_beside(names: Path) -> set[bytes]:
-    """Return the adapters that the processes of an engine use, by the file with its names."""
+    """Return the digests of the adapters that the frontends of an engine use. `names`: its file with the names."""
     return {digest for path in _paths(names) for digest in _read(path)}
 
 
