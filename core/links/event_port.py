@@ -1,10 +1,10 @@
-"""EventPort: publishes KV events to any number of subscribers, and repeats those that a subscriber has missed.
+"""EventPort: publishes KV events to any number of subscribers, and repeats the events that a subscriber has missed.
 
     PUB:    [topic "", number u64 big-endian, msgpack of [unix seconds, [events], replica]]
     ROUTER: ["", first number u64 big-endian] → ["", number, msgpack] …, then ["", 2^64 - 1, ""]      vLLM's form
 
-The ROUTER has the next port of a tcp address, or -replay after the path of an ipc one. Each replica has addresses of
-its own. Numbers begin at 0 with each core; the first event of a core is AllBlocksCleared.
+The address of the ROUTER is the PUB's with the next port (tcp), or with -replay after the path (ipc). Each replica has
+its own addresses. Batches are numbered from 0 in each core; the first event of a core is AllBlocksCleared.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...ipc.sockets.zmq_sockets import bind, new_socket, receive
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.tier_places import events_address_of, replay_address
 
-NUM_KEPT = 10_000  # batches that can be repeated
-MAX_UNSENT = 100_000  # batches for a slow subscriber; it misses those beyond, and asks for them
-REPLAYS_PER_TURN = 256  # batches, so that a subscriber does not delay steps
-_END = (2**64 - 1).to_bytes(8, "big")
+NUM_KEPT = 10_000  # number of the last batches that can be repeated
+MAX_UNSENT = 100_000  # batches queued for a slow subscriber; it misses further ones and must ask for them
+REPLAYS_PER_TURN = 256  # most batches repeated in one turn, so that a subscriber does not delay steps
+_END = (2**64 - 1).to_bytes(8, "big")  # number that ends a replay
 
 
 class EventPort:
-    """Owns both sockets and the last batches."""
+    """Owner of both sockets and of the last batches."""
 
     def __init__(
         self,
@@ -42,13 +42,14 @@ class EventPort:
         zap: ZapHandler | None = None,
         replica: int = 0,
     ) -> None:
-        """take: returns the events since its last call. zap: the handler of the context, if it has one."""
+        """Bind both sockets. take: returns the events since its last call. zap: the context's ZapHandler, if it has
+        one. ConfigError if an address is invalid or cannot be bound."""
         assert config.kv_events is not None
         self._take, self._replica = take, replica
         self._encoder = msgspec.msgpack.Encoder()
         self._number = 0
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=NUM_KEPT)
-        self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the number that each gets next
+        self._replays: deque[tuple[bytes, int]] = deque()  # (subscriber, number of the next batch for it)
         self._zap: ZapHandler | None = None
         address = events_address_of(config.kv_events, replica)
         addresses = (address, replay_address(address))
@@ -71,7 +72,7 @@ class EventPort:
                 raise ConfigError(f"cannot bind {address} for --kv-events: {error}: give another address") from None
 
     def close(self) -> None:
-        """Admit nobody any more. The sockets end with their context."""
+        """Accept no more connections. The sockets are closed with their context."""
         for door in self._doors:
             if door is not None:
                 door.close()
@@ -85,7 +86,7 @@ class EventPort:
         return bool(self._replays)
 
     def turn(self) -> None:
-        """Publish new events, and repeat some of those that were asked for."""
+        """Publish new events, and send some of the batches that subscribers have asked for again."""
         if self._zap is not None:
             self._zap.answer()
         if events := self._take():
@@ -99,7 +100,7 @@ class EventPort:
             self._repeat()
 
     def _repeat(self) -> None:
-        """Send the next batches to the subscriber that has waited longest."""
+        """Send up to REPLAYS_PER_TURN batches to the subscriber that has waited longest."""
         identity, first = self._replays.popleft()
         oldest = self._number - len(self._kept)
         start = max(first, oldest) - oldest
@@ -113,4 +114,4 @@ class EventPort:
             else:
                 self._replays.append((identity, batches[-1][0] + 1))
         except zmq.ZMQError:
-            return  # it is gone, or does not read: it may ask again
+            return  # the subscriber is gone or does not read; it may ask again

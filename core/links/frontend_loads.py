@@ -1,4 +1,4 @@
-"""FrontendLoads: how much work each frontend is told that the others have given this core, for their routers."""
+"""FrontendLoads: reports to each frontend on the work that the others have given this core, for its router."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from ...ipc.messages.core import Load
 from ..request import Request
 
-INTERVAL_S = 0.1  # between two reports
+INTERVAL_S = 0.1  # time between two reports
 
 
 class FrontendLoads:
-    """The last reports. `next_at`: when to make the next ones, if they may differ from these."""
+    """Owner of the last report to each frontend."""
 
     def __init__(self) -> None:
         self._told: dict[int, Load] = {}  # by frontend
@@ -19,12 +19,13 @@ class FrontendLoads:
 
     @property
     def next_at(self) -> float | None:
-        """Monotonic seconds; None while all frontends know that there is no work of others."""
+        """When to make the next reports, in monotonic seconds; None if the last ones said that there is no work of
+        others."""
         return self._told_at + INTERVAL_S if any(load != Load() for load in self._told.values()) else None
 
     def changed(self, requests: Iterable[Request], frontends: Collection[int], now: float) -> dict[int, Load]:
-        """Return the reports that differ from the last ones, by frontend; none before INTERVAL_S is over. An only
-        frontend is told at most that the work of others is gone."""
+        """Return the reports that differ from the last ones, by frontend; none within INTERVAL_S of the last ones. A
+        single frontend only gets the report that the others' work is gone. `now`: monotonic seconds."""
         if (len(frontends) < 2 and self.next_at is None) or now < self._told_at + INTERVAL_S:
             return {}
         self._told_at = now

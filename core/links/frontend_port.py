@@ -1,8 +1,8 @@
-"""FrontendPort: the socket to the frontends of this engine and of gateways, and a number for each.
+"""FrontendPort: the core's socket to the frontends of this engine and of gateways, each of which has a number.
 
-Requests, aborts and prefetches come in, output columns go out; orders of gateways go on to the supervisor. Never waits
-for a frontend: if one is gone its requests end, and it submits them again when it is back. The supervisor says when a
-frontend of this engine is gone; one of a gateway has a lease.
+It receives requests, aborts and prefetches, sends outputs, and passes orders of gateways on to the supervisor. It never
+waits for a frontend: if a frontend is gone, its requests end, and it submits them again when it is back. The supervisor
+reports that a frontend of this engine is gone; a gateway's frontend is gone when its lease has ended.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from .frontend_loads import FrontendLoads
 
 logger = logging.getLogger("tokenloom.core")
 
-INTAKE_S = 0.001  # longest time to receive between two steps
+INTAKE_S = 0.001  # longest time spent receiving between two steps
 
 
 class FrontendPort:
-    """Socket to the frontends, bound at once: they may connect at any time. `frontend_id` numbers those that have sent
-    Hello."""
+    """Socket to the frontends, bound when this is made, so that they may connect at any time. A frontend gets a number,
+    its `frontend_id`, when it first sends Hello."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FrontendPort:
         relay: Callable[[Order], None],
         model_folder: str = "",
     ) -> None:
-        """relay: sends an order to the supervisor. model_folder: of the weights in use, if they are not those of the
+        """relay: sends an order to the supervisor. model_folder: folder of the weights in use, "" for those of the
         spec."""
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
@@ -82,31 +82,31 @@ class FrontendPort:
         self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
         self._blobs = None if spec.core_listen is None else GatewayBlobs(spec)
         self._spec, self._touched, self._relay = spec, touched, relay
-        self._sender_by_order: dict[str, int] = {}  # frontends of gateways, by the orders that they have sent
+        self._sender_by_order: dict[str, int] = {}  # by order id: the gateway's frontend that has sent it
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
         self._num_greeted = 0
-        self._heard_at: dict[bytes, float] = {}  # of gateways' frontends, monotonic seconds
+        self._heard_at: dict[bytes, float] = {}  # by gateway's frontend: its last message, monotonic seconds
         self._judged_at = 0.0
-        self._model = None if spec.core_listen is None else spec.digest  # of the weights in use, for gateways
+        self._model = None if spec.core_listen is None else spec.digest  # with the weights in use; for gateways
         if model_folder not in ("", spec.model_folder):
             self.use_weights(model_folder)
         self._loads = FrontendLoads()
         self._has_routers = spec.config.data_parallel_size > 1 or spec.core_listen is not None
-        self.num_blocks = 0  # of the KV pool
+        self.num_blocks = 0  # blocks of the KV pool; 0 until it is known
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes] | int]:
-        """Sockets and descriptors to poll for `receive`."""
+        """The sockets and descriptors to poll; `receive` handles them."""
         return [self._channel.socket, *([] if self._blobs is None else [self._blobs.fetcher.fd])]
 
     @property
     def blobs(self) -> NeededBlobs | None:
-        """The blobs that requests of gateways need; None without gateways."""
+        """The blobs that requests of gateways need; None if the engine takes no gateways."""
         return None if self._blobs is None else self._blobs.needed
 
     def receive(self, engine: EngineCore) -> None:
-        """Handle received messages, for at most INTAKE_S."""
+        """Handle received messages, for at most INTAKE_S, and continue to fetch blobs from gateways."""
         for identity, message in self._channel.receive_from(INTAKE_S):
             try:
                 self._on_message(identity, message, engine)
@@ -182,14 +182,15 @@ class FrontendPort:
 
     @property
     def next_at(self) -> float | None:
-        """When to call `judge` and `tell_loads` next; None without gateways and routers. Monotonic seconds."""
+        """When to call `judge` and `tell_loads` next, in monotonic seconds; None if there are no gateways and no loads
+        to report."""
         judged_at = self._judged_at + PING_INTERVAL_S if self._heard_at else None
         times = [when for when in (judged_at, self._loads.next_at) if when is not None]
         return min(times, default=None)
 
     def judge(self, engine: EngineCore, now: float) -> None:
-        """Lose the frontends of gateways that have been silent for a lease. All leases restart if this loop itself was
-        stopped; nobody is judged while messages wait."""
+        """Drop the frontends of gateways whose lease has ended: they have been silent for LEASE_S. None is dropped
+        while messages are unread. All leases restart if this loop itself was stopped. `now`: monotonic seconds."""
         if not self._heard_at:
             return
         if now - self._judged_at > LEASE_S / 2:
@@ -201,12 +202,13 @@ class FrontendPort:
             self.lose(identity, engine)
 
     def on_ordered(self, ordered: Ordered) -> None:
-        """Tell the gateway that has sent an order, if it was one, that it is carried out."""
+        """Pass the supervisor's reply to an order on to the gateway's frontend that has sent the order, if it came from
+        one."""
         if (frontend_id := self._sender_by_order.pop(ordered.order_id, None)) is not None:
             self.answer(frontend_id, ordered)
 
     def use_weights(self, folder: str) -> None:
-        """Note that the ranks have read the weights in `folder`, and tell gateways."""
+        """Record that the ranks have loaded the weights in `folder`, and send WeightsChanged to gateways."""
         if self._model is not None:
             self._model = self._model.with_weights(checkpoint_digest(Path(folder)))
             self.tell_gateways(WeightsChanged(weights=self._model.weights, model_folder=folder))
@@ -218,27 +220,28 @@ class FrontendPort:
     # ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tell_loads(self, engine: EngineCore, now: float) -> None:
-        """Tell each frontend about the work of the others, if they have routers."""
+        """If frontends have routers, send Load to each frontend for which the work of the others has changed. `now`:
+        monotonic seconds."""
         if self._has_routers:
             changed = self._loads.changed(engine.open_requests, self._identity_by_frontend.keys(), now)
             for frontend_id, load in changed.items():
                 self.answer(frontend_id, load)
 
     def note_admission(self, request: Request) -> None:
-        """Note that a request is about to be admitted to a step, until `TouchedAnswers.forget_admitted`."""
+        """Record in TouchedAnswers that a request is about to be admitted to a step."""
         if (identity := self._identity_by_frontend.get(request.frontend_id)) is not None:
             self._touched.admit(identity, request.key)
         maybe_fail("core.admit", request.num_tokens)
 
     def send_outputs(self, engine: EngineCore) -> None:
-        """Send the outputs of the engine; the requests of a frontend that is gone end."""
+        """Send the outputs of the engine. If a frontend is gone, end its requests."""
         for frontend_id, outputs in engine.take_outputs():
             identity = self._identity_by_frontend.get(frontend_id)
             if identity is not None and not self._channel.send_to(identity, outputs):
                 self.lose(identity, engine)
 
     def answer(self, frontend_id: int, message: CoreToFrontend) -> None:
-        """Send a message to a frontend, if it is still there."""
+        """Send a message to a frontend, unless it is gone."""
         if (identity := self._identity_by_frontend.get(frontend_id)) is not None:
             self._channel.send_to(identity, message)
 
@@ -260,7 +263,7 @@ def _listen_for_gateways(socket: zmq.Socket[bytes], spec: EngineSpec, address: s
 
 
 def _without_folder(message: EngineCoreRequest) -> EngineCoreRequest:
-    """Return the request of a gateway, whose folders are on another machine."""
+    """Return a gateway's request without its adapter's folder, which is on another machine."""
     if message.adapter is None:
         return message
     return msgspec.structs.replace(message, adapter=msgspec.structs.replace(message.adapter, folder=""))
@@ -269,7 +272,7 @@ def _without_folder(message: EngineCoreRequest) -> EngineCoreRequest:
 def handle(
     frontend_id: int, message: FrontendToCore, engine: EngineCore, answer: Callable[[int, CoreToFrontend], None]
 ) -> None:
-    """Apply a message of a frontend that has sent Hello. `answer` sends it a reply, now or later."""
+    """Apply a message of a frontend that has sent Hello. `answer(frontend_id, message)` sends a reply, now or later."""
     if isinstance(message, EngineCoreRequest):
         engine.add_request(frontend_id, message)
     elif isinstance(message, AbortRequests):

@@ -1,9 +1,10 @@
 """OrderRunner: carries out the supervisor's orders, one at a time.
 
-A pause is complete when the engine is quiet. A reload pauses, lets every rank load the weights in place of a step,
-and voids everything computed or cached. Sleep and wake_up are reloads of nothing and of the former weights. Requests
-stay and continue from their tokens. A profile begins and ends between two steps; it is lost if a worker or the core is
-replaced. clear_kv_cache needs no quiet engine and runs beside all others.
+A pause is complete when the engine is quiet (`EngineCore.is_quiet`). A reload pauses the engine, makes every rank load
+the weights in place of a step, and drops everything computed or cached. Sleep frees the memory of the ranks, and
+wake_up loads the former weights, in the same way. Requests stay and continue from their tokens. A profile starts
+and ends between two steps; it is lost if a worker or the core is replaced. clear_kv_cache needs no quiet engine, and
+may run at the same time as another order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from ..engine import EngineCore
 
 
 class OrderRunner:
-    """Owns the order that is being carried out, `hold`. `go_on` is called once a turn. reload: loads a holding on all
-    ranks. profile: starts (True) or writes (False) a profile on all ranks."""
+    """Owner of `hold`, the order that is being carried out; None: no order. `go_on` is called once in each turn."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class OrderRunner:
     ) -> None:
         self._engine, self._reply, self._reload, self._profile = engine, reply, reload, profile
         self.hold: Hold | None = None
-        self._is_at_work = False  # the workers carry it out
-        self._is_recording = False  # the workers record a profile
-        self._was_paused = False
+        self._is_at_work = False  # whether the workers are carrying out the order
+        self._is_recording = False  # whether the workers record a profile
+        self._was_paused = False  # whether the engine was paused before the order
 
     def begin(self, hold: Hold) -> None:
         if hold.action == "clear_kv_cache":
@@ -44,11 +44,12 @@ class OrderRunner:
             self._engine.resume()
         elif hold.action == "reset_prefix_cache":
             self._engine.reset_prefix_cache()
-        elif hold.action != "wake_up":  # asleep workers run no steps
+        elif hold.action != "wake_up":  # workers that sleep run no steps
             self._engine.pause(hold.mode if hold.action in ("pause", "sleep") else "keep")
 
     def go_on(self) -> None:
-        """Go on with the order if the engine is quiet, or need not be. The workers must be present."""
+        """Continue with the order if the engine is quiet, or if the order does not need that. Must not be called
+        without workers."""
         if (hold := self.hold) is None or self._is_at_work:
             return
         if hold.action not in ("resume", "wake_up", "reset_prefix_cache") and not self._engine.is_quiet:
@@ -64,7 +65,7 @@ class OrderRunner:
             self._end()
 
     def on_reloaded(self, holding: Holding, generation: int) -> None:
-        """End the reload, sleep or wake_up: all ranks have the new holding."""
+        """End the reload, sleep or wake_up, since all ranks of `generation` have the new holding."""
         self._engine.asleep = holding.asleep
         self._end(generation=generation)
 
@@ -79,15 +80,16 @@ class OrderRunner:
             self._end(RequestError(f"no profile is running: start_profile begins one; {lost}"))
 
     def on_profiled(self, error: str) -> None:
-        """End the order for a profile: every rank has started or written its profile, or `error` says why not."""
+        """End the order for a profile, since every rank has started or written its profile. `error`: why one could not;
+        "" if all could."""
         assert self.hold is not None
         action = self.hold.action
         self._is_recording = action == "start_profile" and not error
         self._end(InternalError(f"{action} failed: {error}") if error else None)
 
     def on_workers_lost(self) -> bool:
-        """Drop an order for the lost workers: the supervisor sends it again, or lets it fail. Return whether they were
-        carrying it out."""
+        """Drop an order that the lost workers were to carry out: the supervisor sends it again, or lets it fail. Return
+        whether they had begun."""
         was_at_work = self._is_at_work
         self._is_recording = False
         if self.hold is not None and self.hold.action in WORKERS_ACTIONS:
@@ -95,13 +97,13 @@ class OrderRunner:
         return was_at_work
 
     def _end(self, error: TokenloomError | None = None, generation: int | None = None) -> None:
-        """Reply; `generation`: as in Held."""
+        """End the order and reply Held. `generation`: the generation of workers that have a new holding, if any."""
         hold = self._release()
         info = None if error is None else error_info(error)
         self._reply(Held(order_id=hold.order_id, generation=generation, error=info))
 
     def _release(self) -> Hold:
-        """Take the order off, and end its pause, unless it is one."""
+        """Remove the order and return it. End the pause that was made for it, unless the order itself is a pause."""
         assert self.hold is not None
         hold = self.hold
         self.hold = None

@@ -1,6 +1,6 @@
 """SupervisorLink: the core's channel to the supervisor.
 
-While the core waits for workers, messages are deferred, except those that end the wait.
+While the core waits for workers, received messages are deferred until it is done; some of them end the wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class SupervisorLink(SupervisorChannel):
         yield from super().receive()
 
     def put_off(self, generation: int) -> None:
-        """Defer all received messages; EngineDead if one is Stop, or WorkersDown of the awaited `generation`."""
+        """Defer all received messages. EngineDead if one of them is Stop, or WorkersDown for the `generation` of
+        workers that the core waits for; that one is deferred, too."""
         later, self._put_off = self._put_off, deque()
         try:
             for message in self.receive():

@@ -1,9 +1,9 @@
-"""TierAnswers: one answer to each order out of those of the tier processes on all hosts.
+"""TierAnswers: joins the replies of the tier processes on all hosts to one reply to each order.
 
-A block is there only if the part of every host is: it is found as far as all have found it, good if all have loaded
-theirs, and kept where all keep theirs. A slot belongs to the core again when no host works on it any more. What answers
-no open order, or comes twice, is dropped. One object serves one set of tier processes, so that nothing of an earlier
-one counts.
+Each host has a part of every block. A block counts as found, loaded or stored in a tier only if that holds for the
+parts of all hosts. A slot belongs to the core again once no host works on it any more. Replies to no open order and
+repeated replies are dropped. There is a new object for each set of tier processes, so that replies of earlier ones do
+not count.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ logger = logging.getLogger("tokenloom.core")
 
 @dataclass
 class _Job:
-    """Slots of a load or a store, on all hosts."""
+    """A load or a store of slots, on all hosts."""
 
-    left: list[set[int]]  # of each host: the slots that it works on
-    result: dict[int, int]  # of each slot that some host works on; for a load 1: good, for a store: bits of targets
+    left: list[set[int]]  # by host: the slots that it still works on
+    result: dict[int, int]  # by slot in work: for a load 1 = good so far, 0 = bad; for a store, bits of targets
 
     def end(self, host: int, results: dict[int, int], *, is_last: bool) -> dict[int, int]:
-        """Note the slots that a host has ended; return those that no host works on any more."""
+        """Record the results of the slots that a host has finished; with `is_last`, its other slots get the result 0.
+        Return the results of the slots that no host works on any more."""
         mine = self.left[host]
         known = {slot: result for slot, result in results.items() if slot in mine}
         if is_last:
@@ -59,16 +60,16 @@ class _Job:
 
 
 class TierAnswers:
-    """Owns the open orders. With one host every answer passes unchanged."""
+    """Owner of the open orders. With one host, every reply passes unchanged."""
 
     def __init__(self, num_hosts: int) -> None:
         self._num_hosts = num_hosts
         self._jobs: dict[int, _Job] = {}
-        self._open: dict[tuple[type, int], dict[int, TierToCore]] = {}  # by kind of answer and serial: by host
-        self._states: dict[int, list[SourceState]] = {}
+        self._open: dict[tuple[type, int], dict[int, TierToCore]] = {}  # by kind of reply and serial: replies by host
+        self._states: dict[int, list[SourceState]] = {}  # by host
 
     def expect(self, order: CoreToTier) -> None:
-        """Note an order that goes to all hosts."""
+        """Record an order that is sent to all hosts."""
         if self._num_hosts == 1:
             return
         if isinstance(order, (LoadBlocks, StoreBlocks)):
@@ -87,12 +88,13 @@ class TierAnswers:
             self._open[TierFlushed, order.serial] = {}
 
     def place_of(self, order: PinnedBlocks) -> tuple[int, PinnedBlocks]:
-        """Return the host that has asked, and its answer."""
+        """Return the host that sent the PinBlocks to which `order` replies, and the reply with the serial of that
+        host's message."""
         serial, host = divmod(order.serial, self._num_hosts)
         return host, msgspec.structs.replace(order, serial=serial)
 
     def take(self, host: int, message: TierToCore) -> Iterator[TierToCore]:
-        """Yield what the message of a host makes known of all."""
+        """Take a message of a host. Yield the messages that are complete with it, because all hosts have replied."""
         if self._num_hosts == 1:
             yield message
         elif isinstance(message, BlocksLoaded):
@@ -119,7 +121,8 @@ class TierAnswers:
     def _end(
         self, host: int, message: BlocksLoaded | BlocksStored, results: dict[int, int]
     ) -> tuple[dict[int, int], bool] | None:
-        """Return the slots that have ended with their results, and whether the job has; None: nothing is new."""
+        """Record a host's results for a job. Return the results of the slots that no host works on any more, and
+        whether the job is complete; None if nothing is new."""
         job = self._jobs.get(message.job)
         if job is None:
             return None
@@ -149,7 +152,8 @@ class TierAnswers:
 
 
 def _sum(parts: Sequence[SourceState]) -> SourceState:
-    """Add up the states of one source on all hosts. It is open if all are, and the first error counts."""
+    """Return the sum of the states of one source on all hosts. It is open if it is open on all, broken if it is broken
+    on any, and has the first error."""
     first, *others = parts
     for part in others:
         changes: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""TierLink: the core's sockets to the tier processes, one on each host, while there are any."""
+"""TierLink: the core's sockets to the tier processes, of which each host has one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tier_answers import TierAnswers
 
 
 class Offload(Protocol):
-    """The user of the tier processes and of the arena's slots."""
+    """The part of the core that uses the tier processes and the arena's slots."""
 
     def open(self, model_folder: str) -> None: ...
 
@@ -26,8 +26,9 @@ class Offload(Protocol):
 
 
 class TierLink:
-    """Connects to each new set of tier processes; a message is dropped while there is none. `arena`: its number, since
-    the slots outlive workers and cores, but no host."""
+    """Owner of the sockets, which connects to each new set of tier processes. Messages are dropped while there is none.
+    `arena`: number of the current arena. An arena outlives workers and cores; a new one, with a higher number, replaces
+    it after the loss of a host."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, arena: int) -> None:
         self._context, self._spec, self.arena = context, spec, arena
@@ -40,7 +41,8 @@ class TierLink:
         return [channel.socket for channel in self._channels]
 
     def on_notice(self, message: TierUp | TierDown | ArenaLost, offload: Offload | None, model_folder: str) -> None:
-        """Apply a notice of the supervisor; offload: None before it is known. model_folder: of the weights in use."""
+        """Apply a notice of the supervisor. offload: None until the core has made it. model_folder: folder of the
+        weights in use."""
         if isinstance(message, ArenaLost):
             if message.arena > self.arena and offload is not None:
                 offload.lose_slots(message.arena)
@@ -53,12 +55,13 @@ class TierLink:
             offload.on_tier_lost()
 
     def open(self, offload: Offload | None, model_folder: str) -> None:
-        """Let an offload use the tier processes, if there are any, for the weights in use."""
+        """Let `offload` use the tier processes, if there are any, for the weights in `model_folder`."""
         if offload is not None and self._channels:
             offload.open("" if model_folder == self._spec.model_folder else model_folder)
 
     def connect(self, number: int, others: Sequence[str] = ()) -> None:
-        """Connect to tier process `number` of this host, if it has ranks, and to those of other hosts."""
+        """Connect to tier process `number` of this host, if this host has ranks, and to the tier processes at the
+        addresses `others` of other hosts."""
         self.close()
         here = [self._spec.endpoints.tier_of(number)] if 0 in self._spec.hosts else []
         for address in (*here, *others):
@@ -79,13 +82,13 @@ class TierLink:
             channel.send(message)
 
     def receive(self) -> Iterator[TierToCore]:
-        """Yield the answers that all hosts have given."""
+        """Yield the messages that are complete, because all hosts have replied."""
         for host, channel in enumerate(self._channels):
             for message in channel.receive():
                 yield from self._answers.take(host, message)
 
     def close(self) -> None:
-        """Drop the connections and all messages in them."""
+        """Close the connections and drop all messages in them."""
         for channel in self._channels:
             channel.socket.close(linger=0)
         self._channels = []

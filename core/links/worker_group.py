@@ -1,7 +1,7 @@
-"""WorkerGroup: one numbered broadcast to the worker processes, one queue of results from them.
+"""WorkerGroup: the core's sockets to the workers: a broadcast of numbered steps, and a queue of their results.
 
-A PUB socket drops messages sent before a SUB has joined, so no step is sent until every rank has answered a probe.
-Steps are kept until their results are back, and sent again on request. Knows no requests.
+A PUB socket drops messages sent before a SUB has joined, so no step is sent until every rank has replied to a probe.
+Steps are kept until their results arrive, and sent again if a worker asks for them. Knows no requests.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from ...ipc.spec.config.engine_spec import EngineSpec
 
 logger = logging.getLogger("tokenloom.core")
 
-PROBE_INTERVAL_MS = 20
-MAX_UNANSWERED = 16  # steps and masks kept for resending; more are never in flight
+PROBE_INTERVAL_MS = 20  # time between two probes
+MAX_UNANSWERED = 16  # most messages kept for resending; more are never in flight
 
 
 class WorkerGroup:
-    """Sockets to one generation of workers with all its ranks, bound at once: workers may connect at any time."""
+    """Sockets to the workers of all ranks of one generation, bound when this is made, so that workers may connect at
+    any time."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class WorkerGroup:
         self._publisher.bind(spec.endpoints.steps_of(generation))
         self.results = new_socket(context, zmq.PULL)
         self.results.bind(spec.endpoints.results_of(generation))
-        self.listening: Listening | None = None  # what ranks on other hosts have to know; None: there are none
+        self.listening: Listening | None = None  # addresses for ranks on other hosts; None: there are no other hosts
         if (keys := spec.group_keys) is not None:
             place = tcp_address(spec.host_address, "*")
             steps, results = (keys.listen(socket, GROUP, place) for socket in (self._publisher, self.results))
@@ -72,16 +73,15 @@ class WorkerGroup:
         self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
-        self.slots: list[SlotContent] = []  # adapters that all ranks held when they were probed
-        self.order: ReloadWeights | Profile | None = None  # that ranks still carry out
-        self._unacknowledged: set[Rank] = set()  # those ranks
-        self.order_error = ""  # of the last order, from a rank that continues
-        self.order_overdue_at: float | None = None  # by the clock: then the workers count as hung
+        self.slots: list[SlotContent] = []  # adapter slots that all ranks had filled when they were probed
+        self.order: ReloadWeights | Profile | None = None  # the order that ranks are carrying out
+        self._unacknowledged: set[Rank] = set()  # ranks that have not finished the order
+        self.order_error = ""  # why a rank could not carry out the last order; it continues to run
+        self.order_overdue_at: float | None = None  # time on `clock`: then the workers count as hung
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
-        """Wait until every rank listens, and note `slots`; EngineDead after `timeout_s`, naming the silent ranks.
-
-        `while_waiting` is called every PROBE_INTERVAL_MS and may raise."""
+        """Wait until every rank has replied to a probe, and set `slots`. EngineDead, with the silent ranks, after
+        `timeout_s`. `while_waiting` is called every PROBE_INTERVAL_MS; its exceptions end the wait."""
         deadline = self._clock.look() + timeout_s
         slots_by_rank = dict[Rank, list[SlotContent]]()
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
@@ -103,11 +103,12 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def reload(self, step: int, holding: Holding) -> None:
-        """Send ReloadWeights in place of step `step`; `take_done` returns this message when every rank is done."""
+        """Send ReloadWeights in place of step number `step`. `take_done` returns the message once every rank is
+        done."""
         self._give(ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding))
 
     def profile(self, step: int, records: bool) -> None:
-        """Send the start or the end of a profile in place of step `step`."""
+        """Send Profile in place of step number `step`: `records` starts a profile, otherwise it ends."""
         self._give(Profile(step=step, core_epoch=self._core_epoch, generation=self.generation, records=records))
 
     def _give(self, order: ReloadWeights | Profile) -> None:
@@ -118,7 +119,7 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def take_done(self) -> ReloadWeights | Profile | None:
-        """Return the current reload or profile, once, when every rank has acknowledged it; else None."""
+        """Return the current reload or profile, once, after every rank has acknowledged it; else None."""
         if self.order is None or self._unacknowledged:
             return None
         order, self.order, self.order_overdue_at = self.order, None, None
@@ -126,8 +127,8 @@ class WorkerGroup:
         return order
 
     def receive(self) -> Iterator[ModelRunnerOutput | SlotFilled]:
-        """Yield all received results and filled slots, note the ranks' acknowledgements, and send again messages that a
-        worker missed. EngineDead on a WorkerError, or if a missed message is no longer kept."""
+        """Yield all received results and filled slots, record acknowledgements, and repeat messages that a worker has
+        missed. EngineDead for a WorkerError, or if a missed message is no longer kept."""
         for message in self._receive():
             if isinstance(message, ModelRunnerOutput):
                 while self._unanswered and self._unanswered[0][0] <= message.step:

@@ -1,8 +1,9 @@
 """Batch: the rows of one step, kept while the same rows decode step after step.
 
-When every running row samples in a step, the next step computes the same rows, each one token further, until a row
-comes, goes or reaches its limit. All these steps share one Batch: making one takes 126 µs for 256 rows and 96 µs for 8,
-five times as long as the rest of a decode step. Any other step has a Batch of its own. Knows no queue and no pool.
+If every running row samples in a step, the next step computes the same rows, each one token further, until a row is
+added, leaves or reaches its limit. All these steps share one Batch: making one takes 126 µs for 256 rows and 96 µs for
+8, five times as long as the rest of scheduling a decode step. Any other step has a Batch of its own. Knows no queue and
+no pool.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .rows import Rows
 
 
 class TokenOwners:
-    """The request of each output token, as columns of equal length; a request may appear more than once."""
+    """The requests that output tokens belong to, as columns with an entry for each token. A request may appear more
+    than once."""
 
     def __init__(self, state: Rows, rows: npt.NDArray[np.integer]) -> None:
         self.frontend_ids, keys = state.frontend_id[rows], state.request_key[rows]
@@ -27,19 +29,20 @@ class TokenOwners:
         self.grammar_ids = state.grammar_id[rows]  # 0: no grammar
         self.has_grammar = bool(self.grammar_ids.any())
         is_one = len(rows) and (self.frontend_ids == self.frontend_ids[0]).all()
-        self.frontend_id = int(self.frontend_ids[0]) if is_one else None  # of all
+        self.frontend_id = int(self.frontend_ids[0]) if is_one else None  # None: several
         self.keys, self.counts = keys.tobytes(), encode_ids([1]) * len(rows)  # int32
 
 
 class Batch:
-    """Rows of a step and of the next steps like it, at most `num_steps`, none after `state.version` has changed. Its
-    rows are ascending; after its step i, from 0, the first `ends + i` tokens of each row are computed, and behind them
-    its drafts. Without rows it is a step that only copies blocks."""
+    """The rows of a step, in ascending order, and of up to `num_steps` - 1 following steps, which end early if
+    `state.version` changes. After step i of the batch, counted from 0, the first `ends + i` tokens of each row are
+    computed, and after these its drafts. A batch without rows is a step that only copies blocks."""
 
     def __init__(
         self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids, drafts: Mapping[int, list[int]] | None = None
     ) -> None:
-        """counts: number of tokens that the first step computes of each of `rows`, the `drafts` by row included."""
+        """counts: [n] number of tokens that the first step computes for each of `rows` [n], including its drafts.
+        drafts: token ids of the drafts, by row."""
         self.drafts: Mapping[int, list[int]] = drafts or {}
         num_all = counts
         if self.drafts:
@@ -61,17 +64,17 @@ class Batch:
         self.rows, self.ends, self.counts, self.epochs = rows, ends, counts, state.epoch[rows]
         self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), num_all.tobytes()
         self.num_tokens = int(num_all.sum())  # computed by the first step, all rows together
-        self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
-        is_first = state.num_tokens[rows] == prompts  # without answers, which a preempted or resumed request has
+        self.num_prompt_tokens = int(counts[counts > 1].sum())  # of num_tokens: those in chunks of more than one token
+        is_first = state.num_tokens[rows] == prompts  # without output tokens, which a preempted or resumed request has
         self.num_prefilled_tokens = int(prompts[is_prompt & is_first & is_end].sum())  # of prompts that it completes
         self.scores_prompts = bool((state.scores_prompt[rows] & is_prompt).any())  # the step returns prompt logprobs
-        self.pooled_rows = rows[is_end & is_pooled]  # prompts to embed that the step computes to their end
+        self.pooled_rows = rows[is_end & is_pooled]  # rows to embed whose prompts are complete after the step
         self.pooled_epochs = self.epochs[is_end & is_pooled]
         self.sampled_rows, self.sampled_ends = rows[samples], ends[samples]
         self.sampled_places = state.places(self.sampled_rows, self.sampled_ends)  # of the tokens that step 0 samples
         self.sampled_epochs, self.sampled_rewound = self.epochs[samples], state.num_rewound[self.sampled_rows]
         self.sampled_frame = self.sampled_rows.astype(np.int32).tobytes()
-        self.sampled_counts: Ids = np.zeros_like(state.num_tokens)  # [max_num_seqs] tokens of a step by row: 1 or 0
+        self.sampled_counts: Ids = np.zeros_like(state.num_tokens)  # [max_num_seqs] tokens sampled by row: 1 or 0
         self.sampled_counts[self.sampled_rows] = 1
         self.num_steps = 1
         is_plain = not self.scores_prompts and not self.num_prefilled_tokens
@@ -82,16 +85,16 @@ class Batch:
         self.draft_frame = encode_ids(chain.from_iterable((row, len(ids), *ids) for row, ids in self.drafts.items()))
         self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.token_owners.has_grammar else []
         self._block_size = state.block_size
-        # steps, modulo the block size, at which rows begin a block
+        # for each row: the number of the steps, modulo the block size, that compute the first token of a block
         self._block_end_by_row = (1 - ends) % state.block_size
         self._block_ends = frozenset(self._block_end_by_row.tolist())
 
     def repeats(self, state: Rows) -> bool:
-        """Whether the next step may be one of this batch."""
+        """Whether the next step may be another step of this batch."""
         return self.version == state.version and self.num_sent < self.num_steps
 
     def rows_at_block_end(self) -> npt.NDArray[np.intp] | None:
-        """Return the rows that begin a block in the batch's next step; None if there are none. A look into a set
-        decides most steps in 0.2 µs; comparing 256 rows takes 5 µs."""
+        """Return the rows whose token in the batch's next step is the first of a block; None if there are none. In most
+        steps there are none, which a set lookup shows in 0.2 µs; comparing 256 rows takes 5 µs."""
         step = self.num_sent % self._block_size
         return self.rows[self._block_end_by_row == step] if step in self._block_ends else None

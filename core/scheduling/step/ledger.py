@@ -1,4 +1,4 @@
-"""StepLedger: the steps in flight. Entries are immutable; results come in order."""
+"""StepLedger: the steps in flight, in the order in which they were sent and their results arrive."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from .batch import Batch
 
 
 class LedgerEntry(NamedTuple):
-    """One step in flight. If a row's epoch is not that in `batch`, the row has another request: its result is void."""
+    """One step in flight. If the epoch of a row differs from the one in `batch`, the row has another request by now,
+    and the step's result for it is void."""
 
     step: int
     batch: Batch
-    number: int  # of the step within its batch, from 0
-    pending_blocks: list[tuple[int, bytes]]  # blocks and keys that are written when this step is done
+    number: int  # number of the step within its batch, from 0
+    pending_blocks: list[tuple[int, bytes]]  # (block, key) of the blocks that are full once this step is done
     copies: StepCopies | None
     encodes: list[Encode]
 
 
 class StepLedger:
-    """A FIFO of entries; a result for any step but the oldest is a ProtocolError."""
+    """First-in, first-out queue of the steps in flight."""
 
     def __init__(self) -> None:
         self.entries: deque[LedgerEntry] = deque()
@@ -43,12 +44,12 @@ class StepLedger:
         copies: StepCopies | None,
         encodes: list[Encode],
     ) -> None:
-        """Enter the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
+        """Add the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
         self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, copies, encodes))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:
-        """Remove and return the oldest entry; ProtocolError unless it is that of `step`."""
+        """Remove and return the oldest entry. ProtocolError unless it is the entry of `step`."""
         if not self.entries or self.entries[0].step != step:
             expected = self.entries[0].step if self.entries else "none"
             raise ProtocolError(f"a result for step {step} came, the oldest in flight is {expected}")

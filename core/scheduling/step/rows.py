@@ -1,17 +1,17 @@
-"""Rows: the running requests as columns, one row each, from admission to finish or preemption.
+"""Rows: the running requests as columns: each has a row from its admission until it is finished or preempted.
 
-Per-step state is in numpy columns, so that a step makes as many Python calls for 1 row as for 256. Terms:
+Per-step state is in numpy columns, so that a step needs as many Python calls for 1 row as for 256. Terms:
 
-    num_tokens     known tokens: the prompt and the outputs returned so far
-    num_scheduled  tokens sent to be computed, including those of steps in flight
-    token_limit    largest number of tokens; the last of them is never computed
+    num_tokens     number of known tokens: the prompt and the outputs returned so far
+    num_scheduled  number of tokens that workers were sent to compute, including those of steps in flight
+    token_limit    largest number of tokens; the last of them is only sampled, never computed
 
-A row that has computed all its known tokens samples one a step. The sample may still be in flight when the next step
-is scheduled, so a row can always compute max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
-samples nothing; its limit is one token past its prompt.
+A row that has computed all its known tokens samples one token in each step. That token may still be in flight when the
+next step is scheduled, so a row can always compute max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to
+embed samples nothing; its limit is one token more than its prompt.
 
-A row with drafts computes them after its last known token. They count in num_scheduled until the result says which are
-tokens, and the row is in no other step until then.
+A row with drafts computes them after its last known token. They count in num_scheduled until the result shows which of
+them are accepted. Until then the row is in no other step.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ...request import Ids, Request
 
 
 class Rows:
-    """Columns of length max_num_seqs, an entry a row. `epoch[row]` changes when its request leaves; `version` changes
-    when any row's request comes or leaves, and when a row gets other than one token in a step."""
+    """Columns of length max_num_seqs, with an entry for each row. `epoch[row]` changes when the row's request leaves;
+    `version` changes when a request gets or leaves a row, and when a row gets more or less than one token in a step."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
             return np.zeros(max_num_seqs, dtype)
 
         self.block_size = block_size
-        self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
+        self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # takes memory only as rows fill
         self.flat_tokens = self.tokens.reshape(-1)
-        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in flat_tokens
+        self._first_place = np.arange(max_num_seqs) * max_model_len  # index in flat_tokens of each row's first token
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
@@ -43,17 +43,17 @@ class Rows:
         self.num_tokens = column()
         self.num_prompt_tokens = column()
         self.num_scheduled = column()
-        self.num_rewound = column()  # calls of `rewind` for the row, over all its requests
-        self.num_drafts = column()  # in flight
-        self.num_cached_blocks = column()  # blocks of its table that others can find
+        self.num_rewound = column()  # number of calls of `rewind` for the row, over all its requests
+        self.num_drafts = column()  # drafts in flight
+        self.num_cached_blocks = column()  # blocks of the row that other requests can find by their keys
         self.token_limit = column()
-        self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
+        self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # prompt logprobs due
         self.grammar_id = column()  # 0: none
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.frontend_id = column()
         self.request_key = column()
         self.sort_key: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
-        self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
+        self.num_rows_by_stop_id: Counter[int] = Counter()  # by stop id: number of rows that have it, if any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
@@ -70,20 +70,22 @@ class Rows:
         return request
 
     def known_tokens(self) -> dict[Request, int]:
-        """Return the number of known tokens of each request."""
+        """Return the number of known tokens of each running request."""
         return {request: int(self.num_tokens[request.row]) for request in self.requests()}
 
     def known_tokens_of(self, rows: npt.NDArray[np.integer], epochs: npt.NDArray[np.integer]) -> dict[Request, int]:
-        """Return the number of known tokens of the request of each of `rows` that still has its row."""
+        """Return the number of known tokens of the requests in `rows`, except those that have left: their rows have
+        other epochs than `epochs`."""
         return {self.request(row): int(self.num_tokens[row]) for row in rows[self.epoch[rows] == epochs].tolist()}
 
     def output_tokens(self, request: Request) -> Ids:
-        """Return the output tokens of a running or waiting request so far."""
+        """Return the output tokens so far of a running or waiting request."""
         end = int(self.num_tokens[request.row]) if request.row >= 0 else request.num_tokens
         return request.tokens[request.num_prompt_tokens : end]
 
     def occupy(self, request: Request, num_computed_tokens: int) -> int:
-        """Move a request into a free row; return the row. num_computed_tokens: those that its blocks hold already."""
+        """Move a request into a free row; return the row. num_computed_tokens: number of tokens that its blocks already
+        hold."""
         row = self._free.pop()
         count = request.num_tokens
         self.tokens[row, :count] = request.tokens
@@ -107,7 +109,8 @@ class Rows:
         return row
 
     def vacate(self, row: int) -> None:
-        """Remove the request from its row, with a copy of its tokens. Results in flight for the row become void."""
+        """Remove the request from its row and give it a copy of its tokens. Results in flight for the row become
+        void."""
         request = self.request(row)
         request.num_tokens = int(self.num_tokens[row])
         request.tokens = self.tokens[row, : request.num_tokens].copy()
@@ -124,43 +127,46 @@ class Rows:
         self._free.append(row)
 
     def schedulable(self) -> npt.NDArray[np.int32]:
-        """Return how many tokens each row could compute in the next step, 0 for free rows: [max_num_seqs]."""
+        """Return how many tokens each row could compute in the next step: [max_num_seqs]; 0 for free rows and rows with
+        drafts in flight."""
         ahead = np.maximum(self.num_tokens - self.num_scheduled, 1)
         count: Ids = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
         count[~self.is_active | (self.num_drafts > 0)] = 0
         return count
 
     def draftable(self) -> npt.NDArray[np.int32]:
-        """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless its last token is an
-        output, known, and the only one to compute; the draw after the drafts may be its last token."""
+        """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless the row's last token is a
+        known output and the only token left to compute. The limit leaves room for the token sampled after the
+        drafts."""
         is_ready = self.is_active & (self.num_scheduled == self.num_tokens - 1) & ~self.is_pooled
         is_ready &= self.num_tokens > self.num_prompt_tokens
         count: Ids = np.where(is_ready, self.token_limit - 1 - self.num_tokens, 0)
         return count
 
     def places(self, rows: npt.NDArray[np.integer], positions: Ids) -> npt.NDArray[np.intp]:
-        """Return the indices for `append` of the tokens at `positions` of `rows`."""
+        """Return the indices in flat_tokens, for `append`, of the tokens at `positions` [n] of `rows` [n]."""
         places: npt.NDArray[np.intp] = self._first_place[rows] + positions
         return places
 
     def append(self, places: npt.NDArray[np.intp], token_ids: Ids, counts: npt.NDArray[np.integer]) -> None:
-        """Append known tokens: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] new tokens of each row."""
-        self.flat_tokens[places] = token_ids  # two indices take twice as long
+        """Append tokens that are now known: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] number of new
+        tokens of each row."""
+        self.flat_tokens[places] = token_ids  # indexing by row and position would take twice as long
         self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:
-        """Make each of `rows` compute its last token again. Its results in flight then start one position earlier."""
+        """Make each of `rows` compute its last token again. Its results in flight then apply one position earlier."""
         self.num_scheduled[rows] -= 1
         self.num_rewound[rows] += 1
 
     def settle_drafts(self, rows: npt.NDArray[np.integer], num_tokens: Ids) -> None:
-        """Note that the drafts in flight of `rows` are verified: [n] rows that bring `num_tokens` [n] tokens, one of
-        them a draw that is still to be computed; none counts as one, and is for `rewind`."""
+        """Record that the drafts in flight of `rows` [n] were verified and gave `num_tokens` [n] tokens: the accepted
+        drafts, and a sampled token that is still to be computed. 0 tokens count as 1; call `rewind` for such rows."""
         self.num_scheduled[rows] -= self.num_drafts[rows] + 1 - np.maximum(num_tokens, 1)
         self.num_drafts[rows] = 0
 
     def is_stop(self, row: int, position: int, token_id: int) -> bool:
-        """Whether the token at `position` is one of the row's stop ids and may stop it."""
+        """Whether `token_id`, the token at `position`, is one of the row's stop ids and min_tokens is reached."""
         request = self.request(row)
         num_outputs = position + 1 - request.num_prompt_tokens
         return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens

@@ -1,7 +1,7 @@
-"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens, fills,
-encodes.
+"""StepDelta: the changes since the last step, which the next step's message carries: freed and new rows, blocks and
+tokens of rows, fills of adapter slots, and work on media.
 
-Freeing a row drops its unsent changes. Knows no step and no pool.
+If a row is freed, its unsent changes are dropped. Knows no step and no pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .batch import Batch
 
 
 class StepDelta:
-    """Collects changes of rows, blocks and tokens until `take`, which empties it."""
+    """Collector of the changes, until `take` returns and removes them."""
 
     def __init__(self) -> None:
         self.clear()
@@ -38,8 +38,8 @@ class StepDelta:
         self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
-        """Note a new row and the blocks of its table, which belong to KV group `group`. The first blocks hold
-        `num_computed_tokens` tokens already."""
+        """Add a new row with the blocks of its table, which belong to KV group `group`. The first blocks already hold
+        `num_computed_tokens` tokens."""
         self._new_rows.append(_new_row(request, num_computed_tokens))
         self.append_blocks(request.row, group, request.block_ids)
 
@@ -48,14 +48,15 @@ class StepDelta:
             self._block_appends += (row, group, block)
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
-        """Note tokens of a row, at least one, that follow the sample of the step in flight."""
+        """Add one or more tokens of a row, which follow the token that the step in flight samples."""
         self._tokens_by_row[row] = token_ids
 
     def set_media(self, encodes: list[Encode], freed_entries: list[int], span_entries: list[int]) -> None:
         self.encodes, self.freed_entries, self.span_entries = encodes, freed_entries, span_entries
 
     def free(self, row: int) -> None:
-        """Note that a row is free. One that waited for an image, and was never sent, is not told at all."""
+        """Add that a row is free, and drop its unsent changes. A row that was never sent, because it waited for a
+        medium, is not mentioned to workers at all."""
         known = [new_row for new_row in self._new_rows if new_row.row != row]
         if len(known) == len(self._new_rows):
             self._freed_rows.append(row)
@@ -68,7 +69,7 @@ class StepDelta:
     def take(
         self, step: int, core_epoch: int, generation: int, batch: Batch, copies: StepCopies | None = None
     ) -> SchedulerOutput:
-        """Return the message of the next step of `batch`, with all changes and `copies`, and forget the changes."""
+        """Return the message of the next step of `batch`, with all changes and `copies`, and remove the changes."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,
