@@ -1,4 +1,4 @@
-"""LLM: a private engine and the Client of it, in one object.
+"""LLM: an engine of its own and the Client of that engine, in one object.
 
     llm = LLM(model="Qwen/Qwen3-0.6B", max_model_len=4096)
     outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=32))
@@ -22,26 +22,27 @@ from .embedded.child_engine import ChildEngine
 from .embedded.in_process_transport import InProcessTransport
 from .launcher.options.options import config_from_keywords
 
-START_TIMEOUT_S = 30.0  # for the first reply of an engine that has reported Ready
+START_TIMEOUT_S = 30.0  # longest wait for the first reply of an engine that has reported Ready
 
 
 class LLM(Client):
-    """Private engine and its synchronous client. `model`: a folder, GGUF file or hub id; None: the demo model."""
+    """Synchronous client with an engine of its own. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
-        """Start an engine and wait until it serves. Each option of engine-launch is a keyword: `max_num_seqs=16`.
+        """Start an engine and wait until it serves. Each option of engine-launch is a keyword, as in `max_num_seqs=16`.
 
         `in_process` runs the engine in this process, in the thread that waits for outputs: for debuggers and profilers.
-        Raises TypeError for an unknown keyword, ConfigError for a bad configuration, EngineDead if the start fails.
+        TypeError for an unknown keyword, ConfigError for an invalid configuration, EngineDead if the start fails.
         """
         config = config_from_keywords("LLM", model, options)
         self._attach(*(open_in_process(config) if in_process else open_private(config)))
 
 
 def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
-    """Start an engine in separate processes; return a transport to it and a function that ends both."""
+    """Start an engine in separate processes. Return a transport to it, and a function that closes the transport and
+    stops the engine."""
     engine = ChildEngine(config)
     try:
         transport = ZmqTransport(engine.addresses, connect_timeout_s=START_TIMEOUT_S)
@@ -63,7 +64,8 @@ def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
 
 
 def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Transport, Callable[[], None]]:
-    """Start an engine in this process; return a transport to it and a function that ends both."""
+    """Start an engine in this process. Return a transport to it, and a function that ends both. `in_background`: run
+    the engine in a thread of its own, not in the caller's."""
     from .embedded.in_process import InProcessEngine  # imports torch, which only this mode needs
 
     transport = InProcessTransport(InProcessEngine(config), in_background=in_background)
@@ -71,12 +73,12 @@ def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tup
 
 
 class AsyncLLM(AsyncClient):
-    """Private engine and its asyncio client. `model`: a folder, GGUF file or hub id; None: the demo model."""
+    """Asyncio client with an engine of its own. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
-        """Start an engine and block until it serves; keywords and errors are those of the class LLM above.
+        """Start an engine and block until it serves. Keywords and errors are the same as for LLM.
 
         `in_process` runs the engine in a thread of this process.
         """

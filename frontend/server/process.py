@@ -1,7 +1,7 @@
 """`python -m tokenloom.frontend.server.process`: the frontend's sockets and its loop.
 
-Each turn receives from clients, core, supervisor and threads, and sends the results. All decisions are made in
-requests/frontend.py.
+Each turn of the loop receives messages from the cores, the supervisor and clients, completes the jobs of threads, and
+sends the results. Messages are handled in requests/frontend.py.
 """
 
 from __future__ import annotations
@@ -54,27 +54,29 @@ from .text.tokenizer import Tokenizer
 logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
-# Queue from one client; when it is full, ZeroMQ stops reading from that client. Of a client that has left, ZeroMQ keeps
-# the replies to these until all are taken: few, since a reply to a query may be large.
+# Messages that ZeroMQ queues from one client; it stops reading from that client when the queue is full. After a client
+# has left, ZeroMQ keeps the replies to queued messages until all are read. The limit is low, since replies to queries
+# may be large.
 MAX_UNTAKEN_MESSAGES = 128
-HANDSHAKE_MS = 10_000  # for a connection's handshake; one that says nothing takes a descriptor for so long
-FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
+HANDSHAKE_MS = 10_000  # longest handshake of a connection; until then a silent connection occupies a descriptor
+FAREWELL_MS = 800  # for sending the last messages; with the HTTP server's 2 s it is below the supervisor's limit
 
 
 class FrontendProcess:
-    """The frontend's sockets and loop; `run` serves until the supervisor sends Stop."""
+    """Owner of the frontend's sockets and loop. `run` serves until the supervisor sends Stop."""
 
-    _cores: LocalCores | RemoteCores  # both from `run` on
+    _cores: LocalCores | RemoteCores  # both are set in `run`
     _frontend: Frontend
 
     def __init__(
         self, spec: EngineSpec, address: str, http_fds: Sequence[int] = (), *, index: int = 0, number: int = 0
     ) -> None:
-        """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; without
-        any there is no HTTP server. `index`, `number`: of this frontend, and of those before it with the same index."""
+        """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; if
+        empty, there is no HTTP server. `index`: number of this frontend among those of the engine. `number`: how many
+        frontends had this index before."""
         self._spec, self._address, self._http_fds = spec, address, http_fds
         self._index, self._number = index, number
-        self._identity = identity = identity_of(frontend_name(index), number)  # towards supervisor and core
+        self._identity = identity = identity_of(frontend_name(index), number)  # on the sockets to supervisor and cores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity)
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
@@ -89,7 +91,8 @@ class FrontendProcess:
         self._has_sent_ready = self._has_sent_drained = False
 
     def _secure(self) -> ZapHandler | None:
-        """With --key-file, encrypt the clients' socket and admit only the client key of the file; else do nothing."""
+        """With --key-file, encrypt the clients' socket and return the handler that admits only the file's client key.
+        Without the option, do nothing and return None."""
         if self._spec.config.key_file is None:
             return None
         keys = Keys.load(self._spec.config.key_file)
@@ -105,7 +108,7 @@ class FrontendProcess:
         _tune_garbage_collector()
         self._listen()
         counts = self._frontend.counts
-        if spec.remote_cores:  # each gets a Hello when it is there
+        if spec.remote_cores:  # each core gets a Hello once it is connected
             self._cores = RemoteCores(
                 self._context, spec, self._identity, counts, self._wake, self._frontend.on_control_message
             )
@@ -131,7 +134,7 @@ class FrontendProcess:
         self.stop()
 
     def _serve_http(self) -> None:
-        """Run the turns in the event loop of the HTTP server, which is imported only here."""
+        """Run the turns in the event loop of the HTTP server. Only this imports the HTTP server."""
         begun = time.monotonic()
         from .http.server import run_with_http
 
@@ -149,12 +152,12 @@ class FrontendProcess:
         return (self.supervisor.socket, self._clients, *self._cores.sockets, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
+        """Return the seconds until the next deadline; None if there is none. `now`: monotonic seconds."""
         wait_s, next_at = self._frontend.seconds_to_tick(now), min(self._cores.next_at, self._sender.next_at)
         return wait_s if next_at == NEVER else min(max(next_at - now, 0.0), NEVER if wait_s is None else wait_s)
 
     def stop(self) -> None:
-        """End all open requests with an error and send their last messages."""
+        """End all open requests with an error, and send the last messages to clients."""
         reason = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
         self._frontend.stop(f"{reason}; start it again and repeat the request")
         self._send()
@@ -192,7 +195,8 @@ class FrontendProcess:
         self.supervisor.send(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
-        """Run one turn of the loop: receive from all sockets, complete the threads' jobs, handle deadlines, send."""
+        """Run one turn of the loop: receive from all sockets, complete the threads' jobs, handle deadlines, and
+        send."""
         maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()
@@ -206,13 +210,14 @@ class FrontendProcess:
         if not self._has_sent_ready and self._may_serve():
             self._has_sent_ready = True
             self.supervisor.send(Ready())
-        if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
+        if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`, since Stop may follow
             self._has_sent_drained = True
             self.supervisor.send(Drained())
 
     def _may_serve(self) -> bool:
-        """Whether the cores that Ready needs are there. The first frontend of an engine waits for all, so that its
-        first requests go to all; after a loss, and at a gateway, some may be away for long."""
+        """Whether enough cores have welcomed this frontend to send Ready. The first frontend of an engine waits for all
+        cores, so that its first requests are spread over all. A replacement and a gateway need only one, since others
+        may be gone for long."""
         needs_all = self._number == 0 and not self._spec.remote_cores
         return self._frontend.is_welcome(to_all=needs_all) or self._cores.may_begin(time.monotonic())
 
@@ -228,7 +233,7 @@ class FrontendProcess:
                 elif isinstance(message, Progress):
                     message = self._cores.complete(message)
                 elif isinstance(message, Ordered):
-                    self._receive_from_core()  # outputs that they have sent before
+                    self._receive_from_core()  # outputs that cores sent before they carried out the order
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
@@ -239,7 +244,7 @@ class FrontendProcess:
                 self._frontend.on_core_message(message, core)
 
     def _receive_from_clients(self) -> bool:
-        """Receive from clients for at most INTAKE_S; return whether no message is left."""
+        """Receive from clients for at most INTAKE_S. Return whether all messages have been read."""
         deadline = time.monotonic() + INTAKE_S
         for identity, frame in receive_uncopied(self._clients):
             self._frontend.on_client_frame(identity, frame)
@@ -258,7 +263,7 @@ class FrontendProcess:
     # ── send ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self) -> None:
-        """Send the outbox: clients before cores, since a lost client adds aborts for its core."""
+        """Send all messages of the outbox: those to clients before those to cores, since a lost client adds aborts."""
         outbox = self._frontend.outbox
         for message in outbox.to_supervisor:
             if not (isinstance(message, Order) and self._cores.take_order(message)):
@@ -272,7 +277,7 @@ class FrontendProcess:
         self._cores.send(outbox.to_cores)
 
     def close(self) -> None:
-        if hasattr(self, "_cores"):  # else the start has failed
+        if hasattr(self, "_cores"):  # it is missing if the start has failed
             self._cores.close()
         if self._door is not None:
             self._door.close()
@@ -280,7 +285,8 @@ class FrontendProcess:
 
 
 def _as_given(address: str, endpoint: str) -> str:
-    """Return `address` with the port that ZeroMQ bound; its `endpoint` may show the host as [::ffff:127.0.0.1]."""
+    """Return `address` with the port that ZeroMQ has bound. ZeroMQ's `endpoint` is not returned as it is for tcp, since
+    it may show the host as [::ffff:127.0.0.1]."""
     if not address.startswith("tcp://"):
         return endpoint
     host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
@@ -290,9 +296,9 @@ def _as_given(address: str, endpoint: str) -> str:
 def _tune_garbage_collector() -> None:
     """Freeze the loaded objects and make full collections rare.
 
-    Requests leave no reference cycles, refused ones either: an error that is kept has no traceback, and no frame in a
-    traceback holds its error. With 16,384 open sequences a full collection blocks the loop for 0.1 to 0.2 s; by
-    default there is one each time their number has grown by a quarter.
+    Requests leave no reference cycles, not even refused ones: an error that is kept has no traceback, and no frame in a
+    traceback refers to its error. With 16,384 open answers a full collection blocks the loop for 0.1 to 0.2 s; by
+    default there is one each time the number of objects has grown by a quarter.
     """
     gc.collect()
     gc.freeze()
@@ -317,7 +323,7 @@ def main() -> int:
 
 
 def _remove_files(spec: EngineSpec) -> None:
-    """Remove the files that a killed supervisor left: its run directory and the sockets outside of it."""
+    """Remove the files that a killed supervisor has left: the run directory, and sockets outside of it."""
     remove_abandoned(Path(spec.run_directory))
     addresses = [address for address in spec.client_addresses if address.startswith("ipc://")]
     addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
@@ -329,4 +335,4 @@ def _remove_files(spec: EngineSpec) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a plain exit would wait for a thread that tokenizes
+    os._exit(code)  # a normal exit would wait for threads that tokenize
