@@ -43,7 +43,6 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows, after each of them")
     parser.add_argument("--skip", type=Path, metavar="FILE", help="JSON list of cases to leave out")
-    parser.add_argument("--case", nargs="+", metavar="NAME", help="measure only these")
     parser.add_argument("--small", action="store_true", help="sizes that run anywhere: shows the code, not the speed")
     return parser
 
@@ -61,10 +60,8 @@ class Cases:
     def of_options(
         cls, options: argparse.Namespace, names: Sequence[str], check: Callable[[], object] = lambda: None
     ) -> Cases:
-        """Return the cases that the flags of `new_parser` choose of all `names`; ValueError for one that is none."""
-        if unknown := [name for name in options.case or () if name not in names]:
-            raise ValueError(f"there is no case {unknown[0]!r}, these are {', '.join(names)}")
-        cases = cls(options.json, options.case or names, check)
+        """Return the cases of `names` that the flags of `new_parser` leave."""
+        cases = cls(options.json, names, check)
         cases._wanted -= set(json.loads(options.skip.read_text(encoding="utf-8")) if options.skip else ())
         return cases
 

@@ -2,7 +2,7 @@
 
 Runs the stages of stages.py in their order, each as a command of its own with a time limit; cases that have passed in
 OUT.json are skipped. When all stages had their turn, cases that failed run once more in the time that is left, with
-blocking launches. OUT.json is written every few seconds; at the end OUT.md is a summary, OUT.log has all output.
+blocking launches. OUT.json is written every few seconds, OUT.log has all output, OUT.md is a summary at the end.
 
     --seconds N          the time of this call (default 480, of later ones 240); a stage that does not fit is left
     --only STAGE …       these stages
@@ -32,7 +32,7 @@ from typing import Any
 
 from tokenloom.scripts.gpu.cases import BROKEN_EXIT, MAX_ERROR, write_json
 from tokenloom.scripts.gpu.results import Results
-from tokenloom.scripts.gpu.run import GRACE_S, Ended, run_streamed
+from tokenloom.scripts.gpu.run import GRACE_S, Ended, run_command
 from tokenloom.scripts.gpu.stages import REHEARSED, ROOT, STAGES, Machine, Stage, bare_package
 from tokenloom.scripts.gpu.summary import summary
 
@@ -58,7 +58,6 @@ else:
 print(json.dumps(facts))
 """
 FIRST_S, LATER_S, REHEARSAL_S = 480.0, 240.0, 1800.0
-NUM_LAST_LINES = 400
 ENDING_S = 3.0  # after the last stage: the summary
 PROBE_S = 300.0
 START = "the start of the command"
@@ -96,12 +95,12 @@ class Check:
         self._results, self._machine, self._out = results, machine, out
         self._package, self._environment = package, environment
         self._commit = str(results.document["commit"])
-        self._log = out.with_suffix(".log").open("a", encoding="utf-8")
+        self._log = out.with_suffix(".log")
 
     def show(self, line: str) -> None:
         print(line, flush=True)
-        self._log.write(line + "\n")
-        self._log.flush()
+        with self._log.open("a", encoding="utf-8") as log:
+            print(line, file=log)
 
     def run_all(self, stages: list[Stage], begun: float, seconds: float) -> None:
         """Run the stages that fit into `seconds` from `begun` on, then the failed cases. An interrupt ends them."""
@@ -153,18 +152,17 @@ class Check:
         def follow() -> None:
             self._record(stage.name, read_report(report))
 
-        ended = interrupted = Ended(None, [])
+        ended = interrupted = Ended(None, "")
         try:
-            ended = run_streamed(started.command, self._package, environment, limit_s, follow=follow, show=self.show)
+            ended = run_command(started.command, self._package, environment, limit_s, self._log, follow=follow)
         finally:
             found = read_report(report)
             has_had_all = ended is not interrupted and limit_s == stage.most_s * self._machine.factor
             is_broken = blame(found, ended, has_had_all)
-            facts = {"date": now(), "commit": self._commit, "code": ended.code}
+            facts: dict[str, object] = {"date": now(), "commit": self._commit, "code": ended.code}
             facts |= {name: found[name] for name in ("settings", "machine") if name in found}
-            last_lines = ended.lines[-NUM_LAST_LINES:] if ended.code else []
-            seconds = round(time.monotonic() - begun, 1)
-            self._results.end(stage.name, {**facts, "seconds": seconds, "last_lines": last_lines})
+            facts |= {"seconds": round(time.monotonic() - begun, 1), "output": ended.output if ended.code else ""}
+            self._results.end(stage.name, facts)
             self._record(stage.name, found)
         return {row["case"] for row in found["rows"]}, is_broken
 
@@ -179,7 +177,6 @@ class Check:
         remark = f"Left or failed: {', '.join(left)}. Go on with\n\n    {shlex.join(command)}"
         text = summary(stages, self._results, remark if left else "Nothing is left.")
         self.show(f"\n{text}")
-        self._log.close()
         write_json(self._out, self._results.document)
         self._out.with_suffix(".md").write_text(text, encoding="utf-8")
         return 1 if any(count.failed for count in counts.values()) else 3 if left else 0
@@ -196,7 +193,7 @@ def read_report(file: Path) -> dict[str, Any]:
 def blame(report: dict[str, Any], ended: Ended, has_had_all: bool) -> bool:
     """Fail the cases that were running when the command ended by itself or `has_had_all` of its stage's time, and its
     start if it came to no case. Return whether the command broke off, so that others may be left that can still run."""
-    last = "\n".join(ended.lines)[-MAX_ERROR:]
+    last = ended.output[-MAX_ERROR:]
     if ended.code is not None or has_had_all:
         how = "cut off at the stage's limit" if ended.code is None else f"exit code {ended.code} while it ran"
         report["rows"] += [{"case": case, "error": f"{last}\n{how}"} for case in report["running"]]

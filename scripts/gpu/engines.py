@@ -1,6 +1,6 @@
 """Measure whole engines on a GPU beside the roofline, in one run.
 
-    python -m tokenloom.scripts.gpu.engines --json FILE [--models 0.6b] [--case "0.6b: one row"]
+    python -m tokenloom.scripts.gpu.engines --json FILE [--models 0.6b]
 
     one row            decode tokens/s through all processes, and the device's idle share between two steps
     many rows          the same, and the share of a step that sampling takes with all parameters on

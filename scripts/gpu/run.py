@@ -1,5 +1,5 @@
-"""Runs one command of scripts/gpu_check: streams its output, follows its report, stops it at its limit. Standard
-library only; knows no stage.
+"""Runs one command of scripts/gpu_check: appends its output to a log, follows its report, stops it at its limit.
+Standard library only; knows no stage.
 
 At the limit the command gets an interrupt, on which pytest and the scripts still end their own children; GRACE_S
 later it is killed, with all processes that carry its mark in their environment.
@@ -11,16 +11,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
+import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 GRACE_S = 12.0  # from the interrupt at the limit to the kill: pytest-xdist waits 10 s for its processes
 FOLLOW_S = 3.0
-MAX_LINES = 20_000
+MAX_OUTPUT = 20_000  # bytes
 MARK = "GPU_CHECK_RUN"
 
 
@@ -28,74 +27,56 @@ class Ended(NamedTuple):
     """How a command ended. code: None if it was stopped at its limit."""
 
     code: int | None
-    lines: list[str]  # the last of its output
+    output: str  # the end of it
 
 
-def run_streamed(
+def run_command(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
-    timeout_s: float,
+    limit_s: float,
+    log: Path,
     *,
     grace_s: float = GRACE_S,
-    follow_s: float = FOLLOW_S,
     follow: Callable[[], None] = lambda: None,
-    show: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> Ended:
-    """Run a command and `show` each line of its output as it arrives; call `follow` every `follow_s` seconds.
-
-    Its children end with it, also if this raises, as on an interrupt of this process.
-    """
+    """Run a command and call `follow` every few seconds. Its children end with it, also if this raises, as on an
+    interrupt of this process."""
     mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**environment, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=_take_interrupts,  # ignored in the background of a shell
-    )
-    is_late, is_over = threading.Event(), threading.Event()
+    with log.open("ab") as output:
+        begin = output.tell()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_take_interrupts,  # ignored in the background of a shell
+        )
+        try:
+            code = _wait(process, limit_s, follow)
+            if code is None:
+                process.send_signal(signal.SIGINT)  # on an interrupt pytest still prints the failures
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(grace_s)
+        finally:
+            kill_marked(mark)
+            process.wait()
+    with log.open("rb") as written:
+        written.seek(max(begin, log.stat().st_size - MAX_OUTPUT))
+        return Ended(code, written.read().decode(errors="replace"))
 
-    def interrupt() -> None:
-        is_late.set()
-        process.send_signal(signal.SIGINT)  # on an interrupt pytest still prints the failures
 
-    def kill() -> None:
-        kill_marked(mark)  # children hold the output pipe open, too
-
-    def keep_following() -> None:
-        has_ended = False
-        while not is_over.wait(follow_s):
-            follow()
-            if has_ended:  # since the last turn, yet something that it started holds the output open
-                kill()
-            has_ended = process.poll() is not None
-
-    timers = [threading.Timer(timeout_s, interrupt), threading.Timer(timeout_s + grace_s, kill)]
-    follower = threading.Thread(target=keep_following, daemon=True)
-    for thread in (*timers, follower):
-        thread.start()
-    lines: deque[str] = deque(maxlen=MAX_LINES)
-    assert process.stdout is not None
-    try:
-        with process.stdout as output:
-            for line in output:
-                lines.append(line.rstrip("\n"))
-                show(lines[-1])
-        code = process.wait()
-    finally:
-        is_over.set()
-        for timer in timers:
-            timer.cancel()
-        kill_marked(mark)
-        process.wait()
-        follower.join()
-    return Ended(None if is_late.is_set() else code, list(lines))
+def _wait(process: subprocess.Popen[bytes], limit_s: float, follow: Callable[[], None]) -> int | None:
+    """Return the process's exit code, or None at the limit."""
+    deadline = time.monotonic() + limit_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(FOLLOW_S, left_s))
+        follow()
+    return None
 
 
 def _take_interrupts() -> None:

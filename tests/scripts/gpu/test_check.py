@@ -22,7 +22,7 @@ import torch
 from tokenloom.scripts.gpu import check, stages
 from tokenloom.scripts.gpu.check import Check
 from tokenloom.scripts.gpu.results import Count, Results, Row
-from tokenloom.scripts.gpu.run import run_streamed
+from tokenloom.scripts.gpu.run import run_command
 from tokenloom.scripts.gpu.stages import PYTEST_INI, ROOT, STAGES, Machine, Stage, Started, bare_package
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
@@ -91,18 +91,21 @@ def test_a_command_over_its_time_limit_is_stopped(handler: str, tmp_path: Path) 
     program = f"import signal, sys, threading; signal.signal(signal.SIGINT, signal.{handler}); print('started')"
     program += "; sys.stdout.flush(); threading.Event().wait(30)"
     command = [sys.executable, "-I", "-S", "-c", program]
-    result = run_streamed(command, tmp_path, dict(os.environ), timeout_s=2.0, grace_s=2.0)
-    assert result.code is None and result.lines[0] == "started"
-    assert (result.lines[-1] == "KeyboardInterrupt") == (handler != "SIG_IGN")
+    (tmp_path / "log").write_text("of the command before\n")
+    result = run_command(command, tmp_path, dict(os.environ), 2.0, tmp_path / "log", grace_s=2.0)
+    lines = result.output.splitlines()
+    assert result.code is None and lines[0] == "started"
+    assert (lines[-1] == "KeyboardInterrupt") == (handler != "SIG_IGN")
 
 
 def test_nothing_that_a_command_started_outlives_it(tmp_path: Path) -> None:
-    """Not even a process of another session that holds the output open."""
+    """Not even a process of another session."""
     child = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
-    program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"
-    result = run_streamed([sys.executable, "-c", program], tmp_path, dict(os.environ), TIMEOUT_S, follow_s=0.3)
+    start = f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True, stdout=subprocess.PIPE)"
+    program = f"import subprocess, sys; print(int({start}.stdout.readline()))"
+    result = run_command([sys.executable, "-c", program], tmp_path, dict(os.environ), TIMEOUT_S, tmp_path / "log")
     assert result.code == 0
-    wait_until(lambda: not is_alive(int(result.lines[0])), "it closes its output some time before it is gone")
+    wait_until(lambda: not is_alive(int(result.output)))
 
 
 def is_alive(pid: int) -> bool:
@@ -163,7 +166,7 @@ def run_tests(
         (folder / f"{name}.py").write_text(text)
     (folder / "skip.json").write_text(json.dumps(skip))
     started = machine.start_tests(folder, [f"{name}.py" for name in files], is_alone=False)
-    run_streamed(started.command, folder, environment | started.environment, TIMEOUT_S)
+    run_command(started.command, folder, environment | started.environment, TIMEOUT_S, folder / "log")
     report = check.read_report(folder / "report.json")
     names = [row["case"] for row in report["rows"]]
     assert len(set(names)) == len(names)

@@ -9,6 +9,7 @@ from tokenloom.scripts.gpu.goal import Goal, with_goals
 from tokenloom.scripts.gpu.results import Results, Row
 from tokenloom.scripts.gpu.stages import Stage
 from tokenloom.scripts.gpu.summary import summary
+from tokenloom.tests.scripts.gpu.test_check import FACTS
 
 CHAINED = """\
 a.py:1: in take
@@ -18,16 +19,12 @@ During handling of the above exception, another exception occurred:
 b.py:2: in look
 E   KeyError: 'last'
 """
-GPU = {"name": "a device", "count": 1, "memory_bytes": 80 << 30, "num_sms": 132}
-FACTS = {"gpu": GPU, "versions": {"torch": "2"}, "date": "today", "is_rehearsal": False, "commit": "c1"}
-
-
 STAGE = Stage("8b", "large", 100, 200)
 
 
 @pytest.fixture
 def measured() -> Results:
-    results = Results(FACTS)
+    results = Results({**FACTS, "commit": "c1"})
     rows: list[Row] = [
         {
             "case": "8b: one row",
