@@ -96,6 +96,16 @@ def add_option(
     parser.add_argument(flag, **words)
 
 
+def read_options(
+    description: str | None, options: Mapping[str, tuple[Any, ...]], words: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Parse `words`, or the arguments of this process, of a program with these options and --json."""
+    parser = new_parser(description)
+    for flag, option in options.items():
+        add_option(parser, flag, *option)
+    return parser.parse_args(words)
+
+
 def parser_of(case: Case, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a case's command line."""
     parser = new_parser(description)

@@ -38,7 +38,8 @@ from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.client import Health
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
-from tokenloom.scripts.bench.report import new_parser, print_json
+from tokenloom.scripts.bench.report import print_json
+from tokenloom.scripts.bench.runner import read_options
 from tokenloom.scripts.chaos.clients import Clients
 from tokenloom.scripts.chaos.disk_faults import DiskFaults
 from tokenloom.scripts.chaos.faults import Faults
@@ -257,22 +258,25 @@ def write_last_lines(engine: Engine) -> None:
     sys.stderr.write("".join(lines[-NUM_LAST_LINES:]))
 
 
+OPTIONS = {
+    "--faults": (300,),
+    "--seconds": (math.inf, "after which no fault begins"),
+    "--clients": (8,),
+    "--seed": (0,),
+    "--model": (None, "default: the demo model"),
+    "--tensor-parallel-size": (1,),
+    "--data-parallel-size": (1,),
+    "--hosts": (1, "hosts of the ranks; needs root"),
+    "--distributed-executor-backend": ("mp", "mp or ray, which needs ray"),
+    "--adapters": (0, f"LoRA adapters, over {ADAPTER_SLOTS} slots"),
+    "--images": (False, "serve a model that sees images, and send some"),
+    "--only-signals": (False, "only SIGKILL and SIGSTOP of random processes"),
+    "--kv-disk": (None, "folder for KV blocks; the tier process joins the victims"),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--faults", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no fault begins")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--data-parallel-size", type=int, default=1)
-    parser.add_argument("--hosts", type=int, default=1, help="hosts of the ranks; needs root")
-    parser.add_argument("--distributed-executor-backend", choices=["mp", "ray"], default="mp", help="ray: needs ray")
-    parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
-    parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
-    parser.add_argument("--only-signals", action="store_true", help="only SIGKILL and SIGSTOP of random processes")
-    parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
-    arguments = parser.parse_args(argv)
+    arguments = read_options(__doc__, OPTIONS, argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
     options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
     options += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]

@@ -8,8 +8,6 @@ never reads its answers. Prints the counts of answers and the growth of core and
 
 from __future__ import annotations
 
-import argparse
-import json
 import secrets
 import sys
 import tempfile
@@ -25,6 +23,8 @@ from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.report import print_json
+from tokenloom.scripts.bench.runner import read_options
 
 
 def ask(address: str, count: int, results: list[int]) -> None:
@@ -97,14 +97,13 @@ def _megabytes(process: psutil.Process | None) -> float:
     return 0.0 if process is None else float(process.memory_info().rss) / 2**20
 
 
+OPTIONS = {"--requests": (50_000,), "--clients": (20,), "--queue": (512, "requests that may wait")}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=50_000)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--queue", type=int, default=512, help="requests that may wait")
-    arguments = parser.parse_args(argv)
-    report = flood(arguments.requests, arguments.clients, arguments.queue)
-    print(json.dumps(report, indent=2))
+    arguments = read_options(__doc__, OPTIONS, argv)
+    report = flood(arguments.num_requests, arguments.clients, arguments.queue)
+    print_json(report, arguments.json)
     is_whole = report["requests"] == report["answered in full"]
     return 0 if is_whole and not report["health answers that call it unwell"] and report["exit code"] == 0 else 1
 

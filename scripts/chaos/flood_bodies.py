@@ -11,24 +11,23 @@ events of a stream, and whether the frontend was replaced. Exit code 1 if any of
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import new_parser, percentile, print_json
+from tokenloom.scripts.bench.report import percentile, print_json
+from tokenloom.scripts.bench.runner import read_options
 from tokenloom.scripts.chaos import load_http
+from tokenloom.scripts.chaos.hostile_bystander import Watch
 
-OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 HEALTH_LIMIT_MS = 200.0  # p99
 GAP_LIMIT_S = 2.0  # between two events; the CPUs are shared with the senders and, at 31 MB, with tokenization
 PROBE_INTERVAL_S = 0.02
@@ -93,54 +92,12 @@ def ask(url: str, path: str, body: bytes) -> tuple[int, str]:
         connection.close()
 
 
-def stream(url: str) -> int:
-    """Stream answers, NUM_STREAMS at a time, until stdin closes; print the longest gap in s and the failures."""
-    gaps, failures, has_ended = [0.0], list[str](), threading.Event()
-    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
-
-    def one() -> None:
-        parts = urlsplit(url)
-        while not has_ended.is_set():
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
-            last = b""
-            try:
-                connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-                answer = connection.getresponse()
-                came_at = time.monotonic()
-                while piece := answer.read1(1 << 16):
-                    now = time.monotonic()
-                    gaps.append(now - came_at)
-                    came_at, last = now, piece
-                    if has_ended.is_set():
-                        return
-                if b"[DONE]" not in last:
-                    failures.append(f"a stream ended with {last[-80:]!r}")
-            except (OSError, http.client.HTTPException) as error:
-                failures.append(f"{type(error).__name__}: {error}")
-            finally:
-                connection.close()
-
-    threads = [threading.Thread(target=one) for _ in range(NUM_STREAMS)]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    has_ended.set()
-    for thread in threads:
-        thread.join()
-    print(json.dumps([max(gaps), failures]))
-    return 0
-
-
-def beside(flag: str, url: str) -> subprocess.Popen[bytes]:
-    """Start this script in another process, which runs until its stdin is closed."""
-    return subprocess.Popen([sys.executable, "-P", __file__, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
 def flood(sizes: Sequence[float], num_answers: int, only: str = "") -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), OPTIONS) as engine:
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), ENGINE_FLAGS) as engine:
         engine.wait_ready()
         frontend = engine.child("frontend").pid
-        others = [beside("--probe", engine.url), beside("--stream", engine.url)]
+        prober = load_http.start_probe(engine.url, PROBE_INTERVAL_S)
+        watch = Watch(engine.url, engine.address, NUM_STREAMS, 0)
         answers: dict[str, str] = {}
         unexpected: list[str] = []
         try:
@@ -158,20 +115,19 @@ def flood(sizes: Sequence[float], num_answers: int, only: str = "") -> dict[str,
                 print(name, answers[name], file=sys.stderr)
                 if status not in EXPECTED:
                     unexpected.append(name)
-            (times_ms, failures), (gap_s, cut) = (
-                json.loads(each.communicate(timeout=PATIENCE_S)[0]) for each in others
-            )
+            times_ms, failures = json.loads(prober.communicate(timeout=PATIENCE_S)[0])
+            gaps, cut = watch.take()
             now = engine.find("frontend")
             was_replaced = now is None or now.pid != frontend
             code = engine.stop()
         finally:
-            for each in others:
-                each.kill()
-                each.communicate()
+            watch.close()
+            prober.kill()
+            prober.communicate()
     return {
         "answers": answers,
         "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 99), "max": max(times_ms)},
-        "longest gap of a stream in s": gap_s,
+        "longest gap of a stream in s": max(gaps),
         "frontend was replaced": was_replaced,
         "failures": [*unexpected, *failures, *cut],
         "exit code": code,
@@ -185,18 +141,15 @@ def is_clean(report: dict[str, object]) -> bool:
     return is_quick and not report["failures"] and not report["frontend was replaced"] and report["exit code"] == 0
 
 
+OPTIONS = {
+    "--megabytes": ([1.0, 8.0, 31.0],),
+    "--answers": (16384, "0: no request for many answers"),
+    "--only": ("", "send only the forms with this in path or name"),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--megabytes", type=float, nargs="*", default=[1.0, 8.0, 31.0])
-    parser.add_argument("--answers", type=int, default=16384, help="0: no request for many answers")
-    parser.add_argument("--only", default="", help="send only the forms with this in path or name")
-    parser.add_argument("--stream", help=argparse.SUPPRESS)
-    parser.add_argument("--probe", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.stream:
-        return stream(arguments.stream)
-    if arguments.probe:
-        return load_http.probe(arguments.probe, PROBE_INTERVAL_S)
+    arguments = read_options(__doc__, OPTIONS, argv)
     report = flood(arguments.megabytes, arguments.answers, arguments.only)
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

@@ -37,13 +37,14 @@ from tokenloom import Client, RequestOutput
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import Report, new_parser, percentile
+from tokenloom.scripts.bench.report import Report, percentile
+from tokenloom.scripts.bench.runner import read_options
 from tokenloom.scripts.chaos import hostile_inputs as inputs
 from tokenloom.scripts.chaos.hostile_bystander import Watch
 from tokenloom.scripts.chaos.soak import measure
 from tokenloom.tests.support.chaos_work import Work, difference, make_work
 
-OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-num-seqs", "64")
+ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-num-seqs", "64")
 DEMO_OPTIONS = ("--kv-cache-memory-bytes", str(20 << 20))  # its pages become memory at their first use
 ROLES = ("supervisor", "frontend", "core", "worker 0")  # lost if their process is another one
 PATIENCE_S = 120.0  # for one answer
@@ -375,23 +376,24 @@ def _answer(client: Client, work: Work) -> RequestOutput:
     return found
 
 
+OPTIONS = {
+    "--model": ("", "folder or file of the model; default: the demo"),
+    "--only": ("", "only the attacks with this in their names"),
+    "--crowd-s": (0.0, "seconds of the crowd, in place of single attacks"),
+    "--crowd-bodies": (NUM_BODIES, "of the crowd; 0: as many as are answered"),
+    "--mixture-s": (0.0, "seconds of the mixture, in place of single attacks"),
+    "--seed": (int(time.time()), "of the mixture; default: the time"),
+    "--settle-s": (SETTLE_S, "after each attack; 0: measure no memory"),
+    "--pause-limit-s": (PAUSE_LIMIT_S, "of a bystander's stream"),
+    "--every": (1, "only each Nth attack"),
+    "--first": (0, "the first of them, from 0"),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--model", default="", help="folder or file of the model; default: the demo")
-    parser.add_argument("--only", default="", help="only the attacks with this in their names")
-    parser.add_argument("--crowd-s", type=float, default=0.0, help="seconds of the crowd, in place of single attacks")
-    parser.add_argument("--crowd-bodies", type=int, default=NUM_BODIES, help="of the crowd; 0: as many as are answered")
-    parser.add_argument(
-        "--mixture-s", type=float, default=0.0, help="seconds of the mixture, in place of single attacks"
-    )
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the mixture; default: the time")
-    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="after each attack; 0: measure no memory")
-    parser.add_argument("--pause-limit-s", type=float, default=PAUSE_LIMIT_S, help="of a bystander's stream")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth attack")
-    parser.add_argument("--first", type=int, default=0, help="the first of them, from 0")
-    arguments = parser.parse_args(argv)
+    arguments = read_options(__doc__, OPTIONS, argv)
     report = Report("hostile", {"model": arguments.model or "demo", "seed": arguments.seed})
-    options = [*OPTIONS, *(["--model", arguments.model] if arguments.model else DEMO_OPTIONS)]
+    options = [*ENGINE_FLAGS, *(["--model", arguments.model] if arguments.model else DEMO_OPTIONS)]
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
         engine.wait_ready()
         if arguments.crowd_s:

@@ -19,9 +19,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import new_parser, print_json
+from tokenloom.scripts.bench.report import print_json
+from tokenloom.scripts.bench.runner import read_options
 
-OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 60.0  # for an answer
 TAKEN_WITHIN_S = 2.0  # before the kill: an older connection would have been answered
@@ -89,7 +90,7 @@ async def load(engine: Engine, seconds: float, num_kills: int, rate: float) -> K
 
 
 def start_and_measure(seconds: float, num_kills: int, rate: float) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), OPTIONS) as engine:
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), ENGINE_FLAGS) as engine:
         engine.wait_ready()
         report = measure(engine, seconds, num_kills, rate)
         return report | {"exit code": engine.stop()}
@@ -112,12 +113,11 @@ def is_clean(report: dict[str, object]) -> bool:
     return report["refused"] == report["cut otherwise"] == report.get("exit code", 0) == 0
 
 
+OPTIONS = {"--seconds": (10.0,), "--kills": (3,), "--rate": (100.0,)}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=100.0)
-    arguments = parser.parse_args(argv)
+    arguments = read_options(__doc__, OPTIONS, argv)
     report = start_and_measure(arguments.seconds, arguments.kills, arguments.rate)
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

@@ -30,10 +30,11 @@ import psutil
 
 from tokenloom.scripts.bench.cases.sse import Stream
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import new_parser, percentile, print_json
+from tokenloom.scripts.bench.report import percentile, print_json
+from tokenloom.scripts.bench.runner import read_options
 from tokenloom.scripts.chaos.soak import measure
 
-OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 # per stream: small enough that all of it is touched in the first third, else it would count as growth
 CACHE_BYTES = 192 << 10
 HEALTH_LIMIT_MS = 200.0  # p99
@@ -79,7 +80,13 @@ class Load:
         return got
 
 
-def probe(url: str, interval_s: float = PROBE_INTERVAL_S) -> int:
+def start_probe(url: str, interval_s: float) -> subprocess.Popen[bytes]:
+    """Run `probe` in another process until its stdin is closed."""
+    command = [sys.executable, "-P", __file__, "--probe", url, "--interval-s", str(interval_s)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def probe(url: str, interval_s: float) -> int:
     """Request /health on new connections until stdin closes; print the times in ms and the failures."""
     parts, times_ms, failures = urlsplit(url), list[float](), list[str]()
     while not select.select([sys.stdin], [], [], interval_s)[0]:
@@ -100,14 +107,12 @@ def probe(url: str, interval_s: float = PROBE_INTERVAL_S) -> int:
     return 0
 
 
-def load(minutes: float, num_streams: int) -> dict[str, object]:
+def load(minutes: float, num_streams: int, interval_s: float) -> dict[str, object]:
     sizes = ["--max-num-seqs", str(num_streams), "--kv-cache-memory-bytes", str(num_streams * CACHE_BYTES)]
-    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), [*OPTIONS, *sizes]) as engine:
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), [*ENGINE_FLAGS, *sizes]) as engine:
         engine.wait_ready()
         streams = Load(engine.url)
-        prober = subprocess.Popen(
-            [sys.executable, "-P", __file__, "--probe", engine.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        prober = start_probe(engine.url, interval_s)
         sampled: list[dict[str, tuple[float, int]]] = []
         try:
             processes = {role: process for role in GROWTH_LIMIT_MB if (process := engine.find(role)) is not None}
@@ -148,15 +153,19 @@ def is_clean(report: dict[str, object]) -> bool:
     return not report["failures"] and report["exit code"] == 0 and is_small and health["p99"] <= HEALTH_LIMIT_MS
 
 
+OPTIONS = {
+    "--minutes": (10.0,),
+    "--streams": (500,),
+    "--probe": (None, argparse.SUPPRESS),  # in a process of its own
+    "--interval-s": (PROBE_INTERVAL_S, "between two requests of /health"),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--probe", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    arguments = read_options(__doc__, OPTIONS, argv)
     if arguments.probe:
-        return probe(arguments.probe)
-    report = load(arguments.minutes, arguments.streams)
+        return probe(arguments.probe, arguments.interval_s)
+    report = load(arguments.minutes, arguments.streams, arguments.interval_s)
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1
 

@@ -19,7 +19,8 @@ import psutil
 
 from tokenloom import Client
 from tokenloom.scripts.bench.engine_process import Engine
-from tokenloom.scripts.bench.report import new_parser, print_json
+from tokenloom.scripts.bench.report import print_json
+from tokenloom.scripts.bench.runner import read_options
 from tokenloom.tests.support.chaos_work import make_work
 
 ROLES = ("core", "frontend", "worker 0", "grammar", "prover")
@@ -93,11 +94,11 @@ def soak(minutes: float, num_clients: int) -> dict[str, object]:
     }
 
 
+OPTIONS = {"--minutes": (30.0,), "--clients": (4,)}
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--clients", type=int, default=4)
-    arguments = parser.parse_args(argv)
+    arguments = read_options(__doc__, OPTIONS, argv)
     report = soak(arguments.minutes, arguments.clients)
     print_json(report, arguments.json)
     growth = report["growth in MB over the last two thirds"]

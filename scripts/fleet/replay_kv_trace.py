@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.offload.slots import Slots
-from tokenloom.scripts.bench.report import Report, new_parser
+from tokenloom.scripts.bench.report import Report
+from tokenloom.scripts.bench.runner import REQUIRED, read_options
 
 BLOCK = 512  # tokens
 
@@ -97,12 +98,16 @@ def requests_of(trace: Path) -> Iterator[tuple[list[bytes], int]]:
             yield keys, -(-int(request["output_length"]) // BLOCK)
 
 
+OPTIONS = {
+    "trace": (REQUIRED, "", Path),
+    "--pool": (300_000, "tokens in it"),
+    "--host": (3_000_000, "tokens in it"),
+    "--disk": (30_000_000, "tokens in it"),
+}
+
+
 def main() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument("trace", type=Path, metavar="TRACE")
-    for name, default in (("pool", 300_000), ("host", 3_000_000), ("disk", 30_000_000)):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"tokens in it (default {default})")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, OPTIONS)
     sizes = {name: getattr(arguments, name) for name in ("pool", "host", "disk")}
     report = Report("replay of a trace", {"trace": arguments.trace.name, **sizes})
     requests = list(requests_of(arguments.trace))

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenloom.frontend.server.replicas.prefix_index import MAX_ENTRIES
-from tokenloom.scripts.bench.report import Cell, Report, new_parser, percentile
+from tokenloom.scripts.bench.report import Cell, Report, percentile
+from tokenloom.scripts.bench.runner import REQUIRED, read_options
 from tokenloom.scripts.fleet.exact_replica import ExactReplica, spec_of
 from tokenloom.scripts.fleet.faults import Fault, read_faults
 from tokenloom.scripts.fleet.policies import POLICIES, LateIndex
@@ -35,25 +36,25 @@ from tokenloom.scripts.fleet.traces import BLOCK, Entry, Job, jobs_of, read_trac
 WINDOWS_S = (0, 10, 20, 30, 45, 60)  # after the first fault
 
 
-def add_arguments(parser) -> None:  # type: ignore[no-untyped-def]
-    parser.add_argument("trace", type=Path, metavar="TRACE")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64], metavar="N", help="sizes of the fleet")
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), metavar="POLICY")
-    parser.add_argument("--exact", action="store_true", help="the engine's own scheduler in each replica; up to 32")
-    parser.add_argument("--load", type=float, default=0.43, help="requests per second and replica (default 0.43)")
-    parser.add_argument("--speed", type=float, default=10.0, help="of a tenant, times the trace's (default 10)")
-    parser.add_argument("--duration-s", type=float, default=360.0, help="of the arrivals (default 360)")
-    parser.add_argument("--warm-up", type=float, default=0.25, help="part of the duration (default 0.25)")
-    parser.add_argument("--pool-tokens", type=int, default=Sizes().pool_tokens, help="of a replica's KV pool")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=Sizes().max_num_batched_tokens)
-    parser.add_argument("--max-num-seqs", type=int, default=Sizes().max_num_seqs)
-    cost = ",".join(f"{each:.3g}" for each in LARGE_GPU)
-    parser.add_argument("--step-cost", default=cost, metavar="A,B,C,D,E", help=f"seconds (default {cost})")
-    parser.add_argument("--index-entries", type=int, default=MAX_ENTRIES, help="limit of the router's index")
-    parser.add_argument("--index-delay-s", type=float, default=0.0, help="until the index knows of a prompt")
-    parser.add_argument("--faults", type=read_faults, default=[], metavar="JSON", help="a list of faults, or its file")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table as CSV")
+OPTIONS = {
+    "trace": (REQUIRED, "", Path),
+    "--replicas": ([8, 64], "sizes of the fleet"),
+    "--policies": (list(POLICIES),),
+    "--exact": (False, "the engine's own scheduler in each replica; up to 32"),
+    "--load": (0.43, "requests per second and replica"),
+    "--speed": (10.0, "of a tenant, times the trace's"),
+    "--duration-s": (360.0, "of the arrivals"),
+    "--warm-up": (0.25, "part of the duration"),
+    "--pool-tokens": (Sizes().pool_tokens, "of a replica's KV pool"),
+    "--max-num-batched-tokens": (Sizes().max_num_batched_tokens,),
+    "--max-num-seqs": (Sizes().max_num_seqs,),
+    "--step-cost": (",".join(f"{each:.3g}" for each in LARGE_GPU), "A,B,C,D,E: seconds"),
+    "--index-entries": (MAX_ENTRIES, "limit of the router's index"),
+    "--index-delay-s": (0.0, "until the index knows of a prompt"),
+    "--faults": ((), "a list of faults in JSON, or its file", read_faults),
+    "--seed": (0,),
+    "--csv": (None, "also write the table as CSV", Path),
+}
 
 
 class Fleet:
@@ -160,9 +161,7 @@ def write_csv(rows: Sequence[dict[str, Cell]], path: Path) -> None:
 
 
 def main() -> int:
-    parser = new_parser(__doc__)
-    add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, OPTIONS)
     fleet = Fleet(read_trace(arguments.trace), arguments)
     shown = ("load", "duration_s", "pool_tokens", "step_cost", "seed")
     report = Report("fleet", {"trace": arguments.trace.name} | {name: getattr(arguments, name) for name in shown})

@@ -23,7 +23,7 @@ from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
 NUM_STREAMS = 8
-OPTIONS = ["--dtype", "float32", "--tp", "2", "--hosts", "2"]
+ENGINE_FLAGS = ["--dtype", "float32", "--tp", "2", "--hosts", "2"]
 
 
 def tokens_per_s(engine: Engine, num_tokens: int) -> float:
@@ -40,8 +40,8 @@ def measure(setup: Setup) -> None:
     arguments, report, stack = setup.arguments, setup.report, setup.stack
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cluster, hosts = stack.enter_context(RayNetwork(2)), stack.enter_context(Network(folder, 2))
-    on_ray = stack.enter_context(RayEngine(cluster, *OPTIONS))
-    by_hand = stack.enter_context(SpreadEngine(hosts, *OPTIONS))
+    on_ray = stack.enter_context(RayEngine(cluster, *ENGINE_FLAGS))
+    by_hand = stack.enter_context(SpreadEngine(hosts, *ENGINE_FLAGS))
     agent = hosts.join(1)
     engines = {"ray": on_ray, "hosts": by_hand}
     for engine in engines.values():
@@ -71,9 +71,9 @@ def measure(setup: Setup) -> None:
         engine.stop()
 
 
-ASKED = {
+OPTIONS = {
     "--pairs": (20,),
     "--tokens": (64, "of each answer"),
     "--idle-s": (30.0, "time of the idle measurement"),
 }
-CASE = Case("ray", measure, ASKED, model="", rounds=0)
+CASE = Case("ray", measure, OPTIONS, model="", rounds=0)

@@ -32,7 +32,7 @@ from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--tensor-parallel-size", "2"]
+ENGINE_FLAGS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--tensor-parallel-size", "2"]
 NUM_STREAMS, NUM_OUT = 8, 128
 STEP_BYTES, RESULT_BYTES = 400, 200  # of a decode step of 8 rows and of its result
 NUM_TRIPS = 2000
@@ -42,11 +42,11 @@ CLONE_NEWNET = 0x40000000  # of sched.h
 
 def local_engine(folder: Path) -> Engine:
     folder.mkdir()
-    return Engine(folder, OPTIONS, has_faults=False)
+    return Engine(folder, ENGINE_FLAGS, has_faults=False)
 
 
 def spread_engine(network: Network) -> SpreadEngine:
-    return SpreadEngine(network, *OPTIONS, "--hosts", "2")
+    return SpreadEngine(network, *ENGINE_FLAGS, "--hosts", "2")
 
 
 # ── tokens per second ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,5 +203,5 @@ def measure(setup: Setup) -> None:
     measure_hosts(setup.report, setup.arguments, Path(setup.stack.enter_context(tempfile.TemporaryDirectory())))
 
 
-ASKED = {"--pairs": (3, "runs of each engine, in turns"), "--cuts": (3,), "--idle-seconds": (20.0,)}
-CASE = Case("scale", measure, ASKED, model="", rounds=0)
+OPTIONS = {"--pairs": (3, "runs of each engine, in turns"), "--cuts": (3,), "--idle-seconds": (20.0,)}
+CASE = Case("scale", measure, OPTIONS, model="", rounds=0)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tokenloom.ipc.messages.base import LEASE_S
+from tokenloom.scripts.bench.cases.kernels import CASES as STEPS
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.report import ROOT
 from tokenloom.tests.support.network_hosts import obstacle
@@ -45,7 +46,7 @@ def measure(folder: Path, command: str, program: str = BENCH) -> Figures:
     document = json.loads(file.read_text())
     assert document["benchmark"] in done.stdout and document["machine"]["commit"]
     assert next(iter(document["rows"][0])) in done.stdout
-    return Figures(document["rows"], document["notes"])
+    return Figures(document["rows"], document.get("notes", {}))
 
 
 class Case(NamedTuple):
@@ -58,7 +59,6 @@ class Case(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-DECODES = ["decode 1 x 160", "decode 16 x 60", "decode 32 x 160", "decode 16 x 60, 8 of 2048"]
 CASES = {
     "engine": Case(
         "engine --requests 24 --in 5 --out 40 --rounds 2 --steps 30",
@@ -74,7 +74,7 @@ CASES = {
         [*["2 replicas", "one engine"] * 2, *[None] * 4],  # then four of "3 rows a replica"
         notes=tuple(f"throughput relative to one engine, {rows} rows a replica" for rows in (2, 3)),
     ),
-    "kernels": Case("kernels demo --rounds 1", "case", [*DECODES, "prefill 1024"], ("least_ms", "share_of_limit")),
+    "kernels": Case("kernels demo --rounds 1", "case", list(STEPS), ("least_ms", "share_of_limit")),
     "transcripts": Case(
         f"multimodal {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
         "part",
