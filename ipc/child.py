@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -138,28 +135,6 @@ def spawn_child(
         env=environment,
         cwd=None if _has_folder() else "/",
     )
-
-
-def spawn_helper(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `module` with a socket to this process, whose descriptor it gets as --fd; return the process and our end of
-    the socket. OSError, with nothing left open, if no process can be started; `spawn_failure` describes it."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            return spawn_child(module, ["--fd", str(theirs.fileno())], environment, [theirs.fileno()]), ours
-        except OSError:
-            ours.close()
-            raise
-
-
-def describe_end(process: subprocess.Popen[bytes]) -> str:
-    """Return a description of how a process that has closed its socket ended; wait up to a second for its end."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1)
-    code = process.poll()
-    if code is None:
-        return "closed its socket"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def _has_folder() -> bool:

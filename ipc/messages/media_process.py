@@ -11,10 +11,6 @@ from ..errors import ErrorInfo
 from .base import Message
 
 
-class MediaReady(Message, frozen=True, kw_only=True, tag="media_ready"):
-    """First message of a media process: it can receive orders."""
-
-
 class ReadImage(Message, frozen=True, kw_only=True, tag="read_image"):
     """Order to make a media file of an image. The reply is MediaRead or MediaNotRead."""
 
@@ -53,4 +49,4 @@ class MediaNotRead(Message, frozen=True, kw_only=True, tag="media_not_read"):
 
 
 MediaOrder: TypeAlias = ReadImage | ReadAudio
-MediaAnswer: TypeAlias = MediaReady | MediaRead | MediaNotRead
+MediaAnswer: TypeAlias = MediaRead | MediaNotRead

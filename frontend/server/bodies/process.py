@@ -9,11 +9,7 @@ The first text loads tokenizer and chat template, so that bodies without text do
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
 import signal
-import socket
 import sys
 import time
 from functools import cached_property
@@ -21,13 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....ipc.blobs.store import BlobStore
-from ....ipc.child import limit_address_space, run_child
-from ....ipc.codec import Decoder, encode
 from ....ipc.errors import Overloaded, RequestError
+from ....ipc.helper_work import run_helper
 from ....ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ....ipc.process.faults import maybe_fail
-from ....ipc.process.frames import receive_frame, send_frame
-from ....ipc.process.malloc import return_large_blocks, trim_heap
 from ....ipc.shortages.failure import shortage_of
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.media.held_medium import HeldMedium
@@ -48,37 +41,18 @@ KEEP_S = 30.0  # longest wait for room in the blob store
 RETRY_S = 0.2
 TEMPLATE_CPU_S = 2.0  # for a chat with a template of the request; beyond it SIGVTALRM ends the process
 TEXT_CHARACTERS_PER_S = 100_000  # that are tokenized at least; they have time of their own
-NICENESS = 5  # below the engine's other processes
 
 
 class IntakeProcess:
     """Process that answers the frontend's questions, one at a time, until the socket closes."""
 
-    supervisor = None
-
-    def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
-        self._spec, self._channel = spec, channel
-        self._decoder: Decoder[IntakeQuestion] = Decoder(IntakeQuestion)
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
         self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
         self._kept: list[bytes] = []  # digests of the last body's media
 
-    def run(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            send_frame(self._channel, [])  # it is ready
-            while True:
-                self._serve_one()
-                trim_heap()  # which has nothing of the last question now
-
-    def _serve_one(self) -> None:
-        question = self._decoder.decode(receive_frame(self._channel))
-        body = receive_frame(self._channel)
+    def answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
         maybe_fail("intake.read")
-        send_frame(self._channel, [encode(self._answer(question, body))])
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
         limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
         for digest in self._kept:
             self._store.unpin(digest, KEEPER)
@@ -152,15 +126,13 @@ class IntakeProcess:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tokenloom intake", description="Reads large requests.")
-    parser.add_argument("--fd", type=int, required=True, help="of the socket to the frontend")
-    arguments = parser.parse_args()
-    return_large_blocks()
-    limit_address_space(ADDRESS_SPACE_BYTES)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # the OOM killer's first choice
-    os.nice(NICENESS)
-    return run_child("intake", lambda spec: IntakeProcess(spec, socket.socket(fileno=arguments.fd)))
+    return run_helper(
+        "intake",
+        "Reads large requests.",
+        IntakeQuestion,
+        lambda spec: IntakeProcess(spec).answer,
+        ADDRESS_SPACE_BYTES,
+    )
 
 
 if __name__ == "__main__":

@@ -15,20 +15,26 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ....ipc.errors import InternalError, RequestError, TokenloomError
+from ....ipc.codec import encode
+from ....ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
+from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.media import MEDIUM, MediaKind
-from ....ipc.messages.media_process import MediaNotRead, MediaOrder, MediaPart, MediaRead, ReadAudio, ReadImage
-from ....ipc.shortages.failure import failure_of
+from ....ipc.messages.media_process import MediaAnswer, MediaNotRead, MediaOrder, MediaPart, ReadAudio, ReadImage
+from ....ipc.process.log import is_worth_a_line
+from ....ipc.shortages.failure import RETRY_S, failure_of
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.processors.image_processor_config import Detail, ImageProcessorConfig
 from ....ipc.spec.processors.processor import Processor
-from .link import MediaLink
+from ..helpers.helper import Helper
 
 logger = logging.getLogger("tokenloom.frontend")
 
 ITEM_S = 10.0  # for one medium
 AUDIO_SPEED = 100  # seconds of audio that a process decodes in a second, at least; beside ITEM_S
 MAX_PROCESSES = 4
+MODULE = "tokenloom.frontend.server.media.process"
+START_S = 30.0  # for the start of a process on a busy machine
+IDLE_BYTES = 256 << 20  # limit of a process's memory between media
 NUM_TRIES = 2
 
 
@@ -66,8 +72,9 @@ class MediaHost:
         self._spec, self._processor, self._item_s = spec, processor, item_s
         self._num_processes = spec.config.media_processes or default_processes()
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # by owner, the next one first
-        self._idle: list[MediaLink] = []
+        self._idle: list[Helper[MediaAnswer]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.num_lost = 0  # processes that failed
 
     async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
         """Make a media file of the blob `source`, which the caller pins meanwhile. Owners take turns.
@@ -106,8 +113,8 @@ class MediaHost:
         """Kill the processes, and end the media that wait with an error."""
         for task in list(self._tasks):
             task.cancel()  # it stops its process
-        for link in self._idle:
-            link.stop()
+        for helper in self._idle:
+            helper.stop()
         while (job := self._next()) is not None:
             job.result.set_exception(_ended(job))
 
@@ -124,16 +131,16 @@ class MediaHost:
 
     async def _work(self) -> None:
         """Read media in one process until none waits."""
-        link, task = self._idle.pop() if self._idle else MediaLink(self._spec), asyncio.current_task()
+        helper = self._idle.pop() if self._idle else self._new_helper()
+        task = asyncio.current_task()
         assert task is not None
         try:
             while (job := self._next()) is not None:
                 try:
-                    parts = await self._read(link, job)
+                    parts = await self._read(helper, job)
                 except TokenloomError as error:
                     _end(job, error)
                 except asyncio.CancelledError:
-                    link.stop()
                     _end(job, _ended(job))
                     raise
                 except Exception as error:  # it costs one medium
@@ -145,32 +152,40 @@ class MediaHost:
                     if not job.result.done():
                         job.result.set_result(parts)
         finally:
-            self._idle.append(link)
+            self._idle.append(helper)
             self._tasks.discard(task)  # at once: the next medium needs a task of its own
 
-    async def _read(self, link: MediaLink, job: _Job) -> list[MediaPart]:
+    def _new_helper(self) -> Helper[MediaAnswer]:
+        return Helper(MODULE, self._spec, MediaAnswer, start_s=START_S, idle_bytes=IDLE_BYTES)
+
+    async def _read(self, helper: Helper[MediaAnswer], job: _Job) -> list[MediaPart]:
         end, item_s = "", self._item_s
         if isinstance(job.order, ReadAudio):
             item_s += job.order.max_seconds / AUDIO_SPEED
         for _ in range(NUM_TRIES):
             try:
-                answer = await link.ask(job.order, item_s)
-            except TimeoutError:
-                end = f"took longer than {item_s:g} s"
-            except OSError:
-                end = link.end()
+                answer = await helper.wait_in_loop(helper.ask(encode(job.order), item_s=item_s))
+            except HelperUnavailable as error:
+                self._count_loss(str(error))
+                raise Overloaded(f"a media process {error}", RETRY_S) from None
+            except HelperLost as loss:
+                end = str(loss)
+                self._count_loss(end)
             else:
                 if isinstance(answer, MediaNotRead):
                     raise answer.error.to_exception()
-                assert isinstance(answer, MediaRead)
                 return answer.parts
-            link.lose(end)
             if job.result.done():  # the caller is gone
                 break
         raise RequestError(
             f"the {MEDIUM[job.kind]} could not be read in {NUM_TRIES} tries: the process that decodes it {end}: send a "
             "smaller one, or save it again"
         )
+
+    def _count_loss(self, how: str) -> None:
+        self.num_lost += 1
+        if is_worth_a_line(self.num_lost):
+            logger.warning("a media process %s and is replaced", how)
 
 
 def default_processes() -> int:

@@ -7,11 +7,9 @@ process alone, which has a limited address space.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +17,15 @@ from pathlib import Path
 from ....ipc.blobs.media_file import media_header
 from ....ipc.blobs.store import BlobStore
 from ....ipc.blobs.writer import BlobWriter
-from ....ipc.child import limit_address_space, run_child
-from ....ipc.codec import Decoder, encode
 from ....ipc.errors import Overloaded, RequestError, TokenloomError, error_info
+from ....ipc.helper_work import run_helper
 from ....ipc.messages.media import MEDIUM, MediaKind
-from ....ipc.messages.media_process import MediaNotRead, MediaOrder, MediaPart, MediaRead, MediaReady, ReadImage
+from ....ipc.messages.media_process import MediaAnswer, MediaNotRead, MediaOrder, MediaPart, MediaRead, ReadImage
 from ....ipc.process.faults import maybe_fail
-from ....ipc.process.frames import receive_frame, send_frame
-from ....ipc.process.malloc import return_large_blocks
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .media_content import MediaContent
 
 ADDRESS_SPACE_BYTES = 2 << 30
-NICENESS = 5  # below the engine's other processes
 USER = "media process"  # of its pins
 
 
@@ -39,26 +33,12 @@ class MediaProcess:
     """Process that obeys the frontend's orders, one at a time, until the socket closes. Pins its last media files until
     the next ones are there, so that the frontend has time to pin them."""
 
-    supervisor = None
-
-    def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
-        self._channel = channel
-        self._decoder: Decoder[MediaOrder] = Decoder(MediaOrder)
         self._pinned: set[bytes] = set()  # the last media files
 
-    def run(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            send_frame(self._channel, [encode(MediaReady())])
-            while True:
-                order = self._decoder.decode(receive_frame(self._channel))
-                maybe_fail("media.read")
-                send_frame(self._channel, [encode(self._answer(order))])
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _answer(self, order: MediaOrder) -> MediaRead | MediaNotRead:
+    def answer(self, order: MediaOrder, _: bytearray) -> MediaAnswer:
+        maybe_fail("media.read")
         kind: MediaKind = "image" if isinstance(order, ReadImage) else "audio"
         try:
             return self._read(order, MEDIUM[kind])
@@ -116,16 +96,14 @@ def _contents(data: memoryview, order: MediaOrder) -> Iterator[MediaContent]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tokenloom media", description="Decodes images and audio.")
-    parser.add_argument("--fd", type=int, required=True, help="of the socket to the frontend")
-    arguments = parser.parse_args()
-    return_large_blocks()
-    limit_address_space(ADDRESS_SPACE_BYTES)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # the OOM killer's first choice
-    os.nice(NICENESS)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's; the buffers of many would not fit the address space
-    return run_child("media", lambda spec: MediaProcess(spec, socket.socket(fileno=arguments.fd)))
+    return run_helper(
+        "media",
+        "Decodes images and audio.",
+        MediaOrder,
+        lambda spec: MediaProcess(spec).answer,
+        ADDRESS_SPACE_BYTES,
+    )
 
 
 if __name__ == "__main__":
