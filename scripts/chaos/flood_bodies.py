@@ -97,7 +97,7 @@ def flood(sizes: Sequence[float], num_answers: int, only: str = "") -> dict[str,
         engine.wait_ready()
         frontend = engine.child("frontend").pid
         prober = load_http.start_probe(engine.url, PROBE_INTERVAL_S)
-        watch = Watch(engine.url, engine.address, NUM_STREAMS, 0)
+        watch = Watch(engine.url, engine.address, NUM_STREAMS, 0, counts_first=False)
         answers: dict[str, str] = {}
         unexpected: list[str] = []
         try:

@@ -1,8 +1,8 @@
 """Bystanders of an attack: streams over HTTP and of the client library, which time each token.
 
 A process of its own, so that the attack's work does not delay it. On each line of stdin it prints the gaps since the
-line before as JSON, and the streams that were cut; it ends with stdin. A gap is the time from a token, or from the
-request, to the next token.
+line before as JSON, and the streams that were cut; it ends with stdin. A gap is the time from a token to the next one
+of its stream, or if the wait for a first token counts, from the request.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -26,12 +27,12 @@ PROMPT = "The capital of France is"
 class Bystanders:
     """Threads that each stream one answer after the other. A lock guards `_gaps` and `_cuts`."""
 
-    def __init__(self, url: str, address: str, num_http: int, num_library: int) -> None:
-        self._url, self._address = url, address
+    def __init__(self, url: str, address: str, num_http: int, num_library: int, counts_first: bool) -> None:
+        self._url, self._address, self._counts_first = url, address, counts_first
         self._lock = threading.Lock()
         self._gaps: list[float] = []
         self._cuts: list[str] = []
-        self._last_at: dict[int, float] = {}  # by thread: its last token, or the request for the first
+        self._last_at: dict[int, float] = {}  # by thread: its last token, or the request
         self._is_over = threading.Event()
         works = [self._stream_http] * num_http + [self._stream_library] * num_library
         self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
@@ -59,12 +60,12 @@ class Bystanders:
 
     def _begin(self) -> None:
         with self._lock:
-            self._last_at[threading.get_ident()] = time.monotonic()
+            self._last_at[threading.get_ident()] = time.monotonic() if self._counts_first else math.inf
 
     def _note(self) -> None:
         now, thread = time.monotonic(), threading.get_ident()
         with self._lock:
-            self._gaps.append(now - self._last_at[thread])
+            self._gaps.append(max(now - self._last_at[thread], 0.0))
             self._last_at[thread] = now
 
     def _stream_http(self) -> None:
@@ -92,8 +93,9 @@ class Bystanders:
 class Watch:
     """The process of the bystanders, seen by the attack."""
 
-    def __init__(self, url: str, address: str, num_http: int, num_library: int) -> None:
-        command = [sys.executable, "-P", __file__, url, address, str(num_http), str(num_library)]
+    def __init__(self, url: str, address: str, num_http: int, num_library: int, *, counts_first: bool = True) -> None:
+        words = [url, address, str(num_http), str(num_library), str(int(counts_first))]
+        command = [sys.executable, "-P", __file__, *words]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
     def take(self) -> tuple[list[float], list[str]]:
@@ -110,8 +112,9 @@ class Watch:
 
 
 def main() -> int:
-    url, address, num_http, num_library = sys.argv[1:]
-    bystanders = Bystanders(url, address, int(num_http), int(num_library))
+    url, address, *numbers = sys.argv[1:]
+    num_http, num_library, counts_first = map(int, numbers)
+    bystanders = Bystanders(url, address, num_http, num_library, bool(counts_first))
     for _ in sys.stdin:
         print(json.dumps(bystanders.take()), flush=True)
     return 0

@@ -35,9 +35,8 @@ from tokenloom.kernels.contract import (
 )
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, load_cpu_ops
 from tokenloom.kernels.cpu.loader import load_kernels
-from tokenloom.scripts.bench.cases.kernels import seconds
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
-from tokenloom.scripts.checkpoints.compare_families import cpu_s
+from tokenloom.scripts.checkpoints.compare_families import in_turn
 from tokenloom.tests.workers.paged_run import make_metadata
 
 VOCAB, BLOCK_SIZE = 32, 16
@@ -144,7 +143,6 @@ class Decoder:
 def measure(setup: Setup) -> None:
     options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
-    clock = cpu_s if options.threads == 1 else seconds
     report.note("kernels", str(load_kernels(True, isa=options.cpu_isa)))
     with torch.inference_mode():
         for name in options.shapes or SHAPES:
@@ -155,7 +153,7 @@ def measure(setup: Setup) -> None:
             for num_rows in options.rows:
                 counts = [count for count in options.adapters if count <= num_rows]
                 steps = [plain.step(num_rows, 0), *(decoder.step(num_rows, count) for count in (0, *counts))]
-                took = [[clock(step) for step in steps] for _ in range(options.rounds + 1)][1:]
+                took = in_turn(steps, setup)
                 without, base, *others = (min(times) for times in zip(*took, strict=True))
                 for count, least in zip(counts, others, strict=True):
                     report.add(

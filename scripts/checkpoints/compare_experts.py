@@ -21,12 +21,12 @@ import torch
 from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
 from tokenloom.scripts.bench.inputs.make_checkpoint import Config, config_of
 from tokenloom.scripts.bench.limits import Limits
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
-from tokenloom.scripts.checkpoints.compare_families import cpu_s
+from tokenloom.scripts.checkpoints.compare_families import in_turn
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
 
@@ -70,7 +70,6 @@ def make_step(config: ModelConfig, counts: list[int], seq_lens: list[int]) -> Ca
 def measure(setup: Setup) -> None:
     options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
-    clock = cpu_s if options.threads == 1 else seconds
     report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
     config = with_experts()
     with torch.inference_mode():
@@ -79,7 +78,7 @@ def measure(setup: Setup) -> None:
             peer = dense_like(config, sum(counts))
             steps = make_step(config, counts, seq_lens), make_step(peer, counts, seq_lens)
             sizes = Limits(config, DTYPE).read_bytes(sum(counts)), Limits(peer, DTYPE).weight_bytes
-            took = [[clock(step) for step in steps] for _ in range(options.rounds + 2)][2:]
+            took = in_turn(steps, setup)
             report.add(
                 case=case,
                 MB=sizes[0] / 1e6,

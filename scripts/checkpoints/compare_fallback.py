@@ -17,11 +17,11 @@ import torch
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.bench.workload import find_checkpoint
-from tokenloom.scripts.checkpoints.compare_families import cpu_s
+from tokenloom.scripts.checkpoints.compare_families import in_turn
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import load_model
@@ -39,7 +39,6 @@ def difference(ours: Callable[[], object], theirs: Callable[[], object]) -> floa
 def measure(setup: Setup) -> None:
     options, report = setup.arguments, setup.report
     torch.set_num_threads(options.threads)
-    clock = cpu_s if options.threads == 1 else seconds
     dtype = getattr(torch, DTYPE)
     folder, ops = find_checkpoint(options.model, DTYPE), select_ops(CPU, dtype)
     report.note("kernels", ops.kernels)
@@ -52,7 +51,7 @@ def measure(setup: Setup) -> None:
             for model in (native, fallback):
                 torch.manual_seed(0)  # the same noise in both pools
                 steps.append(step_of(model, *CASES[case]))
-            took = [[clock(step) for step in steps] for _ in range(options.rounds + 2)][2:]
+            took = in_turn(steps, setup)
             report.add(
                 case=case,
                 native_ms=median([ours for ours, _ in took]) * 1e3,

@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from tokenloom.ipc.spec.models.families import FAMILIES
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.tests.support.checkpoints import tiny_config
@@ -60,6 +60,13 @@ def cpu_s(function: Callable[[], object]) -> float:
     begun = time.thread_time()
     function()
     return time.thread_time() - begun
+
+
+def in_turn(steps: Sequence[Callable[[], object]], setup: Setup) -> list[list[float]]:
+    """Return the seconds of steps that run in turn in each round, after two rounds that do not count: on one thread its
+    CPU time, else the time by the clock."""
+    clock = cpu_s if setup.arguments.threads == 1 else seconds
+    return [[clock(step) for step in steps] for _ in range(setup.arguments.rounds + 2)][2:]
 
 
 def measure(setup: Setup) -> None:

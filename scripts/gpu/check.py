@@ -41,7 +41,7 @@ import importlib.util, json, importlib.metadata as m
 found = {d.name.lower(): d.version for d in m.distributions() if d.name}
 names = ("torch", "triton", "transformers", "numpy", "tokenizers", "safetensors", "pytest", "pytest-xdist")
 needed = ("httptools", "hypothesis", "jinja2", "msgspec", "numpy", "psutil", "pytest", "safetensors", "tokenizers",
-          "tqdm", "transformers", "triton", "yaml", "zmq")
+          "tqdm", "transformers", "triton", "xxhash", "yaml", "zmq")
 facts = {"versions": {n: found[n] for n in names if n in found}, "gpu": None,
          "missing": [n for n in needed if importlib.util.find_spec(n) is None]}
 try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.sockets.keys import Keys
+from tokenloom.scripts.bench.cases.sse import free_port
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.report import Report, percentile
 from tokenloom.scripts.bench.runner import Case, Setup
@@ -40,7 +40,7 @@ class Machine:
         self._folder, self._stack = folder, stack
         Keys.generate().save(folder / "key")
         self._keys = ["--hosts-key-file", str(folder / "key")]
-        self.places = [f"tcp://127.0.0.1:{_free_port()}" for _ in range(2)]
+        self.places = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
         self.engines: list[Engine] = []
         self.gateway = self._start("gateway", ["gateway", "--cores", ",".join(self.places), "--http", "0"])
 
@@ -68,13 +68,6 @@ class Machine:
         while self.num_uses(number) < count:
             assert time.monotonic() < deadline, "the gateway does not find the engine"
             time.sleep(0.01)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def first_token_s(client: Client, prompt: list[int]) -> float:
