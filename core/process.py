@@ -14,7 +14,7 @@ from functools import partial
 
 import zmq
 
-from ..ipc.child import run_child
+from ..ipc.child import SupervisorChannel, run_child
 from ..ipc.errors import EngineDead, ProtocolError
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.orders import Hold, Ordered
@@ -27,6 +27,7 @@ from ..ipc.messages.supervisor import (
     ReplaceWorkers,
     ReplicaDown,
     Stop,
+    SupervisorToChild,
     TierDown,
     TierUp,
     WorkersDown,
@@ -44,13 +45,12 @@ from .engine import BEAT_S, EngineCore
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
-from .kv.offload.options import Tiers, options_of
 from .links.event_port import EventPort
 from .links.frontend_port import FrontendPort
 from .links.order_runner import OrderRunner
-from .links.supervisor_link import SupervisorLink
 from .links.tier_link import TierLink
 from .links.worker_group import WorkerGroup
+from .links.workers import Workers
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -69,30 +69,25 @@ class CoreProcess:
         self._spec, self._core_epoch, self._generation, self._asleep = spec, core_epoch, generation, asleep
         self._model_folder = model_folder or spec.model_folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.supervisor = SupervisorLink(self._context, spec, core_epoch)
+        self.supervisor = SupervisorChannel(self._context, spec, spec.identity("core", core_epoch))
         self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._zap = _new_zap(self._context, spec)
         self._grammar_host = GrammarProcessHost(self._context, spec, spec.endpoints.grammar_of(core_epoch))
         self._grammar_prover = GrammarProcessHost(
             self._context, spec, spec.endpoints.prover_of(core_epoch), is_prover=True
         )
+        self._workers = Workers(self._open_group, spec.config)
         self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events
-        self._is_stopping = False
+        self._has_engine = self._is_ready = self._is_stopping = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         self._listen()
-        if not self._wait_for_initialize():
-            return
         poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
         while not self._is_stopping:
-            results = [] if self._workers is None else [self._workers.results]
-            wakers = [*self._grammar_host.wakers, *self._grammar_prover.wakers, *self._tier.wakers]
-            sources = [self.supervisor.socket, *self._frontends.wakers, *wakers, *results]
-            sources += [] if self._events is None else self._events.wakers
-            sources += [] if self._zap is None else [self._zap.socket]
+            sources = self._sources
             if sources != polled:
                 poller, polled = zmq.Poller(), sources
                 for source in sources:
@@ -100,45 +95,45 @@ class CoreProcess:
             poller.poll(self._patience_ms())
             self.turn()
 
+    @property
+    def _sources(self) -> list[zmq.Socket[bytes] | int]:
+        """The sockets and descriptors that wake the loop; without an engine nobody else is answered."""
+        sources: list[zmq.Socket[bytes] | int] = [self.supervisor.socket]
+        if self._zap is not None:
+            sources.append(self._zap.socket)
+        if self._has_engine:
+            sources += [*self._frontends.wakers, *self._grammar_host.wakers, *self._grammar_prover.wakers]
+            sources += [*self._tier.wakers, *self._workers.wakers]
+            if self._events is not None:
+                sources += self._events.wakers
+        return sources
+
     def _listen(self) -> None:
         """Open the sockets for frontends and workers. ConfigError if that fails for lack of room or a free port."""
         self._touched = TouchedAnswers(self._spec.own_file("touched"))
         self._frontends = FrontendPort(
             self._context, self._spec, self._touched, self.supervisor.send, self._model_folder
         )
-        self._workers: WorkerGroup | None = self._open_group(self._generation)
-
-    def _wait_for_initialize(self) -> bool:
-        """Wait for the pool's size from the supervisor, then start the engine. False if it sends Stop instead."""
-        while not isinstance(message := self.supervisor.wait(), Stop):
-            if isinstance(message, Initialize):
-                self._start(message)
-                return True
-            if isinstance(message, ArenaLost):
-                self._tier.on_notice(message, None, self._model_folder)
-        return False
+        self._executor = self._workers.listen(self._generation)
 
     def _start(self, message: Initialize) -> None:
-        begun = time.monotonic()
+        """Start the engine with the pool's size, and probe the ranks."""
         spec = self._spec
-        assert self._workers is not None
-        failure = self._probe(self._workers)
-        generation = self._workers.generation
         record = None
         if spec.config.enable_prefix_caching and not spec.shares_prefixes:
             logger.info("prefix caching is off: layers of %s keep states", spec.model.architecture)
         if spec.shares_prefixes:
-            record = BlockRecord(spec.own_file("blocks"), message.num_blocks, generation)
+            record = BlockRecord(spec.own_file("blocks"), message.num_blocks, self._generation)
         self._engine = EngineCore(
             spec,
             message.num_blocks,
-            self._workers,
+            self._executor,
             self._grammar_host,
             grammar_prover=self._grammar_prover,
             core_epoch=self._core_epoch,
-            generation=generation,
+            generation=self._generation,
             record=record,
-            tiers=self._tiers_of(message),
+            tiers=self._tier.tiers(message),
             clock=self._clock,
             asleep=self._asleep,
             has_exact_drafts=message.has_exact_drafts,
@@ -146,42 +141,20 @@ class CoreProcess:
             blobs=self._frontends.blobs,
         )
         self._frontends.num_blocks = message.num_blocks
-        self._engine.adapters.table.adopt(self._workers.slots)
         if spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, spec.config, events.take, self._zap, spec.replica)
         self._orders = OrderRunner(self._engine, self.supervisor.send, self._reload, self._profile)
-        self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
-        self.supervisor.send(Ready())
-        if failure is not None:
-            self._lose_workers(failure)
-
-    def _tiers_of(self, message: Initialize) -> Tiers | None:
-        if message.arena is None:
-            return None
-        record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, self._tier.arena)
-        return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
-
-    def _probe(self, workers: WorkerGroup) -> str | None:
-        """Wait until every rank has answered a probe, at most for a step's time limit, since ranks may still run a step
-        of an earlier core. Return the reason of a failure, else None."""
-        try:
-            timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
-            workers.probe(timeout_s, lambda: self._wait_for_probe(workers))
-        except EngineDead as error:
-            return str(error)
-        return None
-
-    def _wait_for_probe(self, workers: WorkerGroup) -> None:
-        self.supervisor.put_off(workers.generation)
-        if self._zap is not None:
-            self._zap.answer()
+        self._has_engine = True
+        self._workers.probe()
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, until the next deadline, in ms; None: without a limit."""
-        if self.supervisor.has_put_off or (self._events is not None and self._events.has_replays):
+        if not self._has_engine:
+            return None
+        if self._events is not None and self._events.has_replays:
             return 0
-        waits = []
+        waits = [] if self._workers.wait_s is None else [self._workers.wait_s]
         if (deadline := self._engine.deadlines.next) is not None:
             waits.append(deadline - steady_time())
         if self._engine.offload is not None and (due := self._engine.offload.next_deadline) is not None:
@@ -189,8 +162,8 @@ class CoreProcess:
         if (next_at := self._frontends.next_at) is not None:
             waits.append(next_at - time.monotonic())
         limits = [self._engine.grammars.next_deadline, self._engine.adapters.next_deadline]
-        if self._workers is not None:
-            limits += [self._engine.overdue_at, self._workers.order_overdue_at]
+        if (workers := self._workers.serving) is not None:
+            limits += [self._engine.overdue_at, workers.order_overdue_at]
         waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
@@ -199,6 +172,10 @@ class CoreProcess:
         maybe_fail("core.receive")
         if self._zap is not None:
             self._zap.answer()
+        if not self._has_engine:
+            self._receive_from_supervisor()
+        if not self._has_engine:
+            return
         try:
             now = self._engine.look()
             has_results = self._take_results()
@@ -206,13 +183,14 @@ class CoreProcess:
             self._frontends.judge(self._engine, time.monotonic())
             self._receive_from_supervisor()
             self._engine.grammars.take()
-            self._take_blocks()
+            self._tier.go_on(self._engine.offload, is_idle=self._engine.scheduler.rows.num_active == 0)
             self._engine.expire(steady_time())
             self._engine.adapters.expire(now)
             maybe_fail("core.schedule")
             self._check_overdue(now)
+            self._join()
             self._go_on_with_order()
-            if self._workers is not None:
+            if self._workers.serving is not None:
                 if has_results or not self._engine.has_suspects:  # the loss of a suspect's step counts for it alone
                     self._touched.forget_admitted()
                 self._engine.step()
@@ -230,9 +208,9 @@ class CoreProcess:
     def _take_results(self) -> bool:
         """Apply the workers' results. Return whether one of a step was among them."""
         num_results = 0
-        if self._workers is not None:
+        if (workers := self._workers.serving) is not None:
             try:
-                for result in self._workers.receive():
+                for result in workers.receive():
                     if isinstance(result, SlotFilled):
                         self._engine.adapters.on_filled(result)
                     else:
@@ -242,41 +220,27 @@ class CoreProcess:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
         return num_results > 0
 
-    def _take_blocks(self) -> None:
-        """Apply the tier process's messages and what is due."""
-        if (offload := self._engine.offload) is not None:
-            for message in self._tier.receive():
-                offload.on_message(message)
-            offload.tick(is_idle=self._engine.scheduler.rows.num_active == 0)
-
     def _check_overdue(self, now: float) -> None:
         """Raise EngineDead if a step or an order has taken too long at `now`. The caller takes `now` before it
         receives: if this process was suspended in between, a result may be waiting unread."""
-        if self._workers is None:
-            return
-        overdue_at, order_overdue_at = self._engine.overdue_at, self._workers.order_overdue_at
-        if overdue_at is not None and now > overdue_at:
+        overdue_at = self._engine.overdue_at
+        if self._workers.serving is not None and overdue_at is not None and now > overdue_at:
             raise EngineDead(f"the workers hang: no step has ended for {self._engine.step_timer.age_s:.1f} s")
-        if order_overdue_at is not None and now > order_overdue_at:
-            limit = f"within --start-timeout-s {self._spec.config.start_timeout_s:g} s"
-            what = (
-                "other weights were not read"
-                if isinstance(self._workers.order, ReloadWeights)
-                else "a profile was not made"
-            )
-            raise EngineDead(f"the workers hang: {what} {limit}")
+        self._workers.check_order(now)
 
     def _reload(self, holding: Holding) -> None:
         """Send a reload to all ranks, in place of the next step."""
-        assert self._workers is not None, "orders are carried out only with workers"
-        self._workers.reload(self._engine.scheduler.take_step(), holding)
+        workers = self._workers.serving
+        assert workers is not None, "orders are carried out only with workers"
+        workers.reload(self._engine.scheduler.take_step(), holding)
 
     def _profile(self, records: bool) -> None:
-        assert self._workers is not None, "orders are carried out only with workers"
-        self._workers.profile(self._engine.scheduler.take_step(), records)
+        workers = self._workers.serving
+        assert workers is not None, "orders are carried out only with workers"
+        workers.profile(self._engine.scheduler.take_step(), records)
 
     def _go_on_with_order(self) -> None:
-        if (workers := self._workers) is None or self._orders.hold is None:
+        if (workers := self._workers.serving) is None or self._orders.hold is None:
             return
         self._frontends.send_outputs(self._engine)  # requests that end before the order is done are reported first
         done = workers.take_done()
@@ -296,28 +260,26 @@ class CoreProcess:
 
     def _lose_workers(self, reason: str) -> None:
         """Close the failed worker group and ask the supervisor for another, for which running requests wait."""
-        assert self._workers is not None
-        logger.error("%s", reason)
         generation = self._workers.generation
+        assert generation is not None
+        logger.error("%s", reason)
         self._workers.close()
-        self._workers = None
         self._engine.lose_workers(reason)
+        self._become_ready()  # it serves as soon as there are others
         self._tell_loss(reason)
         self.supervisor.send(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
         """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so. Its successor
         has the holding from before, if its ranks were changing theirs."""
-        if self._workers is not None and self._workers.generation == message.generation:
+        if self._workers.generation == message.generation:
             self._take_results()  # results sent before the end are valid
             self._workers.close()
-            self._workers = None
             self._engine.lose_workers(message.reason)
             self._tell_loss(message.reason)
-        if self._workers is None:
-            was_at_work = self._orders.on_workers_lost()
-            if was_at_work:  # to change its holding, for which the blocks have lost their names
-                self._tier.open(self._engine.offload, self._model_folder)
+        if self._workers.generation is None and self._orders.on_workers_lost():
+            # they were changing what they hold, for which the blocks have lost their names
+            self._tier.open(self._engine.offload, self._model_folder)
 
     def _tell_loss(self, reason: str) -> None:
         """Let gateways send the requests of this core elsewhere until it has workers again."""
@@ -331,16 +293,28 @@ class CoreProcess:
         return workers
 
     def _gain_workers(self, generation: int) -> None:
-        if self._workers is not None:
-            self._workers.close()
+        """Begin to probe the ranks of a new group."""
+        if self._workers.serving is not None:
             self._engine.lose_workers("replaced by the supervisor")
-        self._workers = self._open_group(generation)
-        self._engine.gain_workers(self._workers, generation)
-        failure = self._probe(self._workers)
-        if failure is not None:
-            self._lose_workers(failure)
+        self._workers.listen(generation)
+        self._workers.probe()
+
+    def _join(self) -> None:
+        """Use the group that is being probed once all its ranks have answered."""
+        if (workers := self._workers.go_on_joining()) is None:
+            return
+        if self._is_ready:
+            self._engine.gain_workers(workers, workers.generation)
+            self._frontends.tell_gateways(WorkersUp(generation=workers.generation))
         else:
-            self._frontends.tell_gateways(WorkersUp(generation=generation))
+            self._engine.adapters.table.adopt(workers.slots)
+            self.supervisor.send(Phase(name="workers joined", duration_s=self._workers.probing_s))
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self.supervisor.send(Ready())
 
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -348,18 +322,25 @@ class CoreProcess:
         for message in self.supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
-            elif isinstance(message, FrontendDown):
-                self._frontends.lose(message.identity, self._engine)
-            elif isinstance(message, WorkersDown):
-                self._on_workers_down(message)
-            elif isinstance(message, WorkersUp):
-                self._gain_workers(message.generation)
-            elif isinstance(message, Hold):
-                self._orders.begin(message)
-            elif isinstance(message, Ordered):
-                self._frontends.on_ordered(message)
+            elif isinstance(message, Initialize):
+                self._start(message)
             elif isinstance(message, (TierUp, TierDown, ArenaLost)):
-                self._tier.on_notice(message, self._engine.offload, self._model_folder)
+                offload = self._engine.offload if self._has_engine else None
+                self._tier.on_notice(message, offload, self._model_folder)
+            elif self._has_engine:
+                self._on_notice(message)
+
+    def _on_notice(self, message: SupervisorToChild) -> None:
+        if isinstance(message, FrontendDown):
+            self._frontends.lose(message.identity, self._engine)
+        elif isinstance(message, WorkersDown):
+            self._on_workers_down(message)
+        elif isinstance(message, WorkersUp):
+            self._gain_workers(message.generation)
+        elif isinstance(message, Hold):
+            self._orders.begin(message)
+        elif isinstance(message, Ordered):
+            self._frontends.on_ordered(message)
 
     def _report_progress(self) -> None:
         engine, now = self._engine, time.monotonic()

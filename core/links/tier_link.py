@@ -7,11 +7,13 @@ from typing import Protocol
 
 import zmq
 
-from ...ipc.messages.supervisor import ArenaLost, TierDown, TierUp
+from ...ipc.messages.supervisor import ArenaLost, Initialize, TierDown, TierUp
 from ...ipc.messages.tier import CoreToTier, PinnedBlocks, TierToCore
 from ...ipc.sockets.channel import Channel
 from ...ipc.sockets.zmq_sockets import new_socket
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ..kv.block_record import BlockRecord
+from ..kv.offload.options import Tiers, options_of
 from .tier_answers import TierAnswers
 
 
@@ -23,6 +25,10 @@ class Offload(Protocol):
     def on_tier_lost(self) -> None: ...
 
     def lose_slots(self, arena: int) -> None: ...
+
+    def on_message(self, message: TierToCore) -> None: ...
+
+    def tick(self, *, is_idle: bool) -> None: ...
 
 
 class TierLink:
@@ -39,6 +45,20 @@ class TierLink:
     def wakers(self) -> list[zmq.Socket[bytes]]:
         """The sockets to poll."""
         return [channel.socket for channel in self._channels]
+
+    def tiers(self, message: Initialize) -> Tiers | None:
+        """Return the places for blocks outside the pool; None if there are none."""
+        if message.arena is None:
+            return None
+        record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, self.arena)
+        return Tiers(options_of(self._spec, message.arena, message.kernels), self.send, record)
+
+    def go_on(self, offload: Offload | None, *, is_idle: bool) -> None:
+        """Pass the answers of the tier processes on to an offload, and let it do the work that is due."""
+        if offload is not None:
+            for message in self.receive():
+                offload.on_message(message)
+            offload.tick(is_idle=is_idle)
 
     def on_notice(self, message: TierUp | TierDown | ArenaLost, offload: Offload | None, model_folder: str) -> None:
         """Apply a notice of the supervisor. offload: None until the core has made it. model_folder: folder of the

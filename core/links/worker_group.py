@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Never
 
 import zmq
@@ -41,7 +41,7 @@ from ...ipc.spec.config.engine_spec import EngineSpec
 
 logger = logging.getLogger("tokenloom.core")
 
-PROBE_INTERVAL_MS = 20  # time between two probes
+PROBE_INTERVAL_S = 0.02  # time between two probes
 MAX_UNANSWERED = 16  # most messages kept for resending; more are never in flight
 
 
@@ -73,29 +73,39 @@ class WorkerGroup:
         self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
-        self.slots: list[SlotContent] = []  # adapter slots that all ranks had filled when they were probed
+        self._slots_by_rank: dict[Rank, list[SlotContent]] = {}  # filled adapter slots, when they were probed
+        self._probed_at = self._probe_overdue_at = self._probe_timeout_s = 0.0  # times on `clock`, and a duration
         self.order: ReloadWeights | Profile | None = None  # the order that ranks are carrying out
         self._unacknowledged: set[Rank] = set()  # ranks that have not finished the order
         self.order_error = ""  # why a rank could not carry out the last order; it continues to run
         self.order_overdue_at: float | None = None  # time on `clock`: then the workers count as hung
 
-    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
-        """Wait until every rank has replied to a probe, and set `slots`. EngineDead, with the silent ranks, after
-        `timeout_s`. `while_waiting` is called every PROBE_INTERVAL_MS; its exceptions end the wait."""
-        deadline = self._clock.look() + timeout_s
-        slots_by_rank = dict[Rank, list[SlotContent]]()
-        frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
-        while silent := set(self._ranks).difference(slots_by_rank):
-            if self._clock.look() > deadline:
-                ranks = " and ".join(f"worker {rank}" for rank in sorted(silent))
-                raise EngineDead(f"{ranks} did not answer the core's probe within {timeout_s:g} s")
-            while_waiting()
-            self._publisher.send(frame)
-            if self.results.poll(PROBE_INTERVAL_MS):
-                answers = [message for message in self._receive() if isinstance(message, ProbeAck)]
-                slots_by_rank.update((answer.rank, answer.slots) for answer in answers)
-        first, *others = slots_by_rank.values()
-        self.slots = [content for content in first if all(content in slots for slots in others)]
+    def begin_probe(self, timeout_s: float) -> None:
+        """Let `go_on_probing` wait at most so long for the ranks."""
+        self._probe_timeout_s = timeout_s
+        self._probe_overdue_at = self._clock.look() + timeout_s
+
+    def go_on_probing(self) -> bool:
+        """Probe the ranks, every PROBE_INTERVAL_S; return whether all listen. EngineDead names those that have been
+        silent for too long."""
+        for message in self._receive():
+            if isinstance(message, ProbeAck):
+                self._slots_by_rank[message.rank] = message.slots
+        silent = set(self._ranks).difference(self._slots_by_rank)
+        now = self._clock.look()
+        if silent and now > self._probe_overdue_at:
+            ranks = " and ".join(f"worker {rank}" for rank in sorted(silent))
+            raise EngineDead(f"{ranks} did not answer the core's probe within {self._probe_timeout_s:g} s")
+        if silent and now >= self._probed_at + PROBE_INTERVAL_S:
+            self._probed_at = now
+            self._publisher.send(encode(Probe(core_epoch=self._core_epoch, generation=self.generation)))
+        return not silent
+
+    @property
+    def slots(self) -> list[SlotContent]:
+        """The adapters that all ranks held when they were probed."""
+        first, *others = self._slots_by_rank.values()
+        return [content for content in first if all(content in slots for slots in others)]
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         frame = encode(message)
