@@ -27,7 +27,7 @@ from ...kernels.contract import (
 )
 from ...kernels.select import Ops
 from ..borrowed.linear import is_packable, joined
-from ..borrowed.mlp import PackedMLP, recipe_of
+from ..borrowed.mlp import recipe_of
 from ..borrowed.norm import rms_norm_of
 from .attention import Part, parts_of
 from .blocks import Block, EncoderState
@@ -64,7 +64,7 @@ class FusedBlocks:
 
 def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | None:
     """Move the layers from `blocks` into a FusedBlocks and return it; one layer at a time, so that at most one is in
-    memory twice. None if `ops` have no kernel for these layers, which then stay in `blocks`."""
+    memory twice. None if `ops` have no kernel for these layers, which then stay in `blocks` with all their weights."""
     num_heads, head_dim = blocks[0].num_heads, padded(blocks[0].head_dim)
     layers = list[LayerWeights]()
     while blocks:
@@ -78,8 +78,8 @@ def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | Non
 
 
 def _layer_of(ops: Ops, block: Block, dtype: torch.dtype) -> LayerWeights | None:
-    """Return a layer's packed weights; None if it has parts that our kernels do not support. Its gains are multiplied
-    into its linear layers, in place."""
+    """Return a layer's packed weights, with its gains multiplied into them; None if it has parts that our kernels do
+    not support. The layer's own weights stay as they are."""
     input_norm, mlp_norm = (_norm_of(each) for each in (block.norm, block.mlp_norm))
     head_norms, recipe = _head_norms_of(block), recipe_of(block.mlp, dtype)
     is_plain = all(is_packable(each, dtype) for each in (*block.projections, block.out))
@@ -87,20 +87,19 @@ def _layer_of(ops: Ops, block: Block, dtype: torch.dtype) -> LayerWeights | None
         return None
     if head_norms is None and block.head_norms:
         return None
-    if block.gains is not None:
-        for linear, gains in zip((block.out, getattr(block.mlp, recipe.down)), block.gains, strict=True):
-            _scale(linear, gains)
-    mlp = PackedMLP(ops, block.mlp, recipe)
+    output_gains, mlp_gains = block.gains or (None, None)
+    up = ops.pack_linear(*joined(block.mlp, recipe.first), recipe.activation)
+    down = ops.pack_linear(*_scaled(getattr(block.mlp, recipe.down), mlp_gains))
     return LayerWeights(
         input_norm=input_norm,
         qkv=_packed_projections(ops, block),
         head_norms=head_norms,
         rotary=Rotary(None),
         attention=AttentionSpec(block.scale),
-        output=_packed_output(ops, block),
+        output=_packed_output(ops, block, output_gains),
         attention_output_norm=None,
         mlp_norm=mlp_norm,
-        mlp=MLPWeights(mlp.up, mlp.down.packed),
+        mlp=MLPWeights(up, down),
         mlp_output_norm=None,
         is_parallel=False,
     )
@@ -128,12 +127,16 @@ def _by_heads(norm: Norm | None, num_heads: int) -> Norm | None:
     return replace(norm, weight=norm.weight.view(num_heads, -1))
 
 
-def _scale(linear: nn.Linear, gains: Tensor) -> None:
-    """Multiply a linear layer's weight and bias, in place, so that its outputs are multiplied by `gains` [out]."""
-    for parameter in (linear.weight, linear.bias):
-        if parameter is not None:
-            factors = gains.detach().float().view(-1, *[1] * (parameter.dim() - 1))
-            parameter.data = (parameter.detach().float() * factors).to(parameter.dtype)
+def _scaled(linear: nn.Linear, gains: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return copies of a linear layer's weight and bias, multiplied so that its outputs are multiplied by `gains`
+    [out]; None: not multiplied."""
+    weight, bias = joined(nn.ModuleList([linear]), ["0"])
+    if gains is not None:
+        factors = gains.detach()
+        weight = weight * factors[:, None]
+        if bias is not None:
+            bias = bias * factors
+    return weight, bias
 
 
 def _packed_projections(ops: Ops, block: Block) -> PackedLinear:
@@ -148,12 +151,12 @@ def _packed_projections(ops: Ops, block: Block) -> PackedLinear:
     return ops.pack_linear(weight, bias)
 
 
-def _packed_output(ops: Ops, block: Block) -> PackedLinear:
-    weight, bias = block.out.weight.detach(), block.out.bias
+def _packed_output(ops: Ops, block: Block, gains: Tensor | None) -> PackedLinear:
+    weight, bias = _scaled(block.out, gains)
     missing = padded(block.head_dim) - block.head_dim
     if missing:
         weight = nn.functional.pad(weight.view(len(weight), -1, block.head_dim), (0, missing)).flatten(1)
-    return ops.pack_linear(weight, None if bias is None else bias.detach())
+    return ops.pack_linear(weight, bias)
 
 
 def step_of(parts: Sequence[Part], block_size: int) -> AttentionMetadata:

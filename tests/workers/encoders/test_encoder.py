@@ -114,6 +114,17 @@ def test_layers_with_other_parts_or_without_kernels_are_left_as_they_are(case_of
     assert len(others) == len(blocks) and all(block.module._modules for block in blocks)
 
 
+def test_gains_count_once_with_operations_that_have_no_encoder_kernel(case_of: Cases, tmp_path: Path) -> None:
+    case, dtype = case_of("internvl"), torch.bfloat16
+    tensors = load_file(case.folder / "model.safetensors")
+    strong = {name: 20 * each if "lambda_" in name else each for name, each in tensors.items()}
+    save_file(strong, tmp_path / "model.safetensors")
+    case.copy_settings(tmp_path)
+    expected = encode(case.load(dtype, tmp_path), case.items[0])
+    found = encode(case.load(dtype, tmp_path, ops=ReferenceOps()), case.items[0])
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_asr"])
 def test_items_do_not_see_each_other_between_layers(case_of: Cases, name: str) -> None:
     case = case_of(name)
