@@ -47,14 +47,14 @@ class TierLink:
         return [channel.socket for channel in self._channels]
 
     def tiers(self, message: Initialize) -> Tiers | None:
-        """Return the places for blocks outside the pool; None if there are none."""
+        """Return the tiers, which are the places for blocks outside the pool; None if the engine has none."""
         if message.arena is None:
             return None
         record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, self.arena)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self.send, record)
 
     def go_on(self, offload: Offload | None, *, is_idle: bool) -> None:
-        """Pass the answers of the tier processes on to an offload, and let it do the work that is due."""
+        """Pass the replies of the tier processes to `offload`, if there is one, and let it do the work that is due."""
         if offload is not None:
             for message in self.receive():
                 offload.on_message(message)

@@ -73,7 +73,7 @@ class WorkerGroup:
         self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
-        self._slots_by_rank: dict[Rank, list[SlotContent]] = {}  # filled adapter slots, when they were probed
+        self._slots_by_rank: dict[Rank, list[SlotContent]] = {}  # filled adapter slots, from replies to probes
         self._probed_at = self._probe_overdue_at = self._probe_timeout_s = 0.0  # times on `clock`, and a duration
         self.order: ReloadWeights | Profile | None = None  # the order that ranks are carrying out
         self._unacknowledged: set[Rank] = set()  # ranks that have not finished the order
@@ -81,13 +81,13 @@ class WorkerGroup:
         self.order_overdue_at: float | None = None  # time on `clock`: then the workers count as hung
 
     def begin_probe(self, timeout_s: float) -> None:
-        """Let `go_on_probing` wait at most so long for the ranks."""
+        """Start the wait for the ranks' replies to probes, of at most `timeout_s`, before calls of `go_on_probing`."""
         self._probe_timeout_s = timeout_s
         self._probe_overdue_at = self._clock.look() + timeout_s
 
     def go_on_probing(self) -> bool:
-        """Probe the ranks, every PROBE_INTERVAL_S; return whether all listen. EngineDead names those that have been
-        silent for too long."""
+        """Read replies, and send another probe if the last one is PROBE_INTERVAL_S old. Return whether every rank has
+        replied. EngineDead, with the silent ranks, once the time of `begin_probe` is over."""
         for message in self._receive():
             if isinstance(message, ProbeAck):
                 self._slots_by_rank[message.rank] = message.slots
@@ -103,7 +103,7 @@ class WorkerGroup:
 
     @property
     def slots(self) -> list[SlotContent]:
-        """The adapters that all ranks held when they were probed."""
+        """The filled adapter slots that all ranks had in common when they were probed."""
         first, *others = self._slots_by_rank.values()
         return [content for content in first if all(content in slots for slots in others)]
 

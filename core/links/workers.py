@@ -1,11 +1,11 @@
-"""Workers: the core's worker group, from its sockets to its end.
+"""Workers: the state of the core's worker group, from the opening of its sockets to its end.
 
     absent ──▶ listening ──▶ probing ──▶ serving
       ▲            └────────────┴───────────┤
       └─────────────────────────────────────┘
 
-Ranks may connect from `listening` on. They are probed once the core has an engine, and serve when all have answered.
-Nothing here waits.
+Ranks may connect from `listening` on. They are probed once the core has an engine, and serve when all have replied.
+No method waits.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MOVES: dict[State, set[State]] = {
 
 
 class Workers:
-    """Owns the group. `serving`: the group if it takes steps, else None. Invariant: there is a group unless the state
-    is absent."""
+    """Owner of the worker group. `serving`: the group if steps may be sent to it, else None. Invariant: there is a
+    group unless the state is absent."""
 
     def __init__(self, open_group: Callable[[int], WorkerGroup], config: EngineConfig) -> None:
         self._open_group = open_group
@@ -50,34 +50,35 @@ class Workers:
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes]]:
-        """The socket to poll, unless the group is not to be read yet."""
+        """The sockets to poll; empty if the group is absent or must not be read yet."""
         if self._group is None or self._state == "listening":
             return []
         return [self._group.results]
 
     @property
     def wait_s(self) -> float | None:
-        """The seconds until `go_on_joining` is to be called; None: no limit."""
+        """Longest time until `go_on_joining` must be called, in seconds; None: no limit."""
         if self._state == "probing":
             return PROBE_INTERVAL_S
         return None
 
     def listen(self, generation: int) -> WorkerGroup:
-        """Open the sockets for a group, in place of the present one, and return it."""
+        """Open the sockets of a new group, after closing those of the present one, and return the group."""
         self.close()
         self._move("listening")
         self._group = self._open_group(generation)
         return self._group
 
     def probe(self) -> None:
-        """Begin to probe the ranks."""
+        """Start to probe the ranks."""
         assert self._group is not None
         self._move("probing")
         self._probing_since = time.monotonic()
         self._group.begin_probe(self._probe_timeout_s)
 
     def go_on_joining(self) -> WorkerGroup | None:
-        """Return the group, once, when all its ranks have answered. EngineDead after the time limit."""
+        """Continue to probe the ranks. Return the group, once, when all of them have replied; else None. EngineDead if
+        the time limit is exceeded."""
         if self._group is None or self._state != "probing" or not self._group.go_on_probing():
             return None
         self._move("serving")
@@ -86,11 +87,12 @@ class Workers:
 
     @property
     def probing_s(self) -> float:
-        """The time since the probe began."""
+        """The time since `probe` was called, in seconds."""
         return time.monotonic() - self._probing_since
 
     def check_order(self, now: float) -> None:
-        """Raise EngineDead if ranks have taken too long for an order at `now`, by the clock."""
+        """Raise EngineDead if ranks take longer than --start-timeout-s for an order. `now`: time on the group's
+        AwakeClock."""
         if (group := self.serving) is None or group.order_overdue_at is None or now <= group.order_overdue_at:
             return
         what = "other weights were not read" if isinstance(group.order, ReloadWeights) else "a profile was not made"
@@ -98,7 +100,7 @@ class Workers:
 
     @property
     def generation(self) -> int | None:
-        """The number of the group; None without one."""
+        """The generation number of the group; None if there is no group."""
         if self._group is None:
             return None
         return self._group.generation
