@@ -19,25 +19,25 @@ from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .admission import Admission, reason_to_stop
-from .blobs.needed_blobs import NeededBlobs
-from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
 from .deadlines import Deadlines
-from .grammar.host import GrammarHost
-from .grammar.manager import GrammarManager
-from .grammar.prover import GrammarProver
+from .features.adapters.adapter_queue import AdapterQueue
+from .features.blobs.needed_blobs import NeededBlobs
+from .features.crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
+from .features.grammar.host import GrammarHost
+from .features.grammar.manager import GrammarManager
+from .features.grammar.prover import GrammarProver
+from .features.media.encode_queue import EncodeQueue
+from .features.speculation.lookup import lookup_of
+from .features.tiers.options import Tiers
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
-from .kv.offload.options import Tiers
 from .outbox import Outbox
 from .request import Request, WaitReason
-from .scheduling.adapter_queue import AdapterQueue
-from .scheduling.encode_queue import EncodeQueue
 from .scheduling.result_processor import FinishedRequest, NewTokens
 from .scheduling.scheduler import Scheduler
 from .scheduling.step.ledger import LedgerEntry
 from .scheduling.waiting_queue import WaitingQueue
-from .speculation.lookup import lookup_of
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ipc.process.awake_clock import AwakeClock
-from .scheduling.encode_throttle import StageWork
+from .features.media.encode_throttle import StageWork
 from .scheduling.scheduler import Scheduler
 from .scheduling.step.ledger import LedgerEntry
 

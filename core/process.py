@@ -42,7 +42,8 @@ from ..ipc.sockets.client_auth import CORES, GROUP, ZapHandler
 from ..ipc.sockets.keys import Keys
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .engine import BEAT_S, EngineCore
-from .grammar.process_host import GrammarProcessHost
+from .features.grammar.process_host import GrammarProcessHost
+from .features.tiers.options import Tiers, options_of
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
 from .links.event_port import EventPort

@@ -6,7 +6,7 @@ import time
 
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.tier import SourceState, TiersProgress
-from .kv.offload.offload import Offload
+from .features.tiers.offload import Offload
 from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0

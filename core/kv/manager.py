@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.tier import CoreToTier
+from ..features.tiers.hits import POOL
+from ..features.tiers.offload import Offload
+from ..features.tiers.options import OffloadOptions
 from ..media_spans import event_extra, key_extra
 from ..request import Request
 from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
-from .offload.hits import POOL
-from .offload.offload import Offload
-from .offload.options import OffloadOptions
 
 
 class KVCacheManager:

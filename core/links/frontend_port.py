@@ -50,9 +50,9 @@ from ...ipc.sockets.keys import Keys
 from ...ipc.sockets.zmq_sockets import new_socket
 from ...ipc.spec.config.checkpoint_digest import checkpoint_digest
 from ...ipc.spec.config.engine_spec import EngineSpec
-from ..blobs.gateway_blobs import GatewayBlobs
-from ..blobs.needed_blobs import NeededBlobs
 from ..engine import EngineCore
+from ..features.blobs.gateway_blobs import GatewayBlobs
+from ..features.blobs.needed_blobs import NeededBlobs
 from ..request import Request
 from .frontend_loads import FrontendLoads
 

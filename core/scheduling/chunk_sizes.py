@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..features.media.row_media import RowMedia
 from ..request import Ids, Request
-from .row_media import RowMedia
 from .step.rows import Rows
 from .waiting_queue import WaitingQueue
 

@@ -18,18 +18,18 @@ import numpy.typing as npt
 
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ...ipc.spec.config.speculation import MAX_DRAFTS
+from ..features.adapters.adapter_queue import AdapterQueue
+from ..features.media.encode_queue import EncodeQueue
+from ..features.media.encode_throttle import EncodeThrottle
+from ..features.media.row_media import RowMedia
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
-from .adapter_queue import AdapterQueue
 from .chunk_sizes import ChunkSizes
 from .drafting import Drafting
-from .encode_queue import EncodeQueue
-from .encode_throttle import EncodeThrottle
 from .preemption import Preemption
 from .prefill_throttle import PrefillThrottle
 from .prompt_group import PromptGroups
 from .result_processor import FinishedRequest, NewTokens, ResultProcessor
-from .row_media import RowMedia
 from .step.batch import Batch
 from .step.ledger import LedgerEntry, StepLedger
 from .step.rows import Rows

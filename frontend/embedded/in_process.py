@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 
 from ...core.engine import EngineCore
-from ...core.grammar.local_host import GrammarLocalHost
+from ...core.features.grammar.local_host import GrammarLocalHost
 from ...core.links.frontend_port import handle
 from ...core.links.order_runner import OrderRunner
 from ...ipc.errors import ConfigError

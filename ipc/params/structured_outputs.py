@@ -1,6 +1,6 @@
 """StructuredOutputsParams: the constraint on the text of an answer, validated at construction.
 
-Knows no grammar language: core/grammar/compiler.py finds errors in a schema, regex or grammar.
+Knows no grammar language: core/features/grammar/compiler.py finds errors in a schema, regex or grammar.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The arena is one memfd on each host. The supervisor or the host's agent makes it; workers and tier process inherit it,
 and the memory is freed when all of them have ended. It is divided into slots, numbered from 1. A slot holds one block:
 the parts of the host's ranks, one after another.
-There are no locks: the core decides which process may write to a slot (core/kv/offload/).
+There are no locks: the core decides which process may write to a slot (core/features/tiers/).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from types import FrameType
 import msgspec
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.grammar.local_host import GrammarLocalHost
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.frontend.server.text.chat_template import ChatTemplate

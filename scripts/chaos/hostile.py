@@ -54,7 +54,9 @@ FRAMES_S = 10.0  # to send one frame
 SETTLE_S = 1.5
 PAUSE_LIMIT_S = 2.0
 KEPT_LIMIT_MB = 24.0  # of any process; the first use of a part loads it
-KEPT_GRAMMAR_MB = 64.0  # of the grammar process, which keeps a grammar for the next request (core/grammar/compiler.py)
+KEPT_GRAMMAR_MB = (
+    64.0  # of the grammar process, which keeps a grammar for the next request (core/features/grammar/compiler.py)
+)
 CPU_LIMIT_S = 0.3  # in the second after an attack, of processes that bystanders do not use
 IDLE_SHARE = 0.1  # of a core
 CROWD_RATIO = 3.0  # p99 of the gaps between tokens, to that of the calm

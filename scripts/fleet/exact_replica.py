@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.grammar.local_host import GrammarLocalHost
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.grammar.local_host import GrammarLocalHost
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.ipc.codec import encode_ids

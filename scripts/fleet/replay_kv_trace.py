@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
-from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import REQUIRED, read_options
 

@@ -140,7 +140,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/server/adapters/store.py ENTRY_NAME": Read("names of files"),
 }
 FOLDERS = {  # their expressions read nothing of callers in a loop
-    "core/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
+    "core/features/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
     "frontend/launcher/options/": "the operator's options and environment",
     "frontend/launcher/ray/": "the operator's options, and errors of Ray's",
     "frontend/launcher/supervisor/": "the operator's options",

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.engine import BEAT_S, EngineCore
+from tokenloom.core.features.crash_isolation import CRASHES_TO_FAIL
+from tokenloom.core.features.tiers.offload import Offload
+from tokenloom.core.features.tiers.options import OffloadOptions, Tiers
 from tokenloom.core.kv.block_record import BlockRecord
-from tokenloom.core.kv.offload.offload import Offload
-from tokenloom.core.kv.offload.options import OffloadOptions, Tiers
 from tokenloom.core.request import Request
 from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -33,8 +33,8 @@ from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
-from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
-from tokenloom.tests.core.kv.offload.fake_tier import FakeTier
+from tokenloom.tests.core.features.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.features.tiers.fake_tier import FakeTier
 from tokenloom.tests.support.engine_specs import new_spec
 
 

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.tests.core.adversary import Adversary

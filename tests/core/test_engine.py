@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
+from tokenloom.core.features.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.block_record import BlockRecord

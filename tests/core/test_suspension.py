@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.core.engine import BEAT_S
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MAX_EXCUSES, MIN_LIMIT_S, HangDetector
-from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
+from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 
 

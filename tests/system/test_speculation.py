@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tokenloom import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from tokenloom.core.speculation.lookup import LookupProposer
-from tokenloom.core.speculation.step_costs import StepCosts
+from tokenloom.core.features.speculation.lookup import LookupProposer
+from tokenloom.core.features.speculation.step_costs import StepCosts
 from tokenloom.ipc.messages.metrics import Counter, Gauge
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.support.adapters import write_adapters

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ....ipc.errors import ProtocolError
 from ....ipc.messages.media import Encode
-from ...kv.offload.step_copies import StepCopies
+from ...features.tiers.step_copies import StepCopies
 from .batch import Batch
 
 

@@ -16,7 +16,7 @@ from ....ipc.codec import encode_ids
 from ....ipc.messages.adapter import FillSlot
 from ....ipc.messages.media import Encode
 from ....ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
-from ...kv.offload.step_copies import StepCopies
+from ...features.tiers.step_copies import StepCopies
 from ...request import Request
 from .batch import Batch
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.kv.events import KVEvents
-from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
+from tokenloom.tests.core.features.tiers.settling import settle
 from tokenloom.tests.core.harness import Harness, prompt_of
-from tokenloom.tests.core.kv.offload.settling import settle
 from tokenloom.tests.core.random_operations import RandomOperations
 from tokenloom.tests.support.today import DAY
 

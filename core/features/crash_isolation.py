@@ -1,0 +1,102 @@
+"""CrashIsolation: finds the request that kills workers, by bisection, so that all others can go on.
+
+A worker group may fail for other reasons, so the first crash makes no suspects. When a request was in the crashing
+step twice without a new token in between, the requests of that step become suspects: half of them run alone until
+each has a new token. If the group crashes again, that half is bisected; if all get a token, the other half runs. A
+request fails only after it crashed a group while it was alone in the step. One that comes from a lost core, or from
+lost workers of another core, brings the number of its crashes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..request import Request, State
+
+CRASHES_TO_SUSPECT = 2
+CRASHES_TO_FAIL = 3
+
+
+class CrashIsolation:
+    """Finder of the request that kills workers. Invariant: while suspects run, no other request is admitted; further
+    suspects wait only while these run."""
+
+    def __init__(self) -> None:
+        # by request: its known tokens at its first crash, and its crashes without a new token between
+        self._crashes_by_request: dict[Request, tuple[int, int]] = {}
+        self._suspects: list[Request] = []
+        self._next_suspects: list[list[Request]] = []
+
+    def is_held(self, request: Request) -> bool:
+        """Whether the request must not be admitted to a row now: suspects run, and it is not one of them."""
+        self._take_next_suspects()
+        return bool(self._suspects) and request not in self._suspects
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether some requests are suspects now, so that all others are held."""
+        return bool(self._suspects)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether `on_progress` needs to be called; False in an engine without a recent crash."""
+        return bool(self._crashes_by_request)
+
+    def on_loss(self, num_tokens_of: dict[Request, int]) -> Request | None:
+        """Record a crash of the workers while they computed these requests, with their numbers of known tokens. Return
+        the request that causes the crashes, once that is certain, for the caller to fail; else None."""
+        num_crashes, in_step = 0, list(num_tokens_of)
+        for request, num_tokens in num_tokens_of.items():
+            at_first, count = self._crashes_by_request.get(request, (num_tokens, 0))
+            self._crashes_by_request[request] = at_first, count + 1
+            num_crashes = max(num_crashes, count + 1)
+        if len(in_step) == 1 and num_crashes >= CRASHES_TO_FAIL:
+            return in_step[0]
+        if num_crashes >= CRASHES_TO_SUSPECT:
+            rest = [request for request in self._suspects if request not in num_tokens_of]
+            middle = (len(in_step) + 1) // 2
+            self._next_suspects += [rest, in_step[middle:]]
+            self._suspects = in_step[:middle]
+        return None
+
+    def suspect(self, requests: list[Request], num_losses: int) -> None:
+        """Count the losses of cores and workers, elsewhere, while they computed these requests, which have just come.
+        From CRASHES_TO_SUSPECT on each of them is to run alone."""
+        for request in reversed(requests):  # the first one, which may compute the prompt for all, is to run first
+            self._crashes_by_request[request] = request.num_tokens, num_losses
+            if num_losses >= CRASHES_TO_SUSPECT:
+                self._next_suspects.append([request])
+        self._take_next_suspects()
+
+    def on_progress(self, num_tokens_of: dict[Request, int]) -> None:
+        """Forget the crashes of requests that have a new token or are finished: they are no suspects. num_tokens_of:
+        known tokens of the running requests after a step."""
+        self._crashes_by_request = {
+            request: (at_first, count)
+            for request, (at_first, count) in self._crashes_by_request.items()
+            if request.state is not State.FINISHED and num_tokens_of.get(request, 0) <= at_first
+        }
+        self._suspects = [request for request in self._suspects if request in self._crashes_by_request]
+        self._take_next_suspects()
+
+    def _take_next_suspects(self) -> None:
+        """Remove finished requests from the suspects; if none are left, run the part that was put off last."""
+        self._suspects = _unfinished(self._suspects)
+        while not self._suspects and self._next_suspects:
+            self._suspects = _unfinished(self._next_suspects.pop())
+
+
+def noting(is_held: Callable[[Request], bool], note: Callable[[Request], None]) -> Callable[[Request], bool]:
+    """Return `is_held`, which then calls `note` with each request that is not held and about to be admitted."""
+
+    def check(request: Request) -> bool:
+        if is_held(request):
+            return True
+        note(request)
+        return False
+
+    return check
+
+
+def _unfinished(requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request.state is not State.FINISHED]

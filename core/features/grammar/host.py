@@ -1,0 +1,39 @@
+"""GrammarHost: compiles grammars and makes masks, in a process (process_host.py) or in the caller (local_host.py)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ....ipc.messages.grammar import CoreToGrammar, GrammarToCore
+
+NUM_COMPILERS = 2  # grammars that are compiled at once
+START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary
+ANSWER_TIMEOUT_S = 5.0  # until a host that lives has answered
+SIGN_S = 1.0  # without a message of a host that compiles, before it is asked for a sign of life
+REOPEN_S = 1.0  # until a host that could not be started is tried again
+HOST_IS_UP = 0  # the grammar id of a host's first answer
+
+
+class GrammarHostLost(Exception):
+    """The host has ended; the next message starts a new one without any grammars."""
+
+
+class GrammarHostUnavailable(Exception):
+    """No host can be started now."""
+
+
+class GrammarHost(Protocol):
+    """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process runs, whose end `receive` reports."""
+
+    def send(self, message: CoreToGrammar) -> None:
+        """Send a message, to a new host if there is none. GrammarHostUnavailable if it cannot be started."""
+
+    def receive(self) -> list[GrammarToCore]:
+        """Return the answers so far; GrammarHostLost, once, if the host has ended."""
+
+    def stop(self) -> None:
+        """End the host at once; the next message starts a new one."""

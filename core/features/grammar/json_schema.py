@@ -1,0 +1,351 @@
+"""Translates JSON schemas of users to schemas that the grammar library supports.
+
+Three things change. Objects and tuples are closed unless they say otherwise, as in vLLM: the answer has no keys that
+the schema does not name. Keywords that the library lacks are replaced by others so that each answer still conforms;
+if that is impossible they stay, and the library refuses them by name. Annotations are dropped: formats that JSON
+Schema does not define, and `uniqueItems` over more values than can be listed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+from ....ipc.errors import RequestError
+from ....ipc.params.json_schema import at_pointer, with_subschemas
+from .exact_numbers import BOUNDS, infinite_number
+from .key_pattern import KeyPatterns
+from .look_ahead import without_look_ahead
+from .translation_budget import TranslationBudget
+
+Schema = dict[str, Any]
+
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+_DATE = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+_TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+NAME_PATTERNS = {  # of keys, for which the library has no formats
+    "uuid": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+}
+MAX_UNIQUE_VALUES = 5  # values, all arrangements listed: 326 arrays
+MAX_CONTAINED = 64
+MAX_INLINED = 2000  # schemas repeated because their references have keywords beside them
+OTHER_KEYWORDS = {  # that would be ignored or switch off others, with the names to use
+    "disallow": "use not",
+    "divisibleBy": "use multipleOf",
+    "extends": "use allOf",
+    "$recursiveRef": "use $ref",
+    "$recursiveAnchor": "use $ref",
+    "x-guidance": "use disable_any_whitespace",  # options of the library: with its `lenient`, keywords are ignored
+}
+_TYPES = ("string", "number", "object", "array", "boolean", "null")
+_BRANCHES = ("allOf", "anyOf", "oneOf")
+_KEYS = ("properties", "patternProperties", "additionalProperties", "required")
+
+
+def adapted(schema: Schema) -> Schema:
+    """Translate a user's schema for the library: `schema` accepts all that the result accepts, annotations apart.
+    RequestError if the result would be too large or take too long."""
+    result = _Adapter(schema).adapt(schema, is_open=False)
+    assert isinstance(result, dict)
+    return result
+
+
+class _Adapter:
+    """Translates one schema. Owns the root, which references point into, and the references being inlined."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self.budget = TranslationBudget(root)
+        self._key_patterns = KeyPatterns()
+        self._num_inlined = 0
+        self._inlining: list[str] = []
+
+    def adapt(self, schema: object, *, is_open: bool) -> object:
+        """Return the translation of a part of the root. is_open: leave it open, since a schema around it closes it."""
+        if not isinstance(schema, dict):
+            return schema
+        self.budget.enter(schema)
+        node = schema.copy()
+        self._check(node)
+        if node.get("nullable") is True and isinstance(node.get("type"), str):  # of OpenAPI
+            node["type"] = [node["type"], "null"]
+        self._adapt_text(node)
+        self._adapt_array(node)
+        self._adapt_names(node)
+        self._adapt_conditions(node)
+        joined = self._join_patterns(node)
+        is_joined = is_open or _num_parts(node) > 1
+        inlined = self._inline(node) if is_joined and "$ref" in node else []
+        branches = {name: node.pop(name) for name in _BRANCHES if isinstance(node.get(name), list)}
+        result: Schema = with_subschemas(node, lambda part: self.adapt(part, is_open=False))
+        if joined:
+            result["patternProperties"] |= {each: self.adapt(part, is_open=True) for each, part in joined.items()}
+        for name, parts in branches.items():
+            result[name] = [self.adapt(part, is_open=is_joined) for part in parts]
+        _also(result, *inlined)
+        if not is_open:
+            found = _Names(self, node | branches, *inlined)
+            _close(result, found)
+            self._replace_used_up(result, list(found.names))
+        return result
+
+    def _check(self, node: Schema) -> None:
+        """RequestError for keywords that would be ignored, and for numbers that are infinite."""
+        reasons = [f"{each} is not served: {OTHER_KEYWORDS[each]}" for each in node.keys() & OTHER_KEYWORDS.keys()]
+        for keyword in node.keys() & {"const", "enum", *BOUNDS}:
+            number = infinite_number(node[keyword])
+            if number is not None:
+                reasons += [f"{number} in {keyword} is no number of JSON: leave it out"]
+        if reasons:
+            raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
+
+    def resolve(self, schema: object) -> Schema:
+        """Return `schema` or, if it is a reference, the schema that it leads to; {} if that is not found."""
+        for _ in range(16):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = self._at(schema["$ref"])
+        return schema if isinstance(schema, dict) else {}
+
+    def _at(self, reference: str) -> object:
+        self.budget.spend(1 + len(reference) // 64)
+        return at_pointer(self._root, reference)
+
+    def _inline(self, node: Schema) -> list[Schema]:
+        """Remove the reference of `node` and return its target, to be closed with the keywords beside it; nothing if
+        the reference must stay."""
+        reference = node["$ref"]
+        target = self._at(reference) if isinstance(reference, str) else None
+        self._num_inlined += 1
+        if not isinstance(target, dict) or not target or reference in self._inlining:
+            return []
+        if self._num_inlined > MAX_INLINED:
+            return []
+        del node["$ref"]
+        self._inlining.append(reference)
+        inlined = self.adapt(target, is_open=True)
+        self._inlining.pop()
+        assert isinstance(inlined, dict)
+        return [inlined]
+
+    def _adapt_text(self, node: Schema) -> None:
+        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
+            del node["format"]
+        if isinstance(node.get("pattern"), str):
+            node["pattern"], *more = without_look_ahead(node["pattern"])
+            _also(node, *({"pattern": each} for each in more))
+
+    def _adapt_array(self, node: Schema) -> None:
+        if node.get("uniqueItems") is True and node.get("type") == "array":
+            values = _values(self.resolve(node.get("items")))
+            if 0 < len(values) <= MAX_UNIQUE_VALUES and "prefixItems" not in node and "contains" not in node:
+                low, high = node.get("minItems", 0), node.get("maxItems", len(values))
+                sizes = range(low, min(high, len(values)) + 1)
+                node.clear()
+                node["enum"] = [list(each) for size in sizes for each in permutations(values, size)]
+                self.budget.spend(len(node["enum"]), len(node["enum"]) * len(json.dumps(values)))
+        node.pop("uniqueItems", None)
+        prefix, items = node.get("prefixItems", []), node.get("items", {})
+        if "contains" in node and "maxContains" not in node and not isinstance(items, list):
+            count = node.pop("minContains", 1)
+            wanted = node.pop("contains")
+            if 0 < count <= MAX_CONTAINED:  # the first ones are such
+                parts = [*prefix, *[items] * (count - len(prefix))]
+                prefix = [{"allOf": [part, wanted]} for part in parts[:count]] + parts[count:]
+                node["prefixItems"], node["minItems"] = prefix, max(node.get("minItems", 0), count)
+                node.setdefault("items", items)
+        rest = node.pop("unevaluatedItems", False)
+        if prefix and "items" not in node and node.get("minItems", 0) <= len(prefix):
+            node["items"] = rest
+
+    def _adapt_names(self, node: Schema) -> None:
+        """Replace keywords on keys (names, dependencies) by properties and patterns."""
+        names = self.resolve(node.get("propertyNames"))
+        limits = names.keys() & {"enum", "const", "pattern", "format", "minLength", "maxLength", *_BRANCHES, "not"}
+        values, counts = node.get("additionalProperties", True), node.keys() & {"minProperties", "maxProperties"}
+        if "propertyNames" in node and not limits:
+            del node["propertyNames"]
+        elif limits <= {"enum", "const"} and limits and "patternProperties" not in node:
+            del node["propertyNames"]
+            own, keys = node.get("properties", {}), [each for each in _values(names) if isinstance(each, str)]
+            node["properties"] = {key: own.get(key, values) for key in keys if key in own or not counts}
+            node["additionalProperties"] = False
+            if counts:  # the library does so for patterns, not for properties that may be absent
+                node["patternProperties"] = {f"^(?:{'|'.join(map(re.escape, keys))})$": values}
+        elif "propertyNames" in node and "patternProperties" not in node and not node.get("properties"):
+            low, high = names.get("minLength", 0), names.get("maxLength", "")
+            pattern = names.get("pattern", NAME_PATTERNS.get(names.get("format", ""), ""))
+            if not limits - {"minLength", "maxLength"}:
+                pattern = rf"^[\s\S]{{{low},{high}}}$"
+            if pattern and len(limits & {"pattern", "format", "minLength"}) <= 1:
+                del node["propertyNames"]
+                node["patternProperties"], node["additionalProperties"] = {pattern: values}, False
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for key, needed in dict(node.pop(keyword, {})).items():
+                then = {"required": needed} if isinstance(needed, list) else needed
+                _also(node, {"anyOf": [{"properties": {key: False}}, then]})
+
+    def _join_patterns(self, node: Schema) -> Schema:
+        """Join each property's schema with those of the patterns that match its name, so that they are closed together;
+        return these patterns."""
+        own, patterns = node.get("properties"), node.get("patternProperties")
+        joined: Schema = {}
+        if isinstance(own, dict) and isinstance(patterns, dict):
+            properties: Schema = {}
+            for name, part in own.items():
+                found = [each for each in patterns if self._matches(each, name)]
+                joined |= {each: patterns[each] for each in found}
+                properties[name] = {"allOf": [part, *(patterns[each] for each in found)]} if found else part
+            node["properties"] = properties
+        return joined
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        """Whether a pattern matches a key. False for a wrong pattern, which the library refuses."""
+        self.budget.spend(1)
+        return self._key_patterns.matches(pattern, name) is True
+
+    def _replace_used_up(self, part: object, names: list[str]) -> None:
+        """Replace patterns that match no other keys than `names`, those of all schemas joined with `part`, by
+        properties: the library would begin such a key and find no end."""
+        if not isinstance(part, dict):
+            return
+        patterns, properties = part.get("patternProperties", {}), part.get("properties", {})
+        for pattern in list(patterns) if isinstance(patterns, dict) and isinstance(properties, dict) else ():
+            matched = [name for name in names if self._matches(pattern, name)]
+            if matched and not self._key_patterns.matches_others(pattern, matched):
+                values = patterns.pop(pattern)
+                new = {name: values for name in matched if properties.get(name, {}) == {}}  # others are joined already
+                properties = part["properties"] = properties | new
+        for name in _BRANCHES:
+            for branch in part[name] if isinstance(part.get(name), list) else ():
+                self._replace_used_up(branch, names)
+
+    def _adapt_conditions(self, node: Schema) -> None:
+        if "if" in node:
+            condition, then, otherwise = node.pop("if"), node.pop("then", {}), node.pop("else", {})
+            opposite = self._opposite(condition, node)
+            # a value that conforms to both parts conforms under any condition
+            second = [then, otherwise] if opposite is None else [opposite, otherwise]
+            if then != {} or otherwise != {}:
+                _also(node, {"anyOf": [{"allOf": [condition, then]}, {"allOf": second}]})
+        refused = self.resolve(node.get("not"))
+        if not refused:
+            return
+        if refused.keys() == {"type"} and refused["type"] != "integer":
+            own, names = node.get("type", list(_TYPES)), refused["type"]
+            without = set(names if isinstance(names, list) else [names])
+            without |= {"integer"} if "number" in without else set()
+            node["type"] = [each for each in ([own] if isinstance(own, str) else own) if each not in without]
+        elif refused.keys() <= {"enum", "const"} and (own := _values(node)):
+            node["enum"] = _difference(own, _values(refused))
+            node.pop("const", None)
+        elif (opposite := self._opposite(refused, node)) is not None:
+            _also(node, opposite)
+        else:
+            return  # the library refuses it by name
+        del node["not"]
+
+    def _opposite(self, condition: object, node: Schema) -> Schema | None:
+        """Return a schema of exactly the objects of `node` that do not conform to `condition`; None if there is no
+        such schema."""
+        if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type", "title"}:
+            return None
+        properties, required = condition.get("properties", {}), condition.get("required", [])
+        if len(properties | dict.fromkeys(required)) != 1 or condition.get("type", "object") != "object":
+            return None
+        if node.get("type") != "object":
+            return None
+        ((key, wanted),) = (properties or {key: {} for key in required}).items()
+        if wanted in ({}, True):
+            return {"properties": {key: False}}
+        domain, values = _values(self.resolve(node.get("properties", {}).get(key))), _values(self.resolve(wanted))
+        if not domain or not values or wanted.keys() - {"enum", "const", "title", "type"}:
+            return None
+        others = {"properties": {key: {"enum": rest} if (rest := _difference(domain, values)) else False}}
+        return others if required else others | {"required": [key]}
+
+
+class _Names:
+    """All keys that the schemas, their branches (allOf, anyOf, oneOf) or $ref targets name. has_any: one of them has
+    properties, patternProperties or required, even if empty; is_open: one of them allows other keys explicitly."""
+
+    def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
+        self.names: dict[str, None] = {}
+        self.patterns: dict[str, None] = {}
+        self.has_any = self.is_open = False
+        self._adapter = adapter
+        self._seen: set[int] = set()
+        for each in schemas:
+            self._add(each)
+
+    def _add(self, schema: object) -> None:
+        if not isinstance(schema, dict) or id(schema) in self._seen:
+            return
+        self._seen.add(id(schema))
+        lists = (schema.get(each) for each in ("properties", "required", "patternProperties"))
+        self._adapter.budget.spend(1 + sum(len(each) for each in lists if isinstance(each, dict | list)))
+        self.has_any |= not schema.keys().isdisjoint(("properties", "patternProperties", "required"))
+        self.is_open |= schema.get("additionalProperties", False) is not False
+        self.is_open |= schema.get("unevaluatedProperties", False) is not False
+        self.names |= dict.fromkeys(_texts(schema.get("properties"))) | dict.fromkeys(_texts(schema.get("required")))
+        self.patterns |= dict.fromkeys(_texts(schema.get("patternProperties")))
+        for name in _BRANCHES:
+            for part in schema.get(name, ()) if isinstance(schema.get(name), list) else ():
+                self._add(part)
+        if "$ref" in schema:
+            self._add(self._adapter.resolve(schema))
+
+
+def _close(node: Schema, found: _Names) -> None:
+    if "unevaluatedProperties" in node and "additionalProperties" not in node:
+        rest = node.pop("unevaluatedProperties")
+    elif "additionalProperties" in node or found.is_open or not found.has_any:
+        return
+    elif _num_parts(node) == 1 and not node.keys() & set(_KEYS):
+        return  # its only part is closed by itself
+    else:
+        rest = False
+        if isinstance(least := node.get("minProperties"), int) and least > len(found.names) and not found.patterns:
+            return
+    node["properties"] = {name: {} for name in found.names} | node.get("properties", {})
+    if found.patterns:
+        node["patternProperties"] = {pattern: {} for pattern in found.patterns} | node.get("patternProperties", {})
+    node["additionalProperties"] = rest
+
+
+def _num_parts(node: Schema) -> int:
+    """Count the schemas that `node` joins: one per branch of allOf, one each for anyOf, oneOf, $ref and for _KEYS."""
+    num_branches = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
+    others = ("anyOf" in node, "oneOf" in node, "$ref" in node, bool(node.keys() & set(_KEYS)))
+    return num_branches + sum(others)
+
+
+def _also(node: Schema, *parts: Schema) -> None:
+    if parts:
+        node["allOf"] = [*node.get("allOf", ()), *parts]
+
+
+def _values(schema: Schema) -> list[object]:
+    """Return all values of a schema, if it lists them; else none."""
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    if "const" in schema:
+        return [schema["const"]]
+    return [False, True] if schema.get("type") == "boolean" else []
+
+
+def _difference(values: list[object], without: list[object]) -> list[object]:
+    """Return the values that are not in `without`, compared as JSON does: true is not 1."""
+    texts = {json.dumps(each, sort_keys=True) for each in without}
+    return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        yield from (each for each in value if isinstance(each, str))

@@ -1,0 +1,477 @@
+"""GrammarManager: structured output in the core, from a request's submit to its finish.
+
+    proving ──▶ queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
+       │          ▲                 └─ error: the request fails
+       │          └── the host was lost: all are opened again with the tokens they have
+       └─ refused: the request fails
+
+The GrammarProver (prover.py) compiles what no host has compiled yet, in a process of its own. A GrammarHost (host.py)
+then compiles it once more and makes masks; nothing here waits for either. A request waits (WaitReason.GRAMMAR) until
+its grammar is open. A host that ends or hangs is replaced, and all grammars continue from their tokens; a request at
+which MAX_LOSSES hosts have ended fails.
+
+A step waits LATE_S for masks at most. Then it goes on without the rows whose masks are late: their requests return to
+the queue, where they wait for their masks or for another host, and only the last block of their tokens is computed
+again. No token changes, since a token depends on those before it and on its draw alone.
+
+If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host sends
+them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them
+together. The host gets them back as any other tokens, so the core may also ignore them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain
+
+from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.errors import ErrorInfo, InternalError, error_info
+from ....ipc.messages.base import FinishReason
+from ....ipc.messages.grammar import (
+    AdvanceGrammars,
+    CloseGrammars,
+    GrammarOpened,
+    GrammarsAdvanced,
+    OpenGrammar,
+)
+from ....ipc.messages.workers import TokenMask
+from ....ipc.process.awake_clock import AwakeClock
+from ...request import Request, WaitReason
+from ...scheduling.result_processor import NewTokens
+from ...scheduling.scheduler import Scheduler
+from .host import (
+    ANSWER_TIMEOUT_S,
+    HOST_IS_UP,
+    NUM_COMPILERS,
+    REOPEN_S,
+    SIGN_S,
+    START_TIMEOUT_S,
+    GrammarHost,
+    GrammarHostLost,
+    GrammarHostUnavailable,
+)
+from .mask_fill import GrammarMasks, MaskFill, masks_in, may_jump
+from .prover import GrammarProver
+
+LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
+MAX_LOSSES = 3  # losses of the host without a new token before a request fails
+
+
+class OpenThought:
+    """Detector of the end of a thought in which an answer begins: the grammar is not in force before it. `append` gets
+    each token of the answer in order, until `is_over`."""
+
+    def __init__(self, end: bytes, tokens: bytes) -> None:
+        """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
+        self._end = decode_ids(end).tolist()
+        self._recent: list[int] = []
+        self.is_over = not end
+        self.num_tokens = 0  # of the thought so far, with its end
+        for token_id in decode_ids(tokens):
+            if not self.is_over:
+                self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        self.num_tokens += 1
+        self._recent = [*self._recent, token_id][-len(self._end) :]
+        self.is_over = self._recent == self._end
+
+
+class GrammarState(Enum):
+    PROVING = auto()
+    QUEUED = auto()
+    OPENING = auto()
+    READY = auto()
+
+
+@dataclass(eq=False)
+class _Entry:
+    request: Request
+    thought: OpenThought  # before its end the grammar is not in force
+    state: GrammarState = GrammarState.PROVING
+    is_suspect: bool = False  # was being opened when a host was lost: open it alone
+    num_losses: int = 0  # of hosts that opened it or made its mask
+    num_opened: int = 0  # output tokens that the host got when it opened the grammar
+    late_masks: GrammarMasks | None = None  # of the next token; they came when their step had gone on
+
+
+class GrammarManager:
+    """Owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest step."""
+
+    def __init__(
+        self,
+        host: GrammarHost,
+        prover: GrammarProver | None,
+        clock: AwakeClock,
+        scheduler: Scheduler,
+        *,
+        send: Callable[[TokenMask], None],
+        end: Callable[[Request, FinishReason, ErrorInfo | None], None],
+        append: Callable[[list[tuple[Request, list[int]]]], NewTokens],
+    ) -> None:
+        """prover: None if the host shares its process with the core, so that nothing protects it.
+
+        send: sends masks to the workers. end: finishes a request and drops it here. append: appends jump-forward
+        tokens to requests."""
+        self._host, self._prover, self._clock, self._scheduler = host, prover, clock, scheduler
+        self._send, self._end, self._append = send, end, append
+        self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
+        self._entry_by_id: dict[int, _Entry] = {}
+        self._queue: deque[int] = deque()
+        self._open_at = 0.0  # not before: no host could be started
+        self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
+        self._next_id = HOST_IS_UP + 1
+        self._is_host_up = False
+        self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
+        self._is_host_waiting = False  # for one of them; jump-forward tokens need no hurry
+        self._masked_step = 0  # the last step with requested masks
+        self._fill: MaskFill | None = None
+        self._serial = 0  # of the newest fill
+        self._late_serial = 0  # of the newest fill that was given up
+        self._answered_serial = 0  # of the newest fill that the host has answered
+        self._asked: deque[list[int]] = deque()  # grammars to mask of each unanswered message
+        self._answer_deadline = 0.0
+        self._sign_at = 0.0  # when to ask a host that compiles for a sign of life
+
+    # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: Request) -> None:
+        """Add a request, which waits until its grammar is ready."""
+        self.is_active = True
+        request.grammar_id, self._next_id = self._next_id, self._next_id + 1
+        request.waits_for.add(WaitReason.GRAMMAR)
+        thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
+        entry = self._entry_by_id[request.grammar_id] = _Entry(request, thought)
+        params = request.params.structured_outputs
+        assert params is not None, "only requests with a grammar come here"
+        if self._prover is None:
+            entry.state = GrammarState.QUEUED
+            self._queue.append(request.grammar_id)
+            self._open_queued()
+        else:
+            is_resumed = request.num_output_tokens > 0
+            self._prover.add(request.grammar_id, params.kind, params.text, caller=request.caller, is_resumed=is_resumed)
+
+    def drop(self, request: Request) -> None:
+        """Drop a finished request. If its grammar is being compiled, the result is discarded."""
+        entry = self._entry_by_id.pop(request.grammar_id, None)
+        if entry is not None and entry.state is GrammarState.PROVING and self._prover is not None:
+            self._prover.drop(request.grammar_id)
+        if entry is not None and entry.state is GrammarState.READY:
+            self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
+        """Note new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
+        wait for other tokens or for an order for masks."""
+        self._is_host_waiting |= not are_jump_tokens
+        for grammar_id, token_id in zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True):
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is None:
+                continue
+            if not entry.thought.is_over:
+                entry.thought.append(token_id)
+                continue
+            entry.late_masks = None
+            entry.num_losses = 0
+            if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
+                self._advances.append((grammar_id, token_id))
+
+    def want_masks(self) -> None:
+        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. Send
+        those that are there already if the host need make none. Also send noted tokens."""
+        step = self._scheduler.ledger.oldest
+        if step is None or step.step <= self._masked_step or not step.batch.grammar_ids:
+            self._flush()
+            return
+        self._masked_step = step.step
+        wanted, there, missing = list[int](), list[GrammarMasks](), list[int]()
+        for grammar_id in step.batch.grammar_ids:
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is None or not entry.thought.is_over:
+                continue
+            if entry.late_masks is not None:
+                there.append(entry.late_masks)
+            elif entry.state is GrammarState.READY and not self._is_behind:
+                wanted.append(grammar_id)
+            else:
+                missing.append(grammar_id)
+        self._hold_back(missing)
+        if not wanted:
+            self._send_masks(there)
+            self._flush()
+            return
+        self._serial += 1
+        self._fill = MaskFill(wanted, there, self._clock.now + LATE_S)
+        row_of = {grammar_id: self._entry_by_id[grammar_id].request.row for grammar_id in wanted}
+        drafts = step.batch.drafts
+        self._flush(wanted, [drafts.get(row_of[grammar_id], []) for grammar_id in wanted] if drafts else [])
+
+    def forget_masks(self) -> None:
+        """Forget the order for masks: its step is lost with the workers. The steps of the new workers count from 1."""
+        self._fill, self._masked_step = None, 0
+
+    @property
+    def is_awaiting_masks(self) -> bool:
+        return self._fill is not None
+
+    @property
+    def delays_next_step(self) -> bool:
+        """Whether the oldest step waits for masks. They may make more tokens known, so no step is scheduled before."""
+        step = self._scheduler.ledger.oldest
+        if step is None or not step.batch.grammar_ids:
+            return False
+        return step.step > self._masked_step or self._fill is not None
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the host has not answered an order for masks that was given up: it would be late again."""
+        return self._answered_serial < self._late_serial
+
+    def _flush(self, mask_ids: list[int] | None = None, drafts: Iterable[list[int]] = ()) -> None:
+        """Send noted tokens to the host, if any was sampled, and with `mask_ids` the order for masks."""
+        if not (self._advances and self._is_host_waiting) and not mask_ids:
+            return
+        advances, self._advances, self._is_host_waiting = self._advances, [], False
+        drafts = list(drafts)
+        message = AdvanceGrammars(
+            grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
+            token_ids=encode_ids(token_id for _, token_id in advances),
+            serial=self._serial if mask_ids else 0,
+            mask_ids=encode_ids(mask_ids or ()),
+            draft_counts=encode_ids(len(ids) for ids in drafts),
+            draft_ids=encode_ids(chain.from_iterable(drafts)),
+        )
+        self._ask(message, mask_ids or [])
+
+    def _ask(self, message: AdvanceGrammars, mask_ids: list[int]) -> None:
+        """Send a message that the host must answer within ANSWER_TIMEOUT_S."""
+        with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
+            self._host.send(message)
+        self._asked.append(mask_ids)
+        self._answer_deadline = self._clock.now + ANSWER_TIMEOUT_S
+
+    def _hold_back(self, grammar_ids: list[int]) -> None:
+        """Return requests to the queue until their masks are there or their grammars are open."""
+        for grammar_id in grammar_ids:
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and entry.request.row >= 0:
+                entry.request.waits_for.add(WaitReason.GRAMMAR)
+                self._scheduler.preempt(entry.request)
+
+    def _give_up_masks(self) -> None:
+        """Let the oldest step go on without the rows whose masks are late."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            self._late_serial = self._serial
+            self._hold_back(fill.grammar_ids)
+            self._send_masks(fill.there)
+
+    # ── answers of the host ──────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self) -> None:
+        """Apply the host's answers and the deadlines: admit, finish or fail requests, send the oldest step's masks."""
+        if not (self.is_active or self._host.has_process):
+            return
+        self._clock.look()
+        self._take_verdicts()
+        try:
+            for message in self._host.receive():
+                self._sign_at = self._clock.now + SIGN_S
+                if isinstance(message, GrammarOpened):
+                    self._on_opened(message)
+                else:
+                    self._on_advanced(message)
+        except GrammarHostLost as error:
+            self._on_loss(str(error))
+        self._expire()
+        self._open_queued()
+        self._flush()
+        is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
+        is_opening = bool(self._entry_by_id or self._deadline_by_opening or self._asked)
+        self.is_active = is_in_step or is_opening or (self._prover is not None and self._prover.is_active)
+
+    def _take_verdicts(self) -> None:
+        """Queue the grammars that are proven; end the requests with the others."""
+        for grammar_id, error in self._prover.take() if self._prover is not None else ():
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and error is not None:
+                self._end(entry.request, "error", error)
+            elif entry is not None:
+                entry.state = GrammarState.QUEUED
+                self._queue.append(grammar_id)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to call `take` next if the host sends nothing, by the clock; None: no deadline."""
+        deadlines = list(self._deadline_by_opening.values())
+        if self._is_silent:
+            deadlines.append(self._sign_at)
+        if self._prover is not None and (deadline := self._prover.next_deadline) is not None:
+            deadlines.append(deadline)
+        if self._asked:
+            deadlines.append(self._answer_deadline)
+        if self._fill is not None:
+            deadlines.append(self._fill.deadline)
+        if self._queue and self._clock.now < self._open_at:
+            deadlines.append(self._open_at)
+        return min(deadlines, default=None)
+
+    def _on_opened(self, message: GrammarOpened) -> None:
+        if message.grammar_id == HOST_IS_UP:
+            self._is_host_up = True
+            return
+        self._deadline_by_opening.pop(message.grammar_id, None)
+        entry = self._entry_by_id.get(message.grammar_id)
+        if entry is None:
+            if message.error is None:
+                self._host.send(CloseGrammars(grammar_ids=[message.grammar_id]))
+            return
+        entry.state, entry.is_suspect = GrammarState.READY, False
+        if message.error is not None:
+            self._end(entry.request, "error", message.error)
+        elif message.is_complete:
+            self._end(entry.request, "stop", None)
+        else:
+            self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
+            num_had = max(entry.num_opened, entry.thought.num_tokens)
+            late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
+            self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
+            self._is_host_waiting = True
+
+    def _on_advanced(self, message: GrammarsAdvanced) -> None:
+        self._asked.popleft()
+        for failure in message.failures:
+            if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
+                self._end(entry.request, "error", failure.error)
+        for grammar_id in decode_ids(message.complete_ids):
+            if (entry := self._entry_by_id.get(grammar_id)) is not None:
+                self._end(entry.request, "stop", None)
+        if message.serial:
+            self._on_masks(message)
+            self._catch_up(message.serial)
+
+    def _on_masks(self, message: GrammarsAdvanced) -> None:
+        """Send the masks that the oldest step waits for, and append their jump-forward tokens, so that the next step
+        computes them together. Keep masks that are late for the step that their requests are in next."""
+        found = [masks for masks in masks_in(message) if masks.grammar_id in self._entry_by_id]
+        if self._fill is None or message.serial != self._serial:
+            for masks in found:
+                self._entry_by_id[masks.grammar_id].late_masks = masks
+            return
+        there, self._fill = self._fill.there, None
+        self._send_masks([*there, *found])
+
+    def _catch_up(self, serial: int) -> None:
+        """Let the requests run that wait for masks, once the host has answered all orders that were given up."""
+        was_behind, self._answered_serial = self._is_behind, serial
+        if was_behind and not self._is_behind:
+            for entry in self._entry_by_id.values():
+                if entry.state is GrammarState.READY:
+                    self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
+
+    def _send_masks(self, all_masks: list[GrammarMasks]) -> None:
+        """Send the masks of requests that have a row for the oldest step, and append their jump-forward tokens; a
+        single one is left to the step in flight, which samples it. A row that got another request since the step
+        ignores its masks."""
+        rows, bits, counts, jumps = list[int](), list[bytes](), list[int](), list[tuple[Request, list[int]]]()
+        for masks in all_masks:
+            entry = self._entry_by_id.get(masks.grammar_id)
+            if entry is not None and entry.request.row >= 0:
+                rows.append(entry.request.row)
+                bits.append(masks.bits)
+                counts.append(masks.num_masks)
+                if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
+                    jumps.append((entry.request, masks.jump_ids))
+        self._send(
+            TokenMask(
+                step=self._masked_step,
+                core_epoch=self._scheduler.core_epoch,
+                generation=self._scheduler.generation,
+                rows=encode_ids(rows),
+                bits=b"".join(bits),
+                counts=encode_ids(counts) if any(count != 1 for count in counts) else b"",
+            )
+        )
+        if jumps:
+            self.advance(self._append(jumps), are_jump_tokens=True)
+
+    # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether a host that is up compiles, and owes no answer by which it would be found to hang."""
+        return self._is_host_up and bool(self._deadline_by_opening) and not self._asked
+
+    def _expire(self) -> None:
+        """Go on without late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
+        now = self._clock.now
+        if self._is_silent and now >= self._sign_at:
+            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
+        if self._fill is not None and now >= self._fill.deadline:
+            self._give_up_masks()
+        is_hung = self._asked and now >= self._answer_deadline
+        if is_hung or any(now >= deadline for deadline in self._deadline_by_opening.values()):
+            self._host.stop()
+            self._on_loss("it did not answer in time")
+
+    def _on_loss(self, reason: str) -> None:
+        """Queue all grammars to be opened by the next host; fail those at which MAX_LOSSES hosts have ended. One that
+        ends before it has read its vocabulary is a matter of the machine, and no grammar is to blame."""
+        suspects = frozenset(self._deadline_by_opening if self._is_host_up else ())
+        blamed = suspects or frozenset(chain.from_iterable(self._asked))
+        if not self._is_host_up:
+            self._open_at = self._clock.now + REOPEN_S
+        self._is_host_up, self._advances, self._deadline_by_opening = False, [], {}
+        self._asked.clear()
+        self._give_up_masks()
+        self._answered_serial = self._serial
+        self._queue.clear()
+        for grammar_id, entry in list(self._entry_by_id.items()):
+            if entry.state is GrammarState.PROVING:
+                continue
+            entry.state, entry.late_masks = GrammarState.QUEUED, None
+            entry.is_suspect |= grammar_id in suspects
+            entry.num_losses += grammar_id in blamed
+            if entry.num_losses >= MAX_LOSSES:
+                error = InternalError(
+                    f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
+                )
+                self._end(entry.request, "error", error_info(error))
+            else:
+                self._queue.append(grammar_id)
+
+    def _open_queued(self) -> None:
+        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a host is
+        compiled alone."""
+        while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS and self._clock.now >= self._open_at:
+            entry = self._entry_by_id.get(self._queue[0])
+            opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
+            if any(each is not None and each.is_suspect for each in opening):
+                return
+            if entry is not None and entry.is_suspect and self._deadline_by_opening:
+                return
+            grammar_id = self._queue.popleft()
+            if entry is not None:
+                self._open(grammar_id, entry)
+
+    def _open(self, grammar_id: int, entry: _Entry) -> None:
+        params = entry.request.params.structured_outputs
+        assert params is not None, "only requests with a grammar come here"
+        tokens = self._scheduler.rows.output_tokens(entry.request)
+        frame = tokens[entry.thought.num_tokens :].tobytes()
+        try:
+            self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+        except GrammarHostUnavailable:
+            self._queue.appendleft(grammar_id)
+            self._open_at = self._clock.now + REOPEN_S
+            return
+        entry.num_opened = len(tokens)
+        entry.state = GrammarState.OPENING
+        self._sign_at = max(self._sign_at, self._clock.now + SIGN_S)
+        self._deadline_by_opening[grammar_id] = self._clock.now + START_TIMEOUT_S

@@ -1,0 +1,50 @@
+"""MaskFill: the order for the masks that a step waits for, and what the host's answer allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ....ipc.codec import decode_ids
+from ....ipc.messages.grammar import GrammarsAdvanced
+from ....ipc.params.sampling_params import SamplingParams
+
+
+@dataclass
+class MaskFill:
+    """The masks that the oldest step in flight waits for."""
+
+    grammar_ids: list[int]  # the host makes theirs
+    there: list[GrammarMasks]  # of other rows of the step
+    deadline: float  # by the clock; then the step goes on without the rows of `grammar_ids`
+
+
+class GrammarMasks(NamedTuple):
+    """Masks of one grammar: of its next token, and of those after its first drafts."""
+
+    grammar_id: int
+    bits: bytes
+    num_masks: int
+    jump_ids: list[int]  # jump-forward tokens
+
+
+def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
+    """Yield the masks of each grammar."""
+    ids, jump_counts, jump_ids = (
+        decode_ids(each) for each in (message.mask_ids, message.jump_counts, message.jump_ids)
+    )
+    counts = decode_ids(message.mask_counts) if message.mask_counts else [1] * len(ids)
+    width, place, start = len(message.bits) // max(sum(counts), 1), 0, 0
+    for grammar_id, count, num_jumps in zip(ids, counts, jump_counts, strict=True):
+        end = place + count * width
+        yield GrammarMasks(grammar_id, message.bits[place:end], count, jump_ids[start : start + num_jumps].tolist())
+        place, start = end, start + num_jumps
+
+
+def may_jump(params: SamplingParams) -> bool:
+    """Whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could veto
+    them."""
+    is_told = params.num_logprobs is not None
+    is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
+    return not (is_told or is_ruled or params.thinking_token_budget is not None)

@@ -1,0 +1,80 @@
+"""EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
+
+As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
+piece goes with it. Without decoding rows a medium is encoded at once, and so it is in a burst: if more than two media
+are wanted for each decoding row, with those that were wanted then. Costs are learned from finished steps, by kinds of
+stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....ipc.spec.models.vision_config import Stage
+from ...scheduling.prefill_throttle import SHARE, PrefillThrottle, blend
+
+BURST = 2  # more media for each decoding row are encoded at once
+
+
+class StageWork(NamedTuple):
+    """A part of a stage that a step runs."""
+
+    stage: Stage
+    num_rows: int  # of the medium: attention takes longer per row in a larger one
+    work: float  # rows that go through the stage
+
+
+class EncodeThrottle:
+    """Owns moving averages: seconds per row that goes through a stage, by stage and size of the medium (a power of
+    two of rows)."""
+
+    def __init__(self, prefills: PrefillThrottle) -> None:
+        self._prefills = prefills
+        self._row_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of rows
+        self._burst_media = 0  # that were wanted at once with the newest, and are left
+
+    def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
+        """Update the averages with a finished step that has run these parts of media. Those of several kinds tell
+        only how far their known costs together are off."""
+        others_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
+        if seconds <= 0 or not parts or others_s is None:
+            return
+        seconds = max(seconds - others_s, 0.05 * seconds)
+        costs = [self.row_s(part.stage, part.num_rows) for part in parts]
+        if len({part.stage for part in parts}) == 1:
+            costs = [seconds / sum(part.work for part in parts)] * len(parts)
+        elif math.inf not in costs:
+            factor = seconds / sum(part.work * cost for part, cost in zip(parts, costs, strict=True))
+            costs = [cost * factor for cost in costs]
+        for part, cost in zip(parts, costs, strict=True):
+            if cost < math.inf:
+                known, size = self._row_s.setdefault(part.stage, {}), part.num_rows.bit_length()
+                known[size] = blend(known.get(size), cost)
+
+    def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
+        """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
+        prompts; infinite without a limit, 0 if the costs are unknown. Call it once for a step."""
+        left = num_wanted if num_wanted > BURST * num_decodes else min(self._burst_media, num_wanted)
+        self._burst_media = max(left - 1, 0)
+        if left:
+            return math.inf
+        decodes_s = self._prefills.seconds(num_decodes, 0)
+        all_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
+        return 0.0 if decodes_s is None or all_s is None else max((1 + SHARE) * decodes_s - all_s, 0.0)
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether media of a burst are left after the last step."""
+        return self._burst_media > 0
+
+    def end_burst(self) -> None:
+        """Note that no media are wanted."""
+        self._burst_media = 0
+
+    def row_s(self, stage: Stage, num_rows: int) -> float:
+        """Return the seconds that a row takes through a stage, by the known size next to this one; infinite if none
+        is known."""
+        known, size = self._row_s.get(stage, {}), num_rows.bit_length()
+        return known[min(known, key=lambda each: abs(each - size))] if known else math.inf

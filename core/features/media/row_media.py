@@ -1,0 +1,180 @@
+"""RowMedia: the media that running rows still have to compute.
+
+A row computes the tokens of a span only when the medium's entry is ready; it is bound to it from the first step with
+such a token until the step with the last one is sent. If the placeholders of a medium attend to one another in both
+directions, all tokens of a span are computed in one step. Spans that the prefix cache covers need no entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ....ipc.messages.media import Encode, FailedEntry, MediaSpan
+from ...media_spans import end_of, first_after
+from ...request import Ids, Request
+from ...scheduling.step.rows import Rows
+from .encode_queue import EncodeQueue
+from .encode_throttle import EncodeThrottle
+from .encoder_cache import Entry
+
+
+@dataclass(eq=False)
+class SpansLeft:
+    """The spans of a request from index `first` on, which it has not wholly sent, and entries of the first of them. The
+    first `num_cached` tokens were in the prefix cache."""
+
+    num_cached: int
+    first: int
+    spans: deque[MediaSpan]
+    bound: deque[Entry] = field(default_factory=deque)
+
+
+class RowMedia:
+    """`left`: the running requests with spans left, or with later tokens of such a prompt. Reads the rows; binds to
+    entries of the queue's cache."""
+
+    def __init__(self, rows: Rows, encodes: EncodeQueue, throttle: EncodeThrottle, *, is_bidirectional: bool) -> None:
+        self.left: dict[Request, SpansLeft] = {}
+        self.encodes = encodes
+        self._rows, self._throttle, self._is_bidirectional = rows, throttle, is_bidirectional
+
+    def add(self, request: Request, num_computed: int) -> None:
+        """Note that a request has a row, with its first `num_computed` tokens in the prefix cache."""
+        first = first_after(request.media, num_computed)
+        self.encodes.totals.num_cached += first
+        if first < len(request.media):
+            self.left[request] = SpansLeft(num_computed, first, deque(request.media[first:]))
+
+    def remove(self, request: Request) -> None:
+        """Note that a request leaves its row."""
+        if (left := self.left.pop(request, None)) is not None:
+            for entry in left.bound:
+                self.encodes.cache.release(entry)
+
+    # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def cut_rows(self, ahead: Ids) -> None:
+        """Lower the numbers of tokens that rows could compute, by row, to those before media that are not ready."""
+        for request in self.left:
+            row = request.row
+            ahead[row] = min(int(ahead[row]), self._num_ready(request))
+
+    def cut(self, request: Request, count: int, most: int) -> int:
+        """Return how many of the next `count` tokens of a request with spans left its row may compute in the step. A
+        bidirectional span is computed whole, even if that takes more than `count`, but at most `most`."""
+        count = min(count, self._num_ready(request))
+        if not self._is_bidirectional or not count:
+            return count
+        start = int(self._rows.num_scheduled[request.row])
+        for span in self.left[request].spans:
+            if span.start >= start + count:
+                break
+            if end_of(span) > start + count:
+                whole = end_of(span) - start
+                return span.start - start if span.start > start else whole if whole <= most else 0
+        return count
+
+    def num_later(self, num_requests: int) -> int:
+        """Return how many of the requests with media, in rows or waiting, are no prompts of the next step: all but one,
+        since each becomes ready with its medium; in a burst those whose next token's medium is not ready."""
+        if self._throttle.is_burst:
+            return sum(self._num_ready(request) == 0 for request in self.left)
+        return num_requests - 1
+
+    def _num_ready(self, request: Request) -> int:
+        """Return how many tokens of the request lie before the first span whose medium is not ready."""
+        left, cache = self.left[request], self.encodes.cache
+        for index, span in enumerate(left.spans):
+            if index >= len(left.bound) and cache.ready(span.digest) is None:
+                return max(span.start - int(self._rows.num_scheduled[request.row]), 0)
+        return int(self._rows.token_limit[request.row])
+
+    def plan(self, step: int, counts: Ids) -> tuple[list[Encode], list[int], list[int]]:
+        """Return the encodes of `step`, in which each row computes `counts` tokens, the entries freed before them, and
+        the entries to which rows are bound from this step on: flat triples of row, index of the span and entry."""
+        bound = self._bind(counts)
+        num_tokens, num_decodes = int(counts.sum()), int((counts == 1).sum())
+        plan = self.encodes.plan(self._wanted(), step, self._throttle, num_decodes, num_tokens - num_decodes)
+        self._release_sent(counts)
+        return plan.encodes, plan.freed_entries, bound
+
+    def _wanted(self) -> Iterator[MediaSpan]:
+        """Yield the spans that are left and not bound, in the policy's order of their requests."""
+        for request in sorted(self.left, key=lambda request: request.sort_key):
+            left = self.left[request]
+            yield from (span for index, span in enumerate(left.spans) if index >= len(left.bound))
+
+    def _bind(self, counts: Ids) -> list[int]:
+        """Bind the spans with tokens in this step to their entries; return the triples for its message."""
+        triples: list[int] = []
+        for request, left in self.left.items():
+            row, cache = request.row, self.encodes.cache
+            end = int(self._rows.num_scheduled[row] + counts[row]) if counts[row] else 0
+            while len(left.bound) < len(left.spans) and (span := left.spans[len(left.bound)]).start < end:
+                entry = cache.ready(span.digest)
+                assert entry is not None, "a token is scheduled before its medium is ready"
+                self.encodes.totals.num_hits += entry.was_used
+                cache.bind(entry)
+                triples += (row, left.first + len(left.bound), entry.number)
+                left.bound.append(entry)
+        return triples
+
+    def _release_sent(self, counts: Ids) -> None:
+        """Release rows from the entries of spans that are wholly sent with this step. A row may still compute its last
+        known token again, which keeps that of a span at the end of a prompt."""
+        for request, left in list(self.left.items()):
+            row = request.row
+            end = min(int(self._rows.num_scheduled[row] + counts[row]), int(self._rows.num_tokens[row]) - 1)
+            while left.spans and end_of(left.spans[0]) <= end:
+                left.spans.popleft()
+                left.first += 1
+                self.encodes.cache.release(left.bound.popleft())
+            if not left.spans and end >= request.num_prompt_tokens - 1:
+                del self.left[request]
+
+    # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
+
+    def needing(self, digests: set[bytes]) -> list[Request]:
+        """Return the requests with rows that still need one of these media."""
+        return [
+            request
+            for request, left in self.left.items()
+            if any(span.digest in digests for span in list(left.spans)[len(left.bound) :])
+        ]
+
+    def on_encoded(self, step: int, encodes: list[Encode], failed: list[FailedEntry]) -> list[tuple[Request, str]]:
+        """Apply the result of a step with `encodes`; return the requests that need a medium that could not be read,
+        with its error."""
+        errors = self.encodes.on_encoded(step, encodes, failed)
+        needs = [(request, span) for request, left in self.left.items() for span in left.spans]
+        return list({request: errors[span.digest] for request, span in needs if span.digest in errors}.items())
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless the references of entries are those of rows, and no token of a span without an
+        entry was sent."""
+        cache, rows = self.encodes.cache, self._rows
+        cache.check_invariants()
+        bound = [entry for left in self.left.values() for entry in left.bound]
+        assert all(entry.num_refs == bound.count(entry) for entry in cache.entries())
+        assert set(bound) <= set(cache.entries()), "a row is bound to an entry that was freed"
+        for request in rows.requests():
+            end = int(rows.num_scheduled[request.row])
+            num_sent = first_after(request.media, min(end, int(rows.num_tokens[request.row]) - 1))
+            left = self.left.get(request)
+            num_left = 0 if left is None else len(left.spans)
+            ends_prompt = bool(request.media) and end_of(request.media[-1]) == request.num_prompt_tokens
+            num_released = len(request.media) - num_left
+            assert num_released in (num_sent, num_sent - ends_prompt), "a span is released early or late"
+            if left is not None:
+                assert list(left.spans) == request.media[left.first :]
+                end += end == request.num_prompt_tokens - 1 and len(left.bound) > 0  # its last token again
+                begun = [span for span in left.spans if span.start < end and left.num_cached < end]
+                digests = [entry.span.digest for entry in left.bound]
+                assert digests == [span.digest for span in begun], "a span was sent without its entry"
+                is_cut = self._is_bidirectional and begun and end_of(begun[-1]) > end
+                assert not is_cut, "a bidirectional span was cut"
+        assert self.left.keys() <= set(rows.requests())

@@ -1,0 +1,393 @@
+"""Fetches: waiting requests get blocks from the disk, the remote or peers into slots, if that is faster than computing.
+
+    begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → every block is there → the request may run
+
+A waiting request must not lose: it waits no longer than computing the blocks that have come would have taken, and GRACE
+of the whole. Then it runs with the blocks that are there; those that come before its admission are used too. A fetch
+holds each slot with a block of it, in any order, until its request is admitted or ends: else the blocks of a prompt
+that is larger than the arena would evict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from ....ipc.codec import encode_ids
+from ....ipc.messages.media import MediaSpan
+from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
+from ...kv.block_pool import BlockPool
+from ...request import Request
+from .costs import ComputeCost, SourceCost
+from .hits import FIRST_SOURCE, Hits
+from .slots import Slots
+
+GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
+MIN_GRACE_S = 0.001  # with less, the question alone would take too long
+MIN_BLOCKS = 2  # missing, that are worth a question
+WORTH = 0.8  # of the time to compute: a load must be expected to take less
+PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
+PREFETCH_S = 30.0  # longest prefetch
+LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
+LANDING_SHARE = 0.25  # of these, at least, that are copied to the pool at once while others are being filled
+
+
+class MissingBlocks(NamedTuple):
+    """Blocks of a prompt to look for, from block `start` on."""
+
+    start: int
+    parent: bytes  # key of the block before them
+    tokens: bytes
+    first_keys: Callable[[int], list[bytes]]  # returns the keys of the first n of them
+    media: Sequence[MediaSpan] = ()  # of the prompt
+    owner: int = 0  # tenant
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Blocks [start, start + len(keys)) of a chain on their way."""
+
+    # Each block passes from right to left, and `keys` ends before the first block that is given up:
+    #     0 ────────────── num_ready ──────────────── num_ordered ───────── len(keys)
+    #       in slot or pool          being loaded, or here      waits for a slot
+    # Blocks may come in any order, but only those in a row from the first are of use. `num_ordered` goes back if a
+    # block that was here has lost its place meanwhile. `is_waiting` ends once, at the latest at `give_up_at`; the loads
+    # go on until the request is admitted, since it uses what has come by then, too.
+    request: Request | None  # None: nobody waits
+    start: int
+    first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks
+    begun_at: float
+    grace_s: float
+    owner: int = 0  # tenant
+    on_end: Callable[[], None] | None = None  # for a fetch without a request
+    keys: list[bytes] = field(default_factory=list)  # of found blocks
+    index_by_key: dict[bytes, int] = field(default_factory=dict)  # of found blocks, given up or not
+    sources: bytes = b""  # of them
+    num_ordered: int = 0
+    num_ready: int = 0  # in a row, from the first: in a slot that it holds, or in the pool
+    held: dict[bytes, int] = field(default_factory=dict)  # slots by key
+    jobs: set[int] = field(default_factory=set)
+    give_up_at: float = 0.0
+    is_waiting: bool = True  # its request waits for it
+
+    def wants(self, key: bytes) -> bool:
+        """Whether it shall hold a slot with this block."""
+        return self.index_by_key.get(key, len(self.keys)) < len(self.keys) and key not in self.held
+
+
+@dataclass
+class _Load:
+    """A LoadBlocks that runs."""
+
+    fetch: Fetch | None  # None: forgotten
+    source: int
+    key_by_slot: dict[int, bytes]
+    num_blocks: int
+    is_void: bool = False  # nobody shall find what it brings
+
+
+class Fetches:
+    """Owns the fetches and the slots that are being loaded."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: Slots,
+        compute: ComputeCost,
+        block_size: int,
+        send: Callable[[CoreToTier], None],
+        release: Callable[[Request], None],
+    ) -> None:
+        """release: lets a request run."""
+        self._pool, self._slots, self._compute, self._block_size = pool, slots, compute, block_size
+        self.hits = Hits(block_size, 4 * slots.num_blocks)
+        self._send, self._release = send, release
+        self.costs = [SourceCost() for _ in SOURCES]
+        self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
+        self.reads_salted_remotely = True  # blocks of a tenant may be on the remote
+        self._asked: dict[int, Fetch] = {}
+        self._fetch_by_request: dict[Request, Fetch] = {}
+        self._others: set[Fetch] = set()  # without a request
+        self._loads: dict[int, _Load] = {}
+        self._loading: dict[bytes, int] = {}  # jobs by key
+        self._numbers = count(1)
+        self._max_loading = max(int(LOADING_SHARE * slots.num_slots), 1)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a request or a prefetch gives up waiting, in monotonic seconds."""
+        waiting = [each for each in self._fetch_by_request.values() if each.is_waiting]
+        return min((each.give_up_at for each in (*waiting, *self._others)), default=None)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(fetch.is_waiting for fetch in self._fetch_by_request.values())
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: Request, missing: MissingBlocks, now: float) -> bool:
+        """Ask for the missing blocks of a request. False: too few are missing to be worth it, and the request need not
+        wait."""
+        num_blocks = len(missing.tokens) // (4 * self._block_size)
+        grace_s = GRACE * self._seconds(missing.start, missing.start + num_blocks)
+        if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
+            return False
+        fetch = Fetch(request, missing.start, missing.first_keys, now, grace_s, missing.owner, give_up_at=now + grace_s)
+        self._fetch_by_request[request] = fetch
+        self._ask(fetch, missing)
+        return True
+
+    def prefetch(self, missing: MissingBlocks, now: float, on_end: Callable[[], None]) -> None:
+        """Load missing blocks into slots for later requests, as many as there is room for within PREFETCH_S; then call
+        `on_end`."""
+        fetch = Fetch(
+            request=None,
+            start=0,
+            first_keys=missing.first_keys,
+            begun_at=now,
+            grace_s=0.0,
+            owner=missing.owner,
+            on_end=on_end,
+            give_up_at=now + PREFETCH_S,
+            is_waiting=False,
+        )
+        self._others.add(fetch)
+        self._ask(fetch, missing)
+
+    def _ask(self, fetch: Fetch, missing: MissingBlocks) -> None:
+        serial = next(self._numbers)
+        self._asked[serial] = fetch
+        self._send(
+            FindBlocks(
+                serial=serial,
+                parent=missing.parent,
+                token_ids=missing.tokens,
+                block_size=self._block_size,
+                skips_remote=missing.owner != 0 and not self.reads_salted_remotely,
+                start=missing.start * self._block_size,
+                media=list(missing.media),
+            )
+        )
+
+    def _seconds(self, start: int, end: int) -> float:
+        """Return the seconds to compute the blocks [start, end) of a prompt."""
+        return self._compute.seconds(start * self._block_size, end * self._block_size)
+
+    def on_found(self, message: BlocksFound, now: float) -> None:
+        """Order the loads of found blocks that are worth it."""
+        fetch = self._asked.pop(message.serial, None)
+        if fetch is None:
+            return
+        if fetch not in self._others and (fetch.request is None or self._fetch_by_request.get(fetch.request) != fetch):
+            return  # it is over
+        fetch.keys = fetch.first_keys(len(message.sources))
+        fetch.index_by_key = {key: index for index, key in enumerate(fetch.keys)}
+        fetch.sources = message.sources[: len(fetch.keys)]
+        for source in set(fetch.sources):
+            self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
+        if fetch.request is None:
+            self._cut(fetch, self._max_loading)
+        num_worth = self._num_worth(fetch)
+        if num_worth == 0 and fetch.keys and now - self.costs[fetch.sources[0]].told_at > PROBE_S:
+            self._cut(fetch, 1)
+            self._order(fetch, now)
+            self._let_run(fetch)
+            return
+        self._cut(fetch, num_worth)
+        self._go_on(fetch, now)
+
+    def _num_worth(self, fetch: Fetch) -> int:
+        """Return how many of the found blocks are faster loaded than computed: all, or those before a slow source."""
+        if fetch.request is None:
+            return len(fetch.keys)
+        num_by_source = [0] * len(SOURCES)
+        for index, source in enumerate(fetch.sources):
+            num_by_source[source] += 1
+            is_end = index + 1 == len(fetch.sources) or fetch.sources[index + 1] != source
+            if is_end:
+                load_s = sum(cost.seconds(n) for cost, n in zip(self.costs, num_by_source, strict=True) if n)
+                if load_s >= WORTH * self._seconds(fetch.start, fetch.start + index + 1):
+                    return index + 1 - num_by_source[source]
+        return len(fetch.keys)
+
+    # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _order(self, fetch: Fetch, now: float) -> None:
+        """Order loads while slots are free; one order for each run of blocks from one source."""
+        run: dict[int, bytes] = {}
+        source = -1
+        while fetch.num_ordered < len(fetch.keys):
+            key = fetch.keys[fetch.num_ordered]
+            if self._pool.lookup(key) is None and not self._hold(fetch, key) and key not in self._loading:
+                is_room = len(self._loading) + len(run) < self._max_loading
+                slot = self._slots.allocate_for(fetch.owner) if is_room else None
+                if slot is None:
+                    break
+                if fetch.sources[fetch.num_ordered] != source:
+                    self._send_load(fetch, source, run, now)
+                    run, source = {}, fetch.sources[fetch.num_ordered]
+                run[slot] = key
+            fetch.num_ordered += 1
+        self._send_load(fetch, source, run, now)
+
+    def _hold(self, fetch: Fetch, key: bytes) -> bool:
+        """Refer to the slot with a block that the fetch wants; False if no slot has it."""
+        slot = self._slots.lookup(key)
+        if slot is not None and fetch.wants(key):
+            self._slots.touch([slot])
+            fetch.held[key] = slot
+        return slot is not None
+
+    def _send_load(self, fetch: Fetch, source: int, key_by_slot: dict[int, bytes], now: float) -> None:
+        if not key_by_slot:
+            return
+        job = next(self._numbers)
+        self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot))
+        self.costs[source].on_order(len(key_by_slot), now)
+        self._loading.update(dict.fromkeys(key_by_slot.values(), job))
+        fetch.jobs.add(job)
+        keys, sources = b"".join(key_by_slot.values()), bytes([source]) * len(key_by_slot)
+        self._send(LoadBlocks(job=job, keys=keys, slots=encode_ids(key_by_slot), sources=sources))
+
+    def on_loaded(self, message: BlocksLoaded, now: float) -> None:
+        """Take back slots with or without content, and let requests run that have all their blocks."""
+        load = self._loads.get(message.job)
+        if load is None:
+            return
+        good = np.frombuffer(message.slots, np.int32).tolist()
+        for slot in good:
+            key = load.key_by_slot.pop(slot)
+            del self._loading[key]
+            if not load.is_void:
+                self.hits.note_origin(key, FIRST_SOURCE + load.source)
+                self._slots.cache_written(slot, key)
+                if load.fetch is not None:
+                    self._hold(load.fetch, key)
+            self._slots.free([slot])
+        bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
+        if message.is_last:
+            bad += load.key_by_slot.items()
+            del self._loads[message.job]
+        self.costs[load.source].on_report(len(good), len(bad), now)
+        for slot, key in bad:
+            del self._loading[key]
+            self._slots.free([slot])
+        bad_keys = {key for _, key in bad}
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            if bad_keys:
+                self._cut(fetch, min(fetch.index_by_key.get(key, len(fetch.keys)) for key in bad_keys))
+            self._go_on(fetch, now)
+
+    def _cut(self, fetch: Fetch, num_blocks: int) -> None:
+        """Give up the blocks from `num_blocks` on."""
+        self._slots.free(fetch.held.pop(key) for key in reversed(fetch.keys[num_blocks:]) if key in fetch.held)
+        del fetch.keys[num_blocks:]
+        fetch.num_ordered = min(fetch.num_ordered, num_blocks)
+
+    def _go_on(self, fetch: Fetch, now: float) -> None:
+        """Hold the blocks that have come, order the missing ones, and let the request run if it has all."""
+        self._take_ready(fetch)
+        self._order(fetch, now)
+        request = fetch.request
+        if fetch.num_ready >= len(fetch.keys):
+            self._let_run(fetch)
+        elif request is not None:
+            end = fetch.start + fetch.num_ready
+            fetch.give_up_at = fetch.begun_at + fetch.grace_s + self._seconds(fetch.start, end)
+
+    def _take_ready(self, fetch: Fetch) -> None:
+        while fetch.num_ready < len(fetch.keys):
+            key = fetch.keys[fetch.num_ready]
+            if self._pool.lookup(key) is None and not self._hold(fetch, key):
+                if key not in self._loading:  # it was there, but its place has been given to another block
+                    fetch.num_ordered = min(fetch.num_ordered, fetch.num_ready)
+                return
+            fetch.num_ready += 1
+
+    def _let_run(self, fetch: Fetch) -> None:
+        if fetch.is_waiting and fetch.request is not None:
+            fetch.is_waiting = False
+            self._release(fetch.request)
+        elif fetch.on_end is not None and fetch in self._others:
+            self._others.discard(fetch)
+            self._drop(fetch)
+            fetch.on_end()
+
+    def tick(self, now: float) -> None:
+        """Let requests run that have waited long enough; their loads go on. End prefetches that take too long."""
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            if (fetch.is_waiting or fetch.request is None) and now >= fetch.give_up_at:
+                self._let_run(fetch)
+
+    # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────
+
+    def stalled(self) -> list[Fetch]:
+        """Return the fetches that need slots which only their own can give: several at once, or nothing else comes."""
+        loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
+        short = [each for each in self._fetch_by_request.values() if each.num_ordered < len(each.keys)]
+        return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]
+
+    def held_keys(self, fetch: Fetch) -> list[bytes]:
+        """Return the keys of the blocks in slots that it holds, in the prompt's order."""
+        return sorted(fetch.held, key=fetch.index_by_key.__getitem__)
+
+    def let_go(self, fetch: Fetch, keys: list[bytes]) -> None:
+        """Release slots that were copied to the pool."""
+        self._slots.free(fetch.held.pop(key) for key in keys)
+
+    def on_slots_free(self, now: float) -> None:
+        """Order loads that waited for slots."""
+        for fetch in list(self._fetch_by_request.values()):
+            if fetch.num_ready < len(fetch.keys):
+                self._go_on(fetch, now)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forget(self, request: Request) -> None:
+        """End the fetch of a request that is admitted or ends."""
+        if (fetch := self._fetch_by_request.pop(request, None)) is not None:
+            fetch.is_waiting = False
+            self._drop(fetch)
+
+    def _drop(self, fetch: Fetch) -> None:
+        self._slots.free(fetch.held[key] for key in reversed(self.held_keys(fetch)))
+        fetch.held = {}
+        for job in fetch.jobs:
+            load = self._loads.get(job)
+            if load is not None and load.fetch is fetch:
+                load.fetch = None
+                if load.num_blocks > 1:  # a single block is a probe
+                    self._send(CancelLoad(job=job))
+
+    def void(self) -> None:
+        """Let nobody find what is on its way: all content is to be forgotten. Requests run without it."""
+        for load in self._loads.values():
+            load.is_void = True
+        self._asked.clear()
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            self._cut(fetch, 0)
+            fetch.num_ready = 0
+            self._let_run(fetch)
+
+    def on_tier_lost(self) -> None:
+        """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""
+        for load in self._loads.values():
+            self._slots.free(load.key_by_slot)
+        for cost in self.costs:
+            cost.on_lost()
+        self._loads.clear()
+        self._loading.clear()
+        self._asked.clear()
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            self._cut(fetch, fetch.num_ready)
+            self._let_run(fetch)
+
+    def references(self) -> list[int]:
+        """Return the slots that it refers to, once for each reference."""
+        fetches = (*self._fetch_by_request.values(), *self._others)
+        held = [slot for fetch in fetches for slot in fetch.held.values()]
+        return held + [slot for load in self._loads.values() for slot in load.key_by_slot]

@@ -1,0 +1,406 @@
+"""Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote, and which come back.
+
+Copies between pool and slots are part of the steps (step_copies.py); the tier process moves blocks between slots and
+disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool and the requests. With a host tier, a
+block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
+
+Knows no sockets and no steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from ....ipc.messages.media import MediaSpan
+from ....ipc.messages.tier import (
+    STORE_ON_DISK,
+    STORE_REMOTELY,
+    BlocksFound,
+    BlocksLoaded,
+    BlocksStored,
+    CoreToTier,
+    PinBlocks,
+    SourceState,
+    TierCleared,
+    TierOpened,
+    TierState,
+    TierToCore,
+    UnpinSlots,
+)
+from ...kv.block_pool import BlockPool
+from ...kv.block_record import BlockRecord
+from ...request import Ids, Request, WaitReason
+from .costs import ComputeCost
+from .fetches import Fetches, MissingBlocks
+from .hits import HOST, POOL
+from .opening import Opening
+from .options import OffloadOptions
+from .peer_pins import PeerPins
+from .slots import Slots, owner_of
+from .step_copies import CopyPlan, StepCopies
+from .write_behind import STORES_PER_STEP, WriteBehind
+
+COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
+
+
+class Offload:
+    """Owns the slots. An observer of the pool: it hears of written and evicted blocks."""
+
+    def __init__(
+        self,
+        options: OffloadOptions,
+        pool: BlockPool,
+        key: Callable[[Request, int], bytes],
+        send: Callable[[CoreToTier], None],
+        record: BlockRecord | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """key: returns the key of a request's block i, for -1 their root. record: file with the content of the slots,
+        from the core before this one and for the next."""
+        observers, known = ([], None) if record is None else ([record], record.key_by_block)
+        self._record = record
+        self.slots = Slots(options.num_slots, observers, known, options.quota)
+        self.plan = CopyPlan(self.slots)
+        self.compute = ComputeCost(options.token_s)
+        self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=options.is_host_tier)
+        self.writes.writes_salted_remotely = options.writes_salted_remotely
+        self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
+        self.fetches.reads_salted_remotely = options.writes_salted_remotely
+        self.hits = self.fetches.hits
+        self.fetches.on_found_keys = self._note_kept
+        self.sources: list[SourceState] = []
+        self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
+        self.slot_bytes = options.slot_bytes
+        self._options, self._pool, self._key, self._send, self._clock = options, pool, key, send, clock
+        self._arriving: set[int] = set()  # blocks that get their content from a slot
+        self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
+        self._owner_by_block: dict[int, int] = {}  # of requests with a salt
+        self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
+        self._release: Callable[[Request, WaitReason], None] = lambda request, reason: None
+        self._change_namespace: Callable[[bytes], None] = lambda namespace: None
+        self._opening = Opening(options.facts, send)
+        self._pins = PeerPins(self.slots)
+
+    def connect(
+        self, release: Callable[[Request, WaitReason], None], change_namespace: Callable[[bytes], None]
+    ) -> None:
+        """Comes first. release: lets a request run. change_namespace: gets the namespace of the weights."""
+        self._release, self._change_namespace = release, change_namespace
+
+    # ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_open(self) -> bool:
+        """Whether content can be found and written under its name."""
+        return self._opening.is_open
+
+    def open(self, model_folder: str) -> None:
+        """Begin to use the tier process, for the weights in `model_folder`. A host tier alone needs none."""
+        if self._options.uses_process:
+            self._opening.ask(model_folder)
+
+    def close(self) -> None:
+        """Ask for nothing and write nothing until `open` is answered: the weights are about to change."""
+        self._opening.close()
+        self.writes.targets = 0
+        self.writes.forget()
+
+    def on_tier_lost(self) -> None:
+        """Note that the tier process has ended: it touches no slot any more."""
+        self.close()
+        self.writes.on_tier_lost()
+        self.fetches.on_tier_lost()
+        self._pins.clear()
+        self._opening.on_lost()
+        self.sources = []
+
+    def on_message(self, message: TierToCore) -> None:
+        now = self._clock()
+        if isinstance(message, BlocksFound):
+            self.fetches.on_found(message, now)
+        elif isinstance(message, BlocksLoaded):
+            self.fetches.on_loaded(message, now)
+        elif isinstance(message, BlocksStored):
+            self.writes.on_stored(message)
+        elif isinstance(message, TierOpened):
+            self._on_opened(message)
+        elif isinstance(message, TierState):
+            self.sources = message.sources
+        elif isinstance(message, PinBlocks):
+            self._send(self._pins.pin(message))
+        elif isinstance(message, UnpinSlots):
+            self._pins.unpin(message.slots)
+        elif isinstance(message, TierCleared):
+            self._opening.on_cleared(message.serial)
+
+    def _on_opened(self, message: TierOpened) -> None:
+        if self._opening.take(message):
+            self._change_namespace(message.namespace)
+            self.writes.targets = self._options.sources
+
+    def clear(self, done: Callable[[], None]) -> None:
+        """Remove all blocks from slots, disk and remote; call `done` then."""
+        self.fetches.void()
+        self.slots.forget_all()
+        self.writes.forget()
+        self._opening.clear(done)
+
+    def lose_slots(self, arena: int) -> None:
+        """Forget what the slots hold: a host with a part of each is lost, and with it arena `arena` - 1."""
+        self.fetches.void()
+        self.slots.forget_all()
+        self.writes.forget()
+        if self._record is not None:
+            self._record.begin_generation(arena)
+
+    # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        is_computed = block not in self._arriving
+        self._arriving.discard(block)
+        self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
+
+    def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
+        """Note that a step that writes these blocks is sent, or the next to be: later steps may copy them. salt: of the
+        request that fills them."""
+        owner = owner_of(salt)
+        for block, key in blocks:
+            self._is_sent[block] = self._pool.holds(block, key)
+            if owner:
+                self._owner_by_block[block] = owner
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        """Store a block in a slot, before the next step overwrites it."""
+        is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)
+        self.hits.forget(key)
+        self.forgotten(group, block, key)
+        if (slot := self.slots.lookup(key)) is not None:
+            self.slots.touch([slot])  # used as lately as the block
+            self.slots.free([slot])
+        elif is_sent and (self._options.is_host_tier or self.writes.is_queued(key)):
+            self.num_stored += self.plan.store(block, key, owner) is not None
+
+    def forgotten(self, group: int, block: int, key: bytes) -> None:
+        self._is_sent[block] = False
+        self._arriving.discard(block)
+        self._owner_by_block.pop(block, None)
+
+    def cleared(self, group: int) -> None:
+        self._is_sent[:] = False
+        self._arriving.clear()
+        self._owner_by_block.clear()
+
+    def _note_kept(self, keys: Iterable[bytes], source: int) -> None:
+        targets = (STORE_ON_DISK, STORE_REMOTELY, 0)[source]
+        if targets:
+            self.writes.note_kept(keys, targets)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: Request, num_usable: int) -> bool:
+        """Look for blocks of a request, once after each time that it ran; True: it waits (WaitReason.TIER) for them.
+
+        num_usable: its first blocks that may be read from a cache."""
+        if request.is_looked_up or not self.is_open or not self._options.has_sources:
+            return False
+        request.is_looked_up = True
+        start = next((i for i in range(num_usable) if not self._is_here(self._key(request, i))), num_usable)
+        if start >= num_usable:
+            return False
+        size, owner = self._options.block_size, owner_of(request.params.cache_salt)
+        missing = MissingBlocks(
+            start,
+            parent=self._key(request, start - 1),
+            tokens=request.tokens[start * size : num_usable * size].tobytes(),
+            first_keys=partial(self._keys_from, request, start),
+            media=request.media,
+            owner=owner,
+        )
+        is_asked = self.fetches.begin(request, missing, self._clock())
+        if is_asked:
+            request.waits_for.add(WaitReason.TIER)
+        return is_asked
+
+    def prefetch(
+        self, keys: list[bytes], tokens: bytes, media: list[MediaSpan], salt: str | None, done: Callable[[int], None]
+    ) -> None:
+        """Load blocks of a prompt into slots, then call `done` with the number of first blocks in the pool or a slot.
+        keys: the root, and the key of each block of `tokens`."""
+        start = self._num_here(keys)
+        if start + 1 >= len(keys) or not self.is_open or not self._options.has_sources:
+            done(start)
+            return
+        owner, size = owner_of(salt), 4 * self._options.block_size
+        missing = MissingBlocks(
+            start,
+            parent=keys[start],
+            tokens=tokens[start * size : (len(keys) - 1) * size],
+            first_keys=lambda num_blocks: keys[start + 1 : start + 1 + num_blocks],
+            media=media,
+            owner=owner,
+        )
+        self.fetches.prefetch(missing, self._clock(), on_end=lambda: done(self._num_here(keys)))
+
+    def _num_here(self, keys: list[bytes]) -> int:
+        return next((i for i, key in enumerate(keys[1:]) if not self._is_here(key)), len(keys) - 1)
+
+    def _is_here(self, key: bytes) -> bool:
+        return self._pool.lookup(key) is not None or self.slots.lookup(key) is not None
+
+    def _keys_from(self, request: Request, start: int, num_blocks: int) -> list[bytes]:
+        return [self._key(request, start + i) for i in range(num_blocks)]
+
+    def _let_run(self, request: Request) -> None:
+        self._release(request, WaitReason.TIER)
+
+    def forget(self, request: Request) -> None:
+        """Stop loading for a request that is admitted or ends."""
+        self.fetches.forget(request)
+
+    def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
+        """Load blocks [start, end) of a request from their slots in the next step, up to the first that is nowhere;
+        return them and those of the pool among them, referenced, each with its place. None: there are too many for one
+        step; the first ones move to the pool, where they will be found.
+
+        The request references its blocks before `start`, and the pool has room for all blocks of the request."""
+        blocks: dict[bytes, int] = {}  # in the pool
+        slots: dict[bytes, int] = {}
+        for i in range(start, end):
+            key = self._key(request, i)
+            if (block := self._pool.lookup(key)) is not None:
+                blocks[key] = block
+            elif (slot := self.slots.lookup(key)) is not None:
+                slots[key] = slot
+            else:
+                break
+        # All that was found is referenced before a block is allocated: the allocation evicts the content of a free
+        # block, which may be one found here, and stores it in a free slot, which may be one found here. The plan takes
+        # its own reference to each slot until the step is done, so these end below.
+        self._pool.touch(blocks.values())
+        self.slots.touch(slots.values())
+        try:
+            limit = self.max_loads(has_rows=has_rows)
+            if len(slots) > limit:
+                self.land_slots(list(slots.items())[:limit])
+                self._pool.free(reversed(blocks.values()))
+                return None
+            new = self._pool.allocate(len(slots)) or []
+            for block, (key, slot) in zip(new, slots.items(), strict=True):
+                self._copy_back(slot, block, key)
+                blocks[key] = block
+        finally:
+            self.slots.free(reversed(slots.values()))
+        keys = (self._key(request, i) for i in range(start, start + len(blocks)))
+        return [(blocks[key], HOST if key in slots else POOL) for key in keys]
+
+    def _copy_back(self, slot: int, block: int, key: bytes) -> None:
+        self.plan.load(slot, block)
+        self._arriving.add(block)
+        self._pool.cache_block(block, key)
+        self.num_loaded += 1
+
+    def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
+        """Count the first blocks of an admitted request, each found at a place: POOL or HOST."""
+        for i, (block, place) in enumerate(found):
+            key = self._key(request, i)
+            self.hits.count(request, key, place)
+            if place == POOL and self.writes.targets and self._is_sent[block]:
+                self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies wait for a step."""
+        return bool(self.plan) or self.writes.can_store
+
+    def max_loads(self, *, has_rows: bool) -> int:
+        """Return how many blocks may be loaded in one step."""
+        return self._max_loads if has_rows else self.slots.num_blocks
+
+    def land(self, num_spare: int, *, has_rows: bool) -> None:
+        """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
+        num_spare: free blocks of the pool that are left alone."""
+        for fetch in self.fetches.stalled():
+            held = self.fetches.held_keys(fetch)
+            void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them
+            self.fetches.let_go(fetch, void)
+            room = min(self._pool.num_free - num_spare, self.max_loads(has_rows=has_rows))
+            landed = [key for key in held if key in fetch.held][: max(room, 0)]
+            self.land_slots([(key, fetch.held[key]) for key in landed])
+            self.fetches.let_go(fetch, landed)
+
+    def land_slots(self, found: list[tuple[bytes, int]]) -> None:
+        """Copy slots to free blocks of the pool, where their keys find them."""
+        blocks = self._pool.allocate(len(found)) or []
+        for block, (key, slot) in zip(blocks, found, strict=True):
+            self._copy_back(slot, block, key)
+            self.hits.note_origin(key, HOST)
+        self._pool.free(reversed(blocks))
+
+    def take_copies(self, num_tokens: int) -> StepCopies | None:
+        """Return the copies of the next step, which computes `num_tokens`."""
+        if self.writes.can_store:
+            num_filled = num_tokens // self._options.block_size
+            self.writes.plan_stores(STORES_PER_STEP + 2 * num_filled if num_tokens else self.slots.num_slots)
+        return self.plan.take()
+
+    def on_copied(self, copies: StepCopies) -> None:
+        """Note that a step with copies is done."""
+        now = self._clock()
+        self.plan.done(copies)
+        self.writes.add(copies.writes, now)
+        if copies.slots:
+            self.fetches.on_slots_free(now)
+
+    def on_steps_lost(self, steps: Iterable[StepCopies]) -> None:
+        """Note that steps in flight, and copies that wait for one, may not happen."""
+        self.writes.on_steps_lost(self.plan.drop())
+        for copies in steps:
+            self.writes.on_steps_lost(self.plan.lost(copies))
+
+    def on_workers_ended(self) -> None:
+        """Note that workers whose steps were lost have ended: the slots of these steps may be used again."""
+        self.plan.release_lost()
+
+    def on_prompts(self, ends: Ids, counts: Ids, seconds: float) -> None:
+        """Learn the cost of prompt tokens from a finished step, which has computed `counts` tokens of each row, up to
+        position `ends`."""
+        is_prompt = counts > 1
+        ends, counts = ends[is_prompt], counts[is_prompt]
+        positions = float((counts * (ends - counts / 2)).sum())
+        self.compute.on_step(int(counts.sum()), positions, int(len(is_prompt) - len(counts)), seconds)
+
+    def tick(self, *, is_idle: bool) -> None:
+        """Send the orders that are due, and end waits that are too long; is_idle: no row decodes."""
+        now = self._clock()
+        self.fetches.tick(now)
+        if self._opening.has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
+            self._send(order)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, in monotonic seconds."""
+        deadlines = (self.fetches.next_deadline, self.writes.next_deadline)
+        return min((each for each in deadlines if each is not None), default=None)
+
+    @property
+    def num_used_slots(self) -> int:
+        """Number of slots that somebody refers to."""
+        return self.slots.num_slots - self.slots.num_free
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self, steps: Iterable[StepCopies | None]) -> None:
+        """Raise AssertionError unless the slots are referenced exactly by steps, loads, writes, fetches and peers."""
+        tables = list(self._pins.references())
+        for copies in steps:
+            if copies is not None:
+                tables += [*copies.slots, *(write.slot for write in copies.writes)]
+        self.slots.check_invariants(
+            [tables, self.plan.references(), self.fetches.references(), self.writes.references()]
+        )

@@ -1,0 +1,86 @@
+"""The options of an engine's tiers, and the facts on which the bytes of a block depend."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, CoreToTier
+from ....ipc.process.arena import ArenaShape
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ....ipc.version import numerics_digest
+from ...kv.block_record import BlockRecord
+
+FLOPS = {"cpu": 4e11, "cuda": 5e14}  # a second that a rank may reach; rather too many
+FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
+
+
+class OffloadOptions(NamedTuple):
+    """The options of an engine's tiers."""
+
+    num_slots: int
+    slot_bytes: int
+    block_size: int
+    device: str
+    facts: bytes  # as in OpenTier
+    token_s: float  # to compute a token of a prompt, until steps have told
+    is_host_tier: bool
+    sources: int = 0  # bits of targets that are configured
+    has_sources: bool = False  # to load from
+    uses_process: bool = True  # sources, or peers that ask us
+    writes_salted_remotely: bool = True
+    quota: float = 1.0
+
+
+class Tiers(NamedTuple):
+    """Places for KV blocks outside the pool, and the tier process that serves them."""
+
+    options: OffloadOptions
+    send: Callable[[CoreToTier], None]
+    record: BlockRecord | None = None  # file with the content of the slots
+    clock: Callable[[], float] = time.monotonic
+
+
+def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOptions:
+    """Return the options for this engine's tiers. kernels: their name, as workers tell it."""
+    config = spec.config
+    targets = (STORE_ON_DISK if config.kv_disk else 0) | (STORE_REMOTELY if config.kv_remote else 0)
+    has_sources = any((config.kv_disk, config.kv_remote, config.kv_peers))
+    return OffloadOptions(
+        num_slots=arena.num_slots,
+        slot_bytes=arena.slot_bytes,
+        block_size=config.block_size,
+        device=spec.device,
+        facts=block_facts(spec, kernels),
+        token_s=2 * spec.model.num_layer_weights / (FLOPS[spec.device] * config.tensor_parallel_size),
+        is_host_tier=config.kv_host_bytes is not None,
+        sources=targets,
+        has_sources=has_sources,
+        uses_process=has_sources or config.kv_listen is not None,
+        writes_salted_remotely=config.kv_remote_salted,
+        quota=config.kv_quota,
+    )
+
+
+def block_facts(spec: EngineSpec, kernels: str) -> bytes:
+    """Return canonical JSON of all facts, except the weights, on which the bytes of a block depend. Engines with equal
+    facts and weights can use each other's blocks. Under --deterministic the kernels and their sources count too, since
+    others have other bits. max_model_len counts where rotary embeddings depend on it."""
+    config = spec.config
+    facts = {
+        "format": FORMAT,
+        "model": msgspec.to_builtins(spec.model),
+        "dtype": spec.numbers,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "quantization": config.quantization,
+        "load_format": config.load_format,
+        "block_size": config.block_size,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_model_len": spec.max_model_len if spec.model.rope_depends_on_length else 0,
+        "numerics": f"{spec.device} {kernels} {numerics_digest()}" if config.deterministic else "any",
+    }
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

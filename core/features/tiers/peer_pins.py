@@ -1,0 +1,44 @@
+"""PeerPins: slots that the tier process reads for other engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.messages.tier import PinBlocks, PinnedBlocks
+from ...kv.block_hash import KEY_BYTES
+from ...kv.block_pool import BlockPool
+
+
+class PeerPins:
+    """Holds a reference to each slot for each time that it was pinned."""
+
+    def __init__(self, slots: BlockPool) -> None:
+        self._slots = slots
+        self._counts: Counter[int] = Counter()
+
+    def pin(self, message: PinBlocks) -> PinnedBlocks:
+        """Pin the slots of blocks that are in slots."""
+        keys = (message.keys[i : i + KEY_BYTES] for i in range(0, len(message.keys), KEY_BYTES))
+        slots = [self._slots.lookup(key) or -1 for key in keys]
+        found = [slot for slot in slots if slot > 0]
+        self._slots.touch(found)
+        self._counts.update(found)
+        return PinnedBlocks(serial=message.serial, slots=encode_ids(slots))
+
+    def unpin(self, frame: bytes) -> None:
+        """Release slots, once each; skip those that are not pinned."""
+        for slot in decode_ids(frame):
+            if self._counts[slot]:
+                self._counts[slot] -= 1
+                self._slots.free([slot])
+
+    def clear(self) -> None:
+        """Release all: the process that reads them is gone."""
+        self._slots.free(self.references())
+        self._counts.clear()
+
+    def references(self) -> Iterable[int]:
+        """Return the slots that it refers to, once for each reference."""
+        return list(self._counts.elements())

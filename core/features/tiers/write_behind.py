@@ -1,0 +1,209 @@
+"""WriteBehind: which blocks go to the disk and the remote, and when.
+
+Blocks are written when they have been computed, not when the pool evicts them, so that an engine that is killed finds
+them again. A block goes out when it is seen for the second time: computed again, or found in the pool. To the disk it
+goes at first sight too while few writes are queued, so that a lone user's restart is warm. The tier process is woken
+for many blocks at once, since each wake-up may disturb a step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import count
+
+import numpy as np
+
+from ....ipc.codec import encode_ids
+from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, BlocksStored, StoreBlocks
+from ...kv.block_pool import BlockPool
+from .slots import Slots
+from .step_copies import CopyPlan, Write
+
+MARK_BYTES = 8  # of a key, to remember it by
+NUM_MARKS = 1 << 17  # keys that are remembered, at least
+BATCH = 64  # blocks for which the tier process is woken
+BATCH_S = 0.1  # after which it is woken for fewer
+STORES_PER_STEP = 8  # blocks stored to be written, beside decoding rows: about 1 % of a step
+WRITING_SHARE = 0.25  # of the slots, at most, that are to be written
+WRITING_BYTES = 256 << 20  # likewise; the tier process takes no more
+MAX_CANDIDATES = 4096
+FIRST_SIGHT = 256  # candidates, fewer than which blocks go out at first sight: more than two steps bring
+
+
+class WriteBehind:
+    """Owns the candidates, and the references to slots that are to be written or being written."""
+
+    def __init__(self, pool: BlockPool, slots: Slots, plan: CopyPlan, slot_bytes: int, *, is_host_tier: bool) -> None:
+        """is_host_tier: written slots keep their content for later."""
+        self._pool, self._slots, self._plan, self._is_host_tier = pool, slots, plan, is_host_tier
+        self.targets = 0  # that are open
+        self.writes_salted_remotely = True
+        self._max_writing = max(min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slot_bytes), 1)  # slots
+        self._num_writing = 0  # slots that have left the candidates
+        self.num_dropped = 0  # blocks that found no slot
+        self.next_deadline: float | None = None  # monotonic seconds
+        self._num_marks = max(NUM_MARKS, 4 * slots.num_blocks)
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._kept: OrderedDict[bytes, int] = OrderedDict()  # where blocks are, by mark: bits of targets
+        self._candidates: deque[tuple[int, bytes, int, int]] = deque()  # block, key, targets, owner
+        self._queued: set[bytes] = set()  # keys of candidates, and of slots to be written or being written
+        self._ready: list[Write] = []
+        self._jobs: dict[int, dict[int, Write]] = {}  # by slot
+        self._job_numbers = count(1)
+
+    @property
+    def num_queued(self) -> int:
+        """Number of blocks that are to be written or being written."""
+        return len(self._queued)
+
+    def is_queued(self, key: bytes) -> bool:
+        return key in self._queued
+
+    @property
+    def can_store(self) -> bool:
+        """Whether a candidate may be stored in the next step."""
+        return bool(self._candidates) and self._num_writing < self._max_writing
+
+    # ── which ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def see(self, block: int, key: bytes, owner: int, *, is_computed: bool) -> None:
+        """Note that a written block was computed, or found in the pool. A computed one was not found at the targets, so
+        that it is written even if it was there."""
+        if not self.targets or key in self._queued:
+            return
+        if targets := self._missing_targets(key, owner, 0 if is_computed else self._kept.get(key[:MARK_BYTES], 0)):
+            if len(self._candidates) >= MAX_CANDIDATES:
+                self.num_dropped += 1
+            else:
+                self._queued.add(key)
+                self._candidates.append((block, key, targets, owner))
+
+    def _missing_targets(self, key: bytes, owner: int, kept: int) -> int:
+        """Return where the block shall be written now, and remember that it was seen. kept: where it is."""
+        mark = key[:MARK_BYTES]
+        wanted = self.targets & ~kept
+        if owner and not self.writes_salted_remotely:
+            wanted &= ~STORE_REMOTELY
+        if not wanted:
+            return 0
+        if mark in self._seen:
+            self._seen.move_to_end(mark)
+            return wanted
+        self._seen[mark] = None
+        if len(self._seen) > self._num_marks:
+            self._seen.popitem(last=False)
+        return wanted & STORE_ON_DISK if len(self._candidates) < FIRST_SIGHT else 0
+
+    def note_kept(self, keys: Iterable[bytes], targets: int) -> None:
+        """Note that blocks are at `targets`."""
+        for key in keys:
+            mark = key[:MARK_BYTES]
+            self._kept[mark] = self._kept.get(mark, 0) | targets
+            self._kept.move_to_end(mark)
+        while len(self._kept) > self._num_marks:
+            self._kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget all keys seen, the places of blocks, and all candidates."""
+        self._seen.clear()
+        self._kept.clear()
+        self._drop_candidates()
+
+    def _drop_candidates(self) -> None:
+        self._queued.difference_update(key for _, key, _, _ in self._candidates)
+        self._candidates.clear()
+
+    # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan_stores(self, limit: int) -> None:
+        """Add the stores of at most `limit` candidates to the next step. A candidate that the pool has evicted is in a
+        slot already, or lost."""
+        while self.can_store and limit > 0:
+            block, key, targets, owner = self._candidates.popleft()
+            slot = self._slots.lookup(key)
+            if slot is None and self._pool.holds(block, key):
+                slot = self._plan.store(block, key, owner)
+                limit -= 1
+            if slot is None:
+                self._queued.discard(key)
+                self.num_dropped += 1
+            else:
+                self._plan.write(key, slot, targets, owner)
+                self._num_writing += 1
+
+    def add(self, writes: list[Write], now: float) -> None:
+        """Take slots that are filled now."""
+        if writes and not self._ready:
+            self.next_deadline = now + BATCH_S
+        self._ready += writes
+
+    def take(self, now: float, *, is_idle: bool) -> StoreBlocks | None:
+        """Return the order to write the ready slots, if it is worth a wake-up; is_idle: no step is disturbed by it."""
+        is_late = self.next_deadline is not None and now >= self.next_deadline
+        is_due = is_idle or is_late or len(self._ready) >= min(BATCH, self._max_writing)
+        if not self._ready or not is_due:
+            return None
+        ready, self._ready, self.next_deadline = self._ready, [], None
+        writes = []
+        for write in ready:
+            if self._slots.holds(write.slot, write.key):
+                writes.append(write)
+            else:
+                self._give_back(write)  # all content was cleared meanwhile
+        if not writes:
+            return None
+        job = next(self._job_numbers)
+        self._jobs[job] = {write.slot: write for write in writes}
+        return StoreBlocks(
+            job=job,
+            keys=b"".join(write.key for write in writes),
+            slots=encode_ids([write.slot for write in writes]),
+            targets=bytes(write.targets for write in writes),
+            owners=np.array([write.owner for write in writes], np.uint64).tobytes(),
+        )
+
+    def on_stored(self, message: BlocksStored) -> None:
+        """Take back slots that were written or dropped."""
+        job = self._jobs.get(message.job, {})
+        for slot, targets in zip(np.frombuffer(message.slots, np.int32).tolist(), message.targets, strict=True):
+            write = job.pop(slot, None)
+            if write is None:
+                continue
+            if targets:
+                self.note_kept([write.key], targets)
+            self._give_back(write)
+        if message.is_last:
+            for write in self._jobs.pop(message.job, {}).values():
+                self._give_back(write)
+
+    def _give_back(self, write: Write) -> None:
+        """Release a written slot. Without a host tier, or while the pool has the block too, it is reused first."""
+        self._queued.discard(write.key)
+        self._num_writing -= 1
+        self._slots.free([write.slot])
+        is_idle = self._slots.ref_count(write.slot) == 0 and self._slots.holds(write.slot, write.key)
+        if is_idle and (not self._is_host_tier or self._pool.lookup(write.key) is not None):
+            self._slots.forget([write.slot])
+
+    def on_tier_lost(self) -> None:
+        """Take back all slots: the process that wrote them is gone."""
+        for job in self._jobs.values():
+            for write in job.values():
+                self._give_back(write)
+        for write in self._ready:
+            self._give_back(write)
+        self._jobs.clear()
+        self._ready, self.next_deadline = [], None
+        self._drop_candidates()
+
+    def on_steps_lost(self, writes: Iterable[Write]) -> None:
+        """Forget writes of steps that may not have copied; the plan has released their slots."""
+        for write in writes:
+            self._queued.discard(write.key)
+            self._num_writing -= 1
+
+    def references(self) -> list[int]:
+        """Return the slots that it refers to, once for each reference."""
+        writing = [write for job in self._jobs.values() for write in job.values()]
+        return [write.slot for write in (*self._ready, *writing)]
