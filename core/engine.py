@@ -10,34 +10,24 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..ipc.codec import num_ids
-from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError, error_info
+from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
 from ..ipc.messages.base import FinishReason, MemoryTag, PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
-from ..ipc.messages.media import A_MEDIUM, FailedEntry
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .admission import Admission, reason_to_stop
 from .deadlines import Deadlines
-from .features.adapters.adapter_queue import AdapterQueue
-from .features.blobs.needed_blobs import NeededBlobs
-from .features.crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
-from .features.grammar.host import GrammarHost
-from .features.grammar.manager import GrammarManager
-from .features.grammar.prover import GrammarProver
-from .features.media.encode_queue import EncodeQueue
-from .features.speculation.lookup import lookup_of
-from .features.tiers.options import Tiers
+from .features.crash_isolation import CRASHES_TO_FAIL
+from .features.new import Surroundings, new_features
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
 from .outbox import Outbox
-from .request import Request, WaitReason
+from .request import Request
 from .scheduling.result_processor import FinishedRequest, NewTokens
 from .scheduling.scheduler import Scheduler
-from .scheduling.step.ledger import LedgerEntry
-from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
@@ -58,74 +48,42 @@ class EngineCore:
         spec: EngineSpec,
         num_blocks: int,
         executor: Executor,
-        grammar_host: GrammarHost,
+        surroundings: Surroundings,
         *,
-        grammar_prover: GrammarHost | None = None,
         core_epoch: int = 0,
         generation: int = 0,
         record: BlockRecord | None = None,
-        tiers: Tiers | None = None,
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
-        has_exact_drafts: bool = False,
-        on_admission: Callable[[Request], None] | None = None,
-        blobs: NeededBlobs | None = None,
     ) -> None:
-        """grammar_prover: compiles unknown grammars first; None: nothing protects the host from them.
-
-        record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
-        blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
-        workers do not hold. has_exact_drafts: as in Initialize. on_admission: is called before a request is
-        admitted to a step. blobs: those that requests of gateways need, if there are any."""
+        """record: file with the keys of the blocks that this generation of workers has computed. clock: given if the
+        caller advances it, too. asleep: parts of their memory that the workers do not hold."""
         config = spec.config
         self._config = config
         self._executor = executor
         self._outbox = Outbox()
-        self._pause_mode: PauseMode | None = None
         self.asleep: list[MemoryTag] = asleep or []  # parts of the workers' memory; no step runs until all are awake
         self.deadlines = Deadlines()
-        self._crash_isolation = CrashIsolation()
         self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.open_requests = self._request_by_id.values()  # a view
         self.stats = CoreStats()
-        kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
-        self.offload = None if tiers is None else kv_cache.attach_tiers(*tiers)
-        waiting, self._blobs = WaitingQueue(), blobs
-        if blobs is not None:
-            blobs.connect(waiting, self._end)
-        self.adapters = AdapterQueue(spec, waiting, self._clock, self._end, self._is_held)
         self.scheduler = Scheduler(
-            kv_cache,
-            waiting,
-            self.adapters,
-            EncodeQueue.of(spec),
+            KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             core_epoch=core_epoch,
             generation=generation,
-            is_held=self._is_held if on_admission is None else noting(self._is_held, on_admission),
             preempts_for_waiting=config.scheduling_policy == "priority",
-            are_spans_bidirectional=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
         )
-        if self.offload is not None:
-            self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
-        self.speculation = lookup_of(spec, has_exact_drafts=has_exact_drafts)
-        self.scheduler.drafting.proposer = self.speculation
+        features = new_features(self, spec, self.scheduler, self._clock, surroundings)
+        self._pause, self._isolation, self.offload, self.adapters, self.media, self.grammars = features
+        self.features = self.scheduler.features
         detector = HangDetector(config.step_timeout_s)
-        self.step_timer = StepTimer(self._clock, detector, self.scheduler)
+        self.step_timer = StepTimer(self._clock, detector, self.scheduler.prefill_throttle, self.media)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
-        self.grammars = GrammarManager(
-            grammar_host,
-            None if grammar_prover is None else GrammarProver(grammar_prover, config.grammar_timeout_s, self._clock),
-            self._clock,
-            self.scheduler,
-            send=self._send_masks,
-            end=self._end,
-            append=self._append_jump_tokens,
-        )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,8 +104,8 @@ class EngineCore:
         if added := [*filter(self._add_answer, self._admission.requests_of(frontend_id, message))]:
             self.scheduler.add_requests(added)
             if message.num_losses:
-                self._crash_isolation.suspect(added, message.num_losses)
-                for running in filter(self._crash_isolation.is_held, self.scheduler.rows.requests()):
+                self._isolation.suspect(added, message.num_losses)
+                for running in filter(self._isolation.holds, self.scheduler.rows.requests()):
                     self.scheduler.preempt(running)
         self._outbox.of(frontend_id).accepted.append(first)
 
@@ -156,16 +114,14 @@ class EngineCore:
         place = request.frontend_id, request.key
         if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
-            self._forget(stale)
+            self._tell_end(stale, None)
         if (reason := reason_to_stop(request)) is not None:
             self._outbox.of(request.frontend_id).finished.append(Finished(key=request.key, reason=reason))
             return False
         self._request_by_id[place] = request
         self.deadlines.add(request)
-        if self._blobs is not None:
-            self._blobs.add(request)
-        if request.params.structured_outputs is not None:
-            self.grammars.add(request)
+        for arrive in self.features.arrive:
+            arrive(request)
         return True
 
     def abort(self, frontend_id: int, keys: list[int]) -> None:
@@ -173,14 +129,14 @@ class EngineCore:
         for key in keys:
             request = self._request_by_id.get((frontend_id, key))
             if request is not None:
-                self._end(request, "abort")
+                self.end(request, "abort")
 
     def expire(self, now: float) -> None:
         """End requests past their deadlines with "timeout", at most MAX_EXPIRED in a call; `now` in unix seconds."""
         for request in self.deadlines.expired(now):
-            self._end(request, "timeout")
+            self.end(request, "timeout")
 
-    def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
+    def end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
         """Abort an unfinished request in the scheduler, and report `reason` as its end."""
         self.scheduler.abort(request)
         self._on_finished(FinishedRequest(request, reason, error=error))
@@ -188,10 +144,8 @@ class EngineCore:
     def _on_finished(self, done: FinishedRequest) -> None:
         """Remove a finished request from the table, and queue the report of its end for its frontend."""
         request = done.request
-        if self.speculation is not None:
-            self.speculation.on_finished(request, is_whole=done.reason in ("stop", "length"))
         del self._request_by_id[request.frontend_id, request.key]
-        self._forget(request)
+        self._tell_end(request, done.reason)
         finished = Finished(
             key=request.key,
             reason=done.reason,
@@ -203,17 +157,15 @@ class EngineCore:
         )
         self._outbox.of(request.frontend_id).finished.append(finished)
 
-    def _forget(self, request: Request) -> None:
-        """Release what an ended request has used beside the scheduler."""
-        self.grammars.drop(request)
-        if self._blobs is not None:
-            self._blobs.forget(request)
+    def _tell_end(self, request: Request, reason: FinishReason | None) -> None:
+        for end in self.features.end:
+            end(request, reason)
 
     def drop_frontend(self, frontend_id: int) -> int:
         """End all requests of a frontend that has gone, and drop its outputs; return the number of requests."""
         requests = [request for request in self.open_requests if request.frontend_id == frontend_id]
         for request in requests:
-            self._end(request, "abort")
+            self.end(request, "abort")
         self._outbox.drop(frontend_id)
         return len(requests)
 
@@ -221,25 +173,25 @@ class EngineCore:
 
     @property
     def is_paused(self) -> bool:
-        return self._pause_mode is not None
+        return self._pause.mode is not None
 
     def pause(self, mode: PauseMode) -> None:
         """Pause until `resume`; requests are still accepted. keep: no step is sent; abort: nor is one, and all
         requests end now; wait: only requests that have run before go on, to their ends."""
-        self._pause_mode = mode
+        self._pause.mode = mode
         if mode == "abort":
             for request in list(self._request_by_id.values()):
-                self._end(request, "abort")
+                self.end(request, "abort")
 
     @property
     def is_quiet(self) -> bool:
         """Whether a pause is complete: no step is in flight and, in mode wait, no request is left that has run."""
-        if self._pause_mode == "wait" and any(r.num_cached_tokens >= 0 for r in self.open_requests):
+        if self._pause.mode == "wait" and any(r.num_cached_tokens >= 0 for r in self.open_requests):
             return False
         return len(self.scheduler.ledger) == 0
 
     def resume(self) -> None:
-        self._pause_mode = None
+        self._pause.mode = None
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache: the pool, not the tiers. Running requests keep their blocks."""
@@ -258,9 +210,9 @@ class EngineCore:
         if self.offload is not None:
             self.offload.close()
         self._reset_scheduler()
-        self._enter_namespace(None)
+        self.enter_namespace(None)
 
-    def _enter_namespace(self, namespace: bytes | None) -> None:
+    def enter_namespace(self, namespace: bytes | None) -> None:
         """Name blocks from now on after the given weights, or at random. Running requests keep their names."""
         kv_cache = self.scheduler.kv_cache
         if namespace != kv_cache.namespace:
@@ -270,16 +222,12 @@ class EngineCore:
                     request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        self.scheduler.reset(shares_prompts=not self._crash_isolation.has_suspects)  # these wait for no prompt group
-
-    def _is_held(self, request: Request) -> bool:
-        is_new, lacks_blobs = request.num_cached_tokens < 0, WaitReason.BLOB in request.waits_for
-        return lacks_blobs or self._crash_isolation.is_held(request) or (self._pause_mode == "wait" and is_new)
+        self.scheduler.reset(shares_prompts=not self._isolation.has_suspects)  # these wait for no prompt group
 
     @property
     def has_suspects(self) -> bool:
         """Whether requests run alone now that may be the cause of lost workers."""
-        return self._crash_isolation.has_suspects
+        return self._isolation.has_suspects
 
     @property
     def num_requests(self) -> int:
@@ -292,12 +240,10 @@ class EngineCore:
         for masks; return their number. None is sent while memory is asleep or a pause (keep, abort) holds."""
         scheduler = self.scheduler
         num_sent = 0
-        if self._pause_mode in ("keep", "abort") or self.asleep:
+        if self._pause.mode in ("keep", "abort") or self.asleep:
             return 0
         while len(scheduler.ledger.entries) < self._config.steps_in_flight and scheduler.has_work():
-            if self.grammars.is_active and self.grammars.delays_next_step:
-                break
-            if scheduler.ledger.entries and scheduler.drafting.holds_next_step():
+            if scheduler.ledger.entries and self.features.delays_step():
                 break
             begun_at = time.monotonic()
             output = scheduler.schedule()
@@ -328,22 +274,11 @@ class EngineCore:
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
         self.step_timer.on_step(entry, output.execute_s)
-        if self.speculation is not None:
-            is_busy = self.scheduler.rows.num_active > 0
-            self.speculation.on_result(batch, begun_at, has_next=len(self.scheduler.ledger) > 0, is_busy=is_busy)
-        if self.offload is not None and batch.num_prompt_tokens:
-            self.offload.on_prompts(batch.ends, batch.counts, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             self._on_finished(done)
-        if entry.encodes:
-            self._on_encoded(entry, output.failed_entries)
-        if new_tokens.token_owners.has_grammar:
-            self.grammars.advance(new_tokens)
-        if self._crash_isolation.is_watching:
-            self._crash_isolation.on_progress(self.scheduler.rows.known_tokens())
-        if self.grammars.is_active:
-            self.grammars.want_masks()
+        for on_feature_result in self.features.on_result:
+            on_feature_result(entry, output, new_tokens)
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
         num_prefilled, execute_s = batch.num_prefilled_tokens, output.execute_s
@@ -351,17 +286,11 @@ class EngineCore:
             self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
         self.stats.host_s += now - begun_at
 
-    def _on_encoded(self, entry: LedgerEntry, failed: list[FailedEntry]) -> None:
-        """Let rows use the media of a finished step; end the requests that need one that could not be read."""
-        for request, reason in self.scheduler.media.on_encoded(entry.step, entry.encodes, failed):
-            error = RequestError(f"{A_MEDIUM[request.media[0].kind]} of the prompt could not be read: {reason}")
-            self._end(request, "error", error_info(error))
-
-    def _send_masks(self, masks: TokenMask) -> None:
+    def send_masks(self, masks: TokenMask) -> None:
         self.step_timer.begin()
         self._executor.send(masks)
 
-    def _append_jump_tokens(self, jumps: list[tuple[Request, list[int]]]) -> NewTokens:
+    def append_jump_tokens(self, jumps: list[tuple[Request, list[int]]]) -> NewTokens:
         new_tokens = self.scheduler.processor.append_jump_tokens(jumps)
         self.stats.num_generated_tokens += num_ids(new_tokens.token_ids)
         self._outbox.add_tokens(new_tokens, are_jump_tokens=True)
@@ -383,20 +312,21 @@ class EngineCore:
     def lose_workers(self, reason: str) -> None:
         """Return every running request to the queue with nothing computed. A request that is proven to kill the
         workers fails with an error that quotes `reason`; if they were loading its adapter, all that wait for this."""
-        culprit = self._crash_isolation.on_loss(self.scheduler.in_work())
+        culprit = self._isolation.on_loss(self.scheduler.in_work())
         is_loading = culprit is not None and culprit.row < 0
         self._reset_scheduler()
-        self.grammars.forget_masks()
         if culprit is not None and culprit.adapter is not None and is_loading:
             self.adapters.give_up(culprit.adapter, f"the workers have ended while they did nothing else: {reason}")
         elif culprit is not None:
             message = f"this request has ended the workers {CRASHES_TO_FAIL} times and was given up; last: {reason}"
-            self._end(culprit, "error", error_info(InternalError(message)))
+            self.end(culprit, "error", error_info(InternalError(message)))
 
     def gain_workers(self, executor: Executor, generation: int) -> None:
         """Use a new worker group; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
+        if self.offload is not None:
+            self.offload.on_workers_ended()
         self.step_timer.reset()
 
     def progress(self, now: float) -> Progress | None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ..ipc.process.awake_clock import AwakeClock
 from .features.media.encode_throttle import StageWork
-from .scheduling.scheduler import Scheduler
+from .features.media.row_media import RowMedia
+from .scheduling.prefill_throttle import PrefillThrottle
 from .scheduling.step.ledger import LedgerEntry
 
 MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
@@ -59,9 +60,11 @@ class StepTimer:
     """Times the oldest step in flight, and lets detector and throttles learn from finished ones. A suspension of this
     process excuses a step."""
 
-    def __init__(self, clock: AwakeClock, detector: HangDetector, scheduler: Scheduler) -> None:
-        self._clock, self._detector, self._encodes = clock, detector, scheduler.encodes
-        self._prefill_throttle, self._encode_throttle = scheduler.prefill_throttle, scheduler.encode_throttle
+    def __init__(
+        self, clock: AwakeClock, detector: HangDetector, prefill_throttle: PrefillThrottle, media: RowMedia
+    ) -> None:
+        self._clock, self._detector, self._encodes = clock, detector, media.encodes
+        self._prefill_throttle, self._encode_throttle = prefill_throttle, media.throttle
         self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
         self._num_gaps = clock.num_gaps  # suspensions that are excused
         self._num_excuses = 0  # of the oldest step

@@ -43,7 +43,7 @@ from ..ipc.sockets.keys import Keys
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .engine import BEAT_S, EngineCore
 from .features.grammar.process_host import GrammarProcessHost
-from .features.tiers.options import Tiers, options_of
+from .features.new import Surroundings
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
 from .links.event_port import EventPort
@@ -129,17 +129,19 @@ class CoreProcess:
             spec,
             message.num_blocks,
             self._executor,
-            self._grammar_host,
-            grammar_prover=self._grammar_prover,
+            Surroundings(
+                self._grammar_host,
+                self._grammar_prover,
+                self._tier.tiers(message),
+                self._frontends.blobs,
+                self._frontends.note_admission,
+                message.has_exact_drafts,
+            ),
             core_epoch=self._core_epoch,
             generation=self._generation,
             record=record,
-            tiers=self._tier.tiers(message),
             clock=self._clock,
             asleep=self._asleep,
-            has_exact_drafts=message.has_exact_drafts,
-            on_admission=self._frontends.note_admission,
-            blobs=self._frontends.blobs,
         )
         self._frontends.num_blocks = message.num_blocks
         if spec.config.kv_events is not None:
@@ -162,7 +164,7 @@ class CoreProcess:
             waits.append(due - time.monotonic())
         if (next_at := self._frontends.next_at) is not None:
             waits.append(next_at - time.monotonic())
-        limits = [self._engine.grammars.next_deadline, self._engine.adapters.next_deadline]
+        limits = [next_deadline() for next_deadline in self._engine.features.next_deadline]
         if (workers := self._workers.serving) is not None:
             limits += [self._engine.overdue_at, workers.order_overdue_at]
         waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
@@ -186,7 +188,7 @@ class CoreProcess:
             self._engine.grammars.take()
             self._tier.go_on(self._engine.offload, is_idle=self._engine.scheduler.rows.num_active == 0)
             self._engine.expire(steady_time())
-            self._engine.adapters.expire(now)
+            self._engine.features.expire(now)
             maybe_fail("core.schedule")
             self._check_overdue(now)
             self._join()
@@ -208,7 +210,7 @@ class CoreProcess:
 
     def _take_results(self) -> bool:
         """Apply the workers' results. Return whether one of a step was among them."""
-        num_results = 0
+        has_results = False
         if (workers := self._workers.serving) is not None:
             try:
                 for result in workers.receive():
@@ -216,10 +218,10 @@ class CoreProcess:
                         self._engine.adapters.on_filled(result)
                     else:
                         self._engine.on_result(result)
-                        num_results += 1
+                        has_results = True
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
-        return num_results > 0
+        return has_results
 
     def _check_overdue(self, now: float) -> None:
         """Raise EngineDead if a step or an order has taken too long at `now`. The caller takes `now` before it

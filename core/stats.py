@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from ..ipc.messages.supervisor import Progress
-from ..ipc.messages.tier import SourceState, TiersProgress
-from .features.tiers.offload import Offload
 from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0
@@ -73,7 +73,7 @@ class CoreStats:
         if is_recent and not is_idle:
             return None
         self._told_at, self._told_state = now, (is_paused, is_asleep)
-        return Progress(
+        progress = Progress(
             step=self.num_results,
             step_age_s=now - self.last_result_at,
             num_running=scheduler.rows.num_active,
@@ -100,11 +100,10 @@ class CoreStats:
             num_refused_for_requests=self.num_refused_for_requests,
             num_refused_for_tokens=self.num_refused_for_tokens,
             num_steps_in_flight=len(scheduler.ledger),
-            tiers=None if scheduler.kv_cache.offload is None else tiers_progress(scheduler.kv_cache.offload),
-            adapters=scheduler.adapters.progress() if scheduler.adapters.table.slots else None,
-            encoder=scheduler.encodes.progress() if scheduler.encodes.cache.capacity else None,
-            speculation=scheduler.drafting.progress(),
         )
+        for feature in scheduler.features.in_order:
+            progress = replace(progress, **feature.report())
+        return progress
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:
         """Return the log line, or None if the last one is recent or no token was computed since."""
@@ -115,36 +114,10 @@ class CoreStats:
             return None
         self._logged = now, self.num_generated_tokens, self.num_scheduled_tokens
         kv_cache = scheduler.kv_cache
-        tiers = "" if kv_cache.offload is None else kv_cache.offload.hits.shares(kv_cache.num_queried_tokens)
+        shares = "" if kv_cache.outer is None else kv_cache.outer.hit_shares(kv_cache.num_queried_tokens)
         return (
             f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "
             f"{scheduler.rows.num_active} running, {len(scheduler.waiting)} waiting; "
             f"KV {1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks:.0%} used, "
-            f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached{tiers}"
+            f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached{shares}"
         )
-
-
-def tiers_progress(offload: Offload) -> TiersProgress:
-    """Return the state of all tiers and their totals, for metrics, `GET /kv` and the dashboard."""
-    num_slots, num_filled, slot_bytes = offload.slots.num_slots, offload.slots.num_cached, offload.slot_bytes
-    host = SourceState(
-        name="host",
-        is_open=True,
-        num_objects=num_filled,
-        held_bytes=num_filled * slot_bytes,
-        max_bytes=num_slots * slot_bytes,
-        num_read=offload.num_loaded,
-        read_bytes=offload.num_loaded * slot_bytes,
-        num_written=offload.num_stored,
-        written_bytes=offload.num_stored * slot_bytes,
-        num_dropped=offload.writes.num_dropped,
-    )
-    return TiersProgress(
-        num_tokens_by_place=list(offload.hits.num_tokens_by_place),
-        num_slots=num_slots,
-        num_filled_slots=num_filled,
-        num_used_slots=offload.num_used_slots,
-        num_waiting=offload.fetches.num_waiting,
-        is_open=offload.is_open,
-        sources=[host, *offload.sources],
-    )

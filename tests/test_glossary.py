@@ -11,7 +11,7 @@ ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
 LINE = re.compile(r"\| ([a-z]+) \| ([A-Z].+\.) \| `(\w+)` \|")
 CONCEPTS = """
 request answer attempt session lease
-row step batch epoch generation ledger delta
+row step batch epoch generation ledger delta feature
 block slot arena pool namespace key publication tier source pin
 fill medium span entry piece
 draft mask jump

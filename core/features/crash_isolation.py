@@ -11,24 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...ipc.messages.workers import ModelRunnerOutput
 from ..request import Request, State
+from ..scheduling.result_processor import NewTokens
+from ..scheduling.step.ledger import LedgerEntry
+from ..scheduling.step.rows import Rows
+from ..scheduling.step_feature import StepFeature
 
 CRASHES_TO_SUSPECT = 2
 CRASHES_TO_FAIL = 3
 
 
-class CrashIsolation:
+class CrashIsolation(StepFeature):
     """Finder of the request that kills workers. Invariant: while suspects run, no other request is admitted; further
     suspects wait only while these run."""
 
-    def __init__(self) -> None:
-        # by request: its known tokens at its first crash, and its crashes without a new token between
-        self._crashes_by_request: dict[Request, tuple[int, int]] = {}
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        # by request: its known tokens at its first crash, and its crashes without a new token between. Empty in an
+        # engine without a recent crash.
+        self.crashes_by_request: dict[Request, tuple[int, int]] = {}
         self._suspects: list[Request] = []
         self._next_suspects: list[list[Request]] = []
 
-    def is_held(self, request: Request) -> bool:
-        """Whether the request must not be admitted to a row now: suspects run, and it is not one of them."""
+    def holds(self, request: Request) -> bool:
+        """Return whether suspects run, and the request is not one of them."""
         self._take_next_suspects()
         return bool(self._suspects) and request not in self._suspects
 
@@ -37,18 +44,17 @@ class CrashIsolation:
         """Whether some requests are suspects now, so that all others are held."""
         return bool(self._suspects)
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether `on_progress` needs to be called; False in an engine without a recent crash."""
-        return bool(self._crashes_by_request)
+    def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
+        if self.crashes_by_request:
+            self.on_progress(self._rows.known_tokens())
 
     def on_loss(self, num_tokens_of: dict[Request, int]) -> Request | None:
         """Record a crash of the workers while they computed these requests, with their numbers of known tokens. Return
         the request that causes the crashes, once that is certain, for the caller to fail; else None."""
         num_crashes, in_step = 0, list(num_tokens_of)
         for request, num_tokens in num_tokens_of.items():
-            at_first, count = self._crashes_by_request.get(request, (num_tokens, 0))
-            self._crashes_by_request[request] = at_first, count + 1
+            at_first, count = self.crashes_by_request.get(request, (num_tokens, 0))
+            self.crashes_by_request[request] = at_first, count + 1
             num_crashes = max(num_crashes, count + 1)
         if len(in_step) == 1 and num_crashes >= CRASHES_TO_FAIL:
             return in_step[0]
@@ -63,7 +69,7 @@ class CrashIsolation:
         """Count the losses of cores and workers, elsewhere, while they computed these requests, which have just come.
         From CRASHES_TO_SUSPECT on each of them is to run alone."""
         for request in reversed(requests):  # the first one, which may compute the prompt for all, is to run first
-            self._crashes_by_request[request] = request.num_tokens, num_losses
+            self.crashes_by_request[request] = request.num_tokens, num_losses
             if num_losses >= CRASHES_TO_SUSPECT:
                 self._next_suspects.append([request])
         self._take_next_suspects()
@@ -71,12 +77,12 @@ class CrashIsolation:
     def on_progress(self, num_tokens_of: dict[Request, int]) -> None:
         """Forget the crashes of requests that have a new token or are finished: they are no suspects. num_tokens_of:
         known tokens of the running requests after a step."""
-        self._crashes_by_request = {
+        self.crashes_by_request = {
             request: (at_first, count)
-            for request, (at_first, count) in self._crashes_by_request.items()
+            for request, (at_first, count) in self.crashes_by_request.items()
             if request.state is not State.FINISHED and num_tokens_of.get(request, 0) <= at_first
         }
-        self._suspects = [request for request in self._suspects if request in self._crashes_by_request]
+        self._suspects = [request for request in self._suspects if request in self.crashes_by_request]
         self._take_next_suspects()
 
     def _take_next_suspects(self) -> None:
@@ -86,16 +92,16 @@ class CrashIsolation:
             self._suspects = _unfinished(self._next_suspects.pop())
 
 
-def noting(is_held: Callable[[Request], bool], note: Callable[[Request], None]) -> Callable[[Request], bool]:
-    """Return `is_held`, which then calls `note` with each request that is not held and about to be admitted."""
+class AdmissionNotes(StepFeature):
+    """Notes each request that is about to be admitted, so that it is known if this ends the core."""
 
-    def check(request: Request) -> bool:
-        if is_held(request):
-            return True
-        note(request)
+    def __init__(self, note: Callable[[Request], None]) -> None:
+        self._note = note
+
+    def holds(self, request: Request) -> bool:
+        """Note a request that no feature before this one holds. At `admit` its prefix would be looked up already."""
+        self._note(request)
         return False
-
-    return check
 
 
 def _unfinished(requests: list[Request]) -> list[Request]:

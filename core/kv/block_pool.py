@@ -54,7 +54,7 @@ class BlockPool:
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # in order of reuse
-        self._pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
+        self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
         self._observers = observers
         self.group = group
         for block, key in (key_by_block or {}).items():
@@ -121,7 +121,7 @@ class BlockPool:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
             if self._observers and not is_private:
-                self._pending.append((block, key))
+                self.pending.append((block, key))
 
     def cache_written(self, block: int, key: bytes) -> None:
         """Add `key` to the index for a block that already has its content."""
@@ -131,7 +131,7 @@ class BlockPool:
     def take_pending(self) -> list[tuple[int, bytes]]:
         """Return the blocks and keys cached since the last call. The next step writes them; once it is done, the caller
         must pass them to `mark_written`."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         return pending
 
     def mark_written(self, blocks: Iterable[tuple[int, bytes]]) -> None:
@@ -181,7 +181,7 @@ class BlockPool:
         """Remove all keys from the index, because the blocks were lost or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
-        self._pending = []
+        self.pending = []
         for observer in self._observers:
             observer.cleared(self.group)
 

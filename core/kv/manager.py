@@ -6,19 +6,14 @@ rows and no steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...ipc.messages.media import MediaSpan
-from ...ipc.messages.tier import CoreToTier
-from ..features.tiers.hits import POOL
-from ..features.tiers.offload import Offload
-from ..features.tiers.options import OffloadOptions
 from ..media_spans import event_extra, key_extra
 from ..request import Request
 from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
+from .outer_blocks import POOL, OuterBlocks
 
 
 class KVCacheManager:
@@ -31,7 +26,7 @@ class KVCacheManager:
         """record: the file with the keys of the blocks, from the previous core and for the next."""
         observers: list[BlockObserver] = [] if record is None else [record]
         self.pool = BlockPool(num_blocks, observers, None if record is None else record.key_by_block)
-        self.offload: Offload | None = None
+        self.outer: OuterBlocks | None = None
         self._events: KVEvents | None = None
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
@@ -40,26 +35,18 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
-    def attach_tiers(
-        self,
-        options: OffloadOptions,
-        send: Callable[[CoreToTier], None],
-        record: BlockRecord | None,
-        clock: Callable[[], float],
-    ) -> Offload:
-        """Return a new Offload, which moves blocks to places outside the pool and back. record: the file with the keys
-        of the slots. clock: returns monotonic seconds."""
-        self.offload = Offload(options, self.pool, self._key, send, record, clock)
-        self.pool.add_observer(self.offload)
-        return self.offload
+    def attach_outer(self, outer: OuterBlocks) -> None:
+        """Move blocks to places outside the pool and back from now on."""
+        self.outer = outer
+        self.pool.add_observer(outer)
 
     def attach_events(self) -> KVEvents:
-        """Return a new collector of events about the blocks in the pool, and in the slots of tiers that are already
-        attached."""
+        """Return a new collector of events about the blocks in the pool, and in the slots of outer places that are
+        already attached."""
         self._events = KVEvents(self.block_size, self.pool.keys)
         self.pool.add_observer(self._events)
-        if self.offload is not None:
-            self.offload.slots.add_observer(self._events.watch_slots(self.offload.slots.keys))
+        if self.outer is not None:
+            self.outer.slots.add_observer(self._events.watch_slots(self.outer.slots.keys))
         return self._events
 
     @property
@@ -85,7 +72,7 @@ class KVCacheManager:
         """Return the blocks of the request's longest prefix that is in the pool."""
         blocks = []
         for i in range(self.num_readable_blocks(request)):
-            block = self.pool.lookup(self._key(request, i))
+            block = self.pool.lookup(self.key(request, i))
             if block is None:
                 break
             blocks.append(block)
@@ -102,34 +89,11 @@ class KVCacheManager:
         """Return how many blocks would become free if `request` released its blocks, not counting those in `kept`."""
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
-    def fetches(self, request: Request) -> bool:
-        """Look for the request's missing blocks outside the pool, unless that was done already, and return whether the
-        request now waits for them (WaitReason.TIER)."""
-        if self.offload is None or request.cache_root is not None:
-            return False
-        return self.offload.begin(request, self.num_readable_blocks(request))
-
-    def prefetch(
-        self,
-        token_ids: bytes,
-        salt: str | None,
-        adapter: bytes,
-        media: list[MediaSpan],
-        done: Callable[[int], None],
-    ) -> None:
-        """Load blocks of a prompt from outside into slots. Then call `done` with the length, in tokens, of the prompt's
-        prefix that is in the pool or in slots. token_ids: int32. adapter: the adapter's digest, or empty."""
+    def prompt_keys(self, token_ids: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan]) -> list[bytes]:
+        """Return the keys of a prompt's full blocks, followed by their root. token_ids: int32. adapter: the adapter's
+        digest, or empty."""
         root = shared_root(self._namespace, salt, self.pool.group, adapter)
-        keys = [root, *block_keys(root, token_ids, self.block_size, media)]
-        if self.offload is not None:
-            self.offload.prefetch(keys, token_ids, media, salt, lambda num_blocks: done(num_blocks * self.block_size))
-        else:
-            done(0)
-
-    def forget(self, request: Request) -> None:
-        """Stop loading blocks for a waiting request that ends."""
-        if self.offload is not None:
-            self.offload.forget(request)
+        return [*block_keys(root, token_ids, self.block_size, media), root]
 
     def take_computed(self, request: Request, computed: list[int], *, has_rows: bool = False) -> bool:
         """Start the request's table with `computed`, the result of get_computed_blocks, and the blocks that follow them
@@ -140,14 +104,13 @@ class KVCacheManager:
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
         request.block_ids = computed
-        if self.offload is not None:
+        if self.outer is not None:
             limit = self.num_readable_blocks(request)
-            more = self.offload.load_prefix(request, len(computed), limit, has_rows=has_rows)
+            more = self.outer.load_prefix(request, len(computed), limit, has_rows=has_rows)
             if more is None:
                 self.free(request)
                 return False
-            self.offload.count_hits(request, [*((block, POOL) for block in computed), *more])
-            self.offload.forget(request)
+            self.outer.count_hits(request, [*((block, POOL) for block in computed), *more])
             request.block_ids = computed + [block for block, _ in more]
         request.num_cached_blocks = len(request.block_ids)
         if self._events is not None:
@@ -174,24 +137,24 @@ class KVCacheManager:
             if self._events is not None:
                 self._describe(request, request.num_cached_blocks, num_blocks)
             for i in range(request.num_cached_blocks, num_blocks):
-                self.pool.cache_block(request.block_ids[i], self._key(request, i), is_private=is_private)
-            if self.offload is not None and not is_private:
+                self.pool.cache_block(request.block_ids[i], self.key(request, i), is_private=is_private)
+            if self.outer is not None and not is_private:
                 new = slice(request.num_cached_blocks, num_blocks)
                 blocks = zip(request.block_ids[new], request.block_keys[new], strict=True)
-                self.offload.sent(blocks, request.params.cache_salt)
+                self.outer.sent(blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
 
     def _describe(self, request: Request, start: int, end: int) -> None:
         """Give the content of blocks [start, end) of the request's table to the events."""
         if self._events is not None and request.cache_root is None:
             for i in range(start, end):
-                parent = self._key(request, i - 1) if i else None
+                parent = self.key(request, i - 1) if i else None
                 first, last = i * self.block_size, (i + 1) * self.block_size
                 tokens = request.tokens[first:last].tobytes()
                 adapter = None if request.adapter is None else request.adapter.digest.hex()
                 media = event_extra(request.media, first, last)
                 content = BlockContent(parent, tokens, request.params.cache_salt, adapter, media)
-                self._events.describe(self._key(request, i), content)
+                self._events.describe(self.key(request, i), content)
 
     def shares_blocks(self, request: Request) -> bool:
         """Whether other requests, or at least the other answers of this request, can find its blocks."""
@@ -225,12 +188,10 @@ class KVCacheManager:
     def begin_generation(self, generation: int) -> None:
         """Record that the blocks belong to a new worker group. Call it after `reset`, when the old workers have
         ended."""
-        if self.offload is not None:
-            self.offload.on_workers_ended()
         if self._record is not None:
             self._record.begin_generation(generation)
 
-    def _key(self, request: Request, i: int) -> bytes:
+    def key(self, request: Request, i: int) -> bytes:
         """Return the key of the request's block i; for i = -1, the root. The keys up to i are computed once and
         kept."""
         if i < 0:

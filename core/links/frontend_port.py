@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -278,13 +279,17 @@ def handle(
     elif isinstance(message, AbortRequests):
         engine.abort(frontend_id, message.keys)
     elif isinstance(message, Prefetch):
-        prefetch_id = message.prefetch_id
-        engine.scheduler.kv_cache.prefetch(
-            message.prompt_token_ids,
-            message.cache_salt,
-            message.adapter_digest,
-            message.media,
-            lambda num_tokens: answer(frontend_id, Prefetched(prefetch_id=prefetch_id, num_tokens=num_tokens)),
-        )
+        _prefetch(message, engine, partial(answer, frontend_id))
     elif isinstance(message, Ping):
         answer(frontend_id, Pong())
+
+
+def _prefetch(message: Prefetch, engine: EngineCore, answer: Callable[[CoreToFrontend], None]) -> None:
+    def done(num_tokens: int = 0) -> None:
+        answer(Prefetched(prefetch_id=message.prefetch_id, num_tokens=num_tokens))
+
+    if engine.offload is None:
+        done()
+    else:
+        tokens, salt = message.prompt_token_ids, message.cache_salt
+        engine.offload.prefetch(tokens, salt, message.adapter_digest, message.media, done)

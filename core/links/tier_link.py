@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import zmq
 
@@ -12,23 +11,10 @@ from ...ipc.messages.tier import CoreToTier, PinnedBlocks, TierToCore
 from ...ipc.sockets.channel import Channel
 from ...ipc.sockets.zmq_sockets import new_socket
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ..features.tiers.offload import Offload
+from ..features.tiers.options import Tiers, options_of
 from ..kv.block_record import BlockRecord
-from ..kv.offload.options import Tiers, options_of
 from .tier_answers import TierAnswers
-
-
-class Offload(Protocol):
-    """The part of the core that uses the tier processes and the arena's slots."""
-
-    def open(self, model_folder: str) -> None: ...
-
-    def on_tier_lost(self) -> None: ...
-
-    def lose_slots(self, arena: int) -> None: ...
-
-    def on_message(self, message: TierToCore) -> None: ...
-
-    def tick(self, *, is_idle: bool) -> None: ...
 
 
 class TierLink:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..features.media.row_media import RowMedia
 from ..request import Ids, Request
 from .step.rows import Rows
+from .step_feature import StepFeatures
 from .waiting_queue import WaitingQueue
 
 
@@ -12,18 +12,24 @@ class ChunkSizes:
     """Reads the rows, the queue and `counts`, the tokens by row that are scheduled so far; owns nothing."""
 
     def __init__(
-        self, rows: Rows, waiting: WaitingQueue, media: RowMedia, counts: Ids, max_num_batched_tokens: int, most: int
+        self,
+        rows: Rows,
+        waiting: WaitingQueue,
+        features: StepFeatures,
+        counts: Ids,
+        max_num_batched_tokens: int,
+        most: int,
     ) -> None:
         """most: tokens of a prompt in a step while others run or wait."""
-        self._rows, self._waiting, self._media, self._counts = rows, waiting, media, counts
+        self._rows, self._waiting, self._features, self._counts = rows, waiting, features, counts
         self._budget, self._most = max_num_batched_tokens, most
 
     def of(self, request: Request, ahead: int, budget: int) -> int:
         """Return how many of the next `ahead` tokens of a request with a row it computes in this step, if `budget` is
-        left; 0 before a medium that is not ready."""
+        left; perhaps 0."""
         count = min(ahead, budget, self._limit(request))
-        if request in self._media.left:
-            return self._media.cut(request, count, self._budget - int(self._counts.sum()))
+        for cut in self._features.cut:
+            count = cut(request, count, self._budget - int(self._counts.sum()))
         return count
 
     def _limit(self, request: Request) -> int:

@@ -19,6 +19,7 @@ from ..kv.manager import KVCacheManager
 from ..request import Ids
 from .step.rows import Rows
 from .step.step_delta import StepDelta
+from .step_feature import StepFeature
 
 
 class Draft(NamedTuple):
@@ -42,7 +43,7 @@ class Proposer(Protocol):
         ...
 
     @property
-    def is_due(self) -> bool:
+    def may_propose(self) -> bool:
         """Whether to ask it about the next step."""
         ...
 
@@ -56,7 +57,7 @@ class Proposer(Protocol):
         ...
 
 
-class Drafting:
+class Drafting(StepFeature):
     """Adds drafts to a step. Without a `proposer` there are none."""
 
     def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta) -> None:
@@ -67,13 +68,12 @@ class Drafting:
         self.num_accepted: Counter[tuple[str, int]] = Counter()  # by source and position in the draft
         self.num_steps_by_drafts: Counter[int] = Counter()  # by the drafts of one row
 
-    def holds_next_step(self) -> bool:
-        """Return whether to wait for the step in flight before the next one."""
-        return self.proposer is not None and self.proposer.is_due and self.proposer.holds_next_step(self._rows)
+    def delays_step(self) -> bool:
+        return self.proposer is not None and self.proposer.may_propose and self.proposer.holds_next_step(self._rows)
 
     def propose(self) -> Mapping[int, Draft]:
         """Return drafts by row for the next step."""
-        if self.proposer is None or not self.proposer.is_due:
+        if self.proposer is None or not self.proposer.may_propose:
             return {}
         limits = np.minimum(self._rows.draftable(), MAX_DRAFTS)
         return self.proposer.propose(self._rows, limits) if limits.any() else {}
@@ -114,20 +114,21 @@ class Drafting:
         self.num_accepted.update((source, position) for position in range(num_accepted))
         self.num_steps_by_drafts[num_drafts] += 1
 
-    def progress(self) -> SpeculationProgress | None:
-        """Return the totals; None without a proposer."""
+    def report(self) -> dict[str, SpeculationProgress]:
         if self.proposer is None:
-            return None
+            return {}
         sources = []
         for name, num_drafted in self.num_drafted.items():
             accepted = [self.num_accepted[name, position] for position in range(MAX_DRAFTS)]
             sources.append(DraftSource(name=name, num_drafted=num_drafted, num_accepted_by_position=accepted))
-        return SpeculationProgress(
-            sources=sources,
-            num_steps_by_drafts=dict(self.num_steps_by_drafts),
-            num_expected=self.proposer.num_expected,
-            num_corpus_tokens=self.proposer.num_corpus_tokens,
-        )
+        return {
+            "speculation": SpeculationProgress(
+                sources=sources,
+                num_steps_by_drafts=dict(self.num_steps_by_drafts),
+                num_expected=self.proposer.num_expected,
+                num_corpus_tokens=self.proposer.num_corpus_tokens,
+            )
+        }
 
 
 def _before(token_ids: list[int], token_id: int) -> list[int]:

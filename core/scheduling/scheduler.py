@@ -4,28 +4,22 @@ There is no prefill phase and no decode phase: the scheduled tokens of each requ
 under one token budget a step. Step n+1 is scheduled while step n runs; a result for a row that has another request
 since is dropped by its epoch.
 
-A step: `schedule` chooses token counts in `_counts`, makes a Batch of them (or repeats the last Batch) and enters it
-in the ledger; StepDelta adds the changes of rows and blocks to the message; `update_from_output` takes the entry off
-the ledger and the ResultProcessor writes its tokens into the rows. Knows no sockets, no text and no tensors.
+A step: `schedule` chooses token counts in `_counts`, gets a Batch of them (or the last Batch again), lets the features
+add their orders and enters it in the ledger; StepDelta adds the changes of rows and blocks to the message;
+`update_from_output` lets the ResultProcessor write its tokens into the rows and takes the entry off the ledger. Knows
+no sockets, no text, no tensors and none of the features (step_feature.py).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
-from ...ipc.spec.config.speculation import MAX_DRAFTS
-from ..features.adapters.adapter_queue import AdapterQueue
-from ..features.media.encode_queue import EncodeQueue
-from ..features.media.encode_throttle import EncodeThrottle
-from ..features.media.row_media import RowMedia
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
+from .batches import Batches
 from .chunk_sizes import ChunkSizes
-from .drafting import Drafting
 from .preemption import Preemption
 from .prefill_throttle import PrefillThrottle
 from .prompt_group import PromptGroups
@@ -34,6 +28,7 @@ from .step.batch import Batch
 from .step.ledger import LedgerEntry, StepLedger
 from .step.rows import Rows
 from .step.step_delta import StepDelta
+from .step_feature import StepFeatures, StepPlan
 from .waiting_queue import WaitingQueue
 
 MAX_SKIPS = 64  # admissions of later requests while one does not fit
@@ -47,9 +42,6 @@ class Scheduler:
     def __init__(
         self,
         kv_cache: KVCacheManager,
-        waiting: WaitingQueue,
-        adapters: AdapterQueue,
-        encodes: EncodeQueue,
         *,
         max_num_seqs: int,
         max_model_len: int,
@@ -57,35 +49,32 @@ class Scheduler:
         long_prefill_token_threshold: int,
         core_epoch: int,
         generation: int,
-        is_held: Callable[[Request], bool],
         preempts_for_waiting: bool = False,
-        are_spans_bidirectional: bool = False,
     ) -> None:
-        """is_held: whether a waiting request must not run now. preempts_for_waiting: a new request may take the place
-        of running ones behind it. are_spans_bidirectional: tokens of a medium attend to later ones."""
-        self.kv_cache, self.waiting = kv_cache, waiting
-        self.adapters, self.encodes = adapters, encodes
+        """preempts_for_waiting: a new request may take the place of running ones behind it."""
+        self.kv_cache = kv_cache
+        self.waiting = WaitingQueue()
+        self.features = StepFeatures()
         self.prompt_groups = PromptGroups()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
         self._preemption = Preemption(self.rows, kv_cache)
         self.prefill_throttle = PrefillThrottle()
-        self.encode_throttle = EncodeThrottle(self.prefill_throttle)
-        self.media = RowMedia(self.rows, encodes, self.encode_throttle, is_bidirectional=are_spans_bidirectional)
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # of preempted requests, including those still in the prefix cache
         self._budget = max_num_batched_tokens
         self.core_epoch, self.generation = core_epoch, generation
-        self._is_held = is_held
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
-        self.drafting = Drafting(self.rows, kv_cache, self._delta)
-        self.processor = ResultProcessor(self.rows, self._delta, self._release, self.drafting.on_verified)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
+        self._plan = StepPlan(self._counts, self._delta)
+        self.batches = Batches(self.rows, kv_cache, self._delta, self._counts, max_num_batched_tokens)
+        self.processor = ResultProcessor(self.rows, self._delta, self._release, self.batches.drafting.on_verified)
         max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
-        self._chunks = ChunkSizes(self.rows, waiting, self.media, self._counts, max_num_batched_tokens, max_chunk)
-        self._batch: Batch | None = None  # of the last step
+        self._chunks = ChunkSizes(
+            self.rows, self.waiting, self.features, self._counts, max_num_batched_tokens, max_chunk
+        )
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,10 +85,12 @@ class Scheduler:
         if len(requests) > 1 and has_blocks and self.kv_cache.shares_blocks(requests[0]):
             self.prompt_groups.add(list(requests))
         for request in requests:
-            if not request.waits_for:
-                self.kv_cache.fetches(request)
-            self.adapters.add(request)
-            self.waiting.add(request)
+            self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        for wait in self.features.wait:
+            wait(request)
+        self.waiting.add(request)
 
     def _release_prompt_groups(self) -> None:
         """Dissolve each prompt group with a leader that has scheduled its whole prompt; the followers may then run."""
@@ -119,19 +110,17 @@ class Scheduler:
             self._release(request)
         else:
             self.waiting.forget(request)
-            self.kv_cache.forget(request)
-            self.adapters.forget(request)
         if successor is not None:
             self.waiting.release(successor, WaitReason.PROMPT)
 
     def in_work(self) -> dict[Request, int]:
-        """Return the requests for which the workers now compute or load, with their numbers of known tokens: those of
-        the oldest step in flight, those that need media that it encodes, and one for each adapter that is loaded."""
-        found = {request: request.num_tokens for request in self.adapters.loading()}
-        if (entry := self.ledger.oldest) is not None:
-            found |= self.rows.known_tokens_of(entry.batch.rows, entry.batch.epochs)
-            needing = self.media.needing({encode.digest for encode in entry.encodes})
-            found |= {request: int(self.rows.num_tokens[request.row]) for request in needing}
+        """Return the requests for which the workers now do something, with their numbers of known tokens: those of the
+        oldest step in flight, and those that a feature names."""
+        oldest = self.ledger.oldest
+        named = [request for feature in self.features.in_order for request in feature.in_work(oldest)]
+        found = {request: self.rows.num_known(request) for request in named}
+        if oldest is not None:
+            found |= self.rows.known_tokens_of(oldest.batch.rows, oldest.batch.epochs)
         return found
 
     def take_step(self) -> int:
@@ -148,13 +137,11 @@ class Scheduler:
             self.prompt_groups.reunite(running)
         for request in running:
             self.preempt(request)
-        if (offload := self.kv_cache.offload) is not None:
-            offload.on_steps_lost(entry.copies for entry in self.ledger.entries if entry.copies is not None)
+        for feature in self.features.in_order:
+            feature.reset(self.ledger.entries)
         self.ledger.entries.clear()
         self.kv_cache.reset()
         self._delta.clear()
-        self.adapters.reset()
-        self.encodes.reset()
 
     def begin_generation(self, generation: int) -> None:
         """Count the steps of a new worker group from 1, after `reset`."""
@@ -162,47 +149,40 @@ class Scheduler:
         self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
-        if self.rows.num_active > 0 or len(self.waiting) > 0 or self.encodes.partial is not None:
-            return True
-        return self.kv_cache.offload is not None and self.kv_cache.offload.has_copies
+        has_requests = self.rows.num_active > 0 or len(self.waiting) > 0
+        return has_requests or any(is_due() for is_due in self.features.is_due)
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
-        message. None if no row has anything to compute, no block is to be copied, no slot filled and no medium
-        encoded."""
-        batch, drafts = self._batch, self.drafting.propose()
-        if batch is not None and not drafts and batch.repeats(self.rows):
+        message. None if no row has anything to compute and no feature an order."""
+        batch = self.batches.repeated()
+        if batch is not None:
             budget = self._budget - batch.num_tokens
             if (rows := batch.rows_at_block_end()) is not None:
                 self._grow_decodes(rows)
         else:
-            batch = None
             self._counts[:] = 0
             ahead = self.rows.schedulable()
-            if self.media.left:
-                self.media.cut_rows(ahead)
+            for limit in self.features.limit:
+                limit(ahead)
             budget = self._schedule_prefills(ahead, self._pace(self._schedule_decodes(ahead)))
-        if len(self.waiting):
+        if self.waiting:
             self._admit_waiting(budget if batch is None else self._pace(budget))
         if batch is None or batch.version != self.rows.version:
-            placed = self.drafting.place(drafts, self._counts, self._budget) if drafts else None
-            rows = np.flatnonzero(self._counts)
-            batch = self._batch = Batch(self.rows, rows, self._counts[rows], placed) if len(rows) else None
-        if self.adapters.wanting or self.adapters.closed:
-            self._delta.fills = self.adapters.plan_fills(self.num_steps + 1, self.num_steps - len(self.ledger))
-        if self.media.left or self.encodes.partial is not None:
-            self._delta.set_media(*self.media.plan(self.num_steps + 1, self._counts))
-        offload, has_orders = self.kv_cache.offload, self._delta.fills or self._delta.encodes
-        if batch is None and (has_orders or (offload is not None and offload.has_copies)):
-            batch = Batch(self.rows, np.empty(0, np.intp), np.empty(0, np.int32))
+            batch = self.batches.new()
+        self._plan.number = self.num_steps + 1
+        for plan in self.features.plan:
+            plan(self._plan)
+        if batch is None and self._delta.has_orders:
+            batch = self.batches.empty()
         return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
         """Return the part of the budget left that prompts may use without delaying the decoding rows too much."""
-        num_decodes, num_media = self._budget - budget, len(self.media.left) + self.waiting.num_with_media
-        num_later = self.media.num_later(num_media) if num_media else 0
+        num_decodes = self._budget - budget
+        num_later = sum(num_later() for num_later in self.features.num_later)
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting) - num_later
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
@@ -261,10 +241,8 @@ class Scheduler:
         self._release(request)
         request.move(State.WAITING)
         request.num_preemptions += 1
-        request.is_looked_up = False
         self.num_preemptions += 1
-        self.adapters.add(request)
-        self.waiting.add(request)
+        self._wait(request)
 
     def _release(self, request: Request) -> None:
         """Free the row and the blocks of a running request; full blocks stay findable until they are reused."""
@@ -274,8 +252,8 @@ class Scheduler:
         self.rows.vacate(row)
         self.kv_cache.free(request)
         self._delta.free(row)
-        self.adapters.release(request, self.num_steps)
-        self.media.remove(request)
+        for leave in self.features.leave:
+            leave(request, self.num_steps)
 
     def _admit_waiting(self, budget: int) -> None:
         """Admit waiting requests in order while budget, rows and blocks last; new ones may preempt under the priority
@@ -283,15 +261,15 @@ class Scheduler:
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
-        if self.kv_cache.offload is not None:
-            self.kv_cache.offload.land(self.rows.num_active, has_rows=self.rows.num_active > 0)
+        for make_room in self.features.make_room:
+            make_room()
         while budget > 0 and len(skipped) < MAX_SKIPS_PER_STEP:
             if not self.rows.has_free and num_victims == self._max_victims:
                 break
             request = self.waiting.pop()
             if request is None:
                 break
-            if self._is_held(request) or self.kv_cache.fetches(request) or self.adapters.holds_back(request):
+            if any(holds(request) for holds in self.features.holds):
                 held.append(request)
                 continue
             victims = self._preemption.victims(request, self._max_victims - num_victims)
@@ -324,9 +302,8 @@ class Scheduler:
         request.num_skips = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
-        self.adapters.admit(request)
-        if request.media:
-            self.media.add(request, num_computed)
+        for admit in self.features.admit:
+            admit(request, num_computed)
         self._delta.admit(request, num_computed, self.kv_cache.pool.group)
         count = self._chunks.of(request, request.num_tokens - num_computed, budget)
         has_room = self._grow(request, num_computed + count)
@@ -354,12 +331,8 @@ class Scheduler:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
                 self._release_prompt_groups()
-        pending, copies = self.kv_cache.pool.take_pending(), None
-        if (offload := self.kv_cache.offload) is not None:
-            offload.sent(pending)
-            copies = offload.take_copies(batch.num_tokens)
-        self.ledger.add(self.num_steps, batch, pending, copies, self._delta.encodes)
-        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch, copies)
+        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending(), self._delta)
+        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
         in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
@@ -370,12 +343,12 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
         """Apply the result of the oldest step in flight; return its ledger entry, the new tokens and the finished
         requests."""
-        entry = self.ledger.pop(output.step)
+        entry = self.ledger.oldest_of(output.step)
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)
-        if entry.copies is not None and self.kv_cache.offload is not None:
-            self.kv_cache.offload.on_copied(entry.copies)
-        return entry, *self.processor.process(output, entry)
+        new_tokens, finished = self.processor.process(output, entry)
+        self.ledger.entries.popleft()  # not before: a step with a senseless result is lost with its workers
+        return entry, new_tokens, finished
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -383,18 +356,9 @@ class Scheduler:
         """Raise AssertionError unless pool, tables and columns agree."""
         running = self.rows.requests()
         self.kv_cache.pool.check_invariants([request.block_ids for request in running])
-        self.adapters.check_invariants(self.waiting, running)
-        self.media.check_invariants()
-        for request in running:
-            row, size = request.row, self.kv_cache.block_size
-            assert request.state is State.RUNNING and self.rows.is_active[row]
-            num_sent, num_drafts = int(self.rows.num_scheduled[row]), int(self.rows.num_drafts[row])
-            num_spare = len(request.block_ids) - self.kv_cache.num_blocks_for(num_sent)
-            assert 0 <= num_spare <= 2 + self.kv_cache.num_blocks_for(MAX_DRAFTS), "blocks of drafts and rewound tokens"
-            assert num_drafts in (0, num_sent - self.rows.num_tokens[row]), "drafts follow the last known token"
-            assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
-            assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
-            assert request.num_cached_blocks * size <= self.rows.num_tokens[row], "an unknown token was published"
+        self.rows.check_invariants()
+        for feature in self.features.in_order:
+            feature.check_invariants([*self.waiting, *running])
         assert all(request.state is State.WAITING and not request.block_ids for request in self.waiting)
         if not self.has_work():
             assert self.kv_cache.pool.num_free == self.kv_cache.num_usable_blocks, "blocks leaked"

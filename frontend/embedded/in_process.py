@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...core.engine import EngineCore
 from ...core.features.grammar.local_host import GrammarLocalHost
+from ...core.features.new import Surroundings
 from ...core.links.frontend_port import handle
 from ...core.links.order_runner import OrderRunner
 from ...ipc.errors import ConfigError
@@ -103,14 +104,8 @@ class InProcessEngine:
             measured = self._worker.measure()
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
-            grammars = GrammarLocalHost(self.spec)
-            self._core = EngineCore(
-                self.spec,
-                num_blocks,
-                self._steps,
-                grammars,
-                has_exact_drafts=measured.has_exact_drafts,
-            )
+            surroundings = Surroundings(GrammarLocalHost(self.spec), has_exact_drafts=measured.has_exact_drafts)
+            self._core = EngineCore(self.spec, num_blocks, self._steps, surroundings)
             self._replica = _Replica(self.spec.model_folder)
             self._runner = OrderRunner(
                 self._core, lambda held: self._orders.on_held(self._replica, held), self._reload, self._profile
@@ -157,26 +152,27 @@ class InProcessEngine:
             self._wakeup.clear()
             self._frontend.on_wakeup()
             self._search.take()
+        core = self._core
         self._deliver()
-        self._core.grammars.take()
+        core.grammars.take()
         self._runner.go_on()
         if self._reloaded is not None:
             holding, self._reloaded = self._reloaded, None
             self._runner.on_reloaded(holding, generation=0)
-        self._core.expire(steady_time())
-        self._core.adapters.expire(self._core.look())
-        self._core.step()
-        self._core.grammars.take()
+        core.expire(steady_time())
+        core.features.expire(core.look())
+        core.step()
+        core.grammars.take()
         if self._steps.waiting:
             assert self._worker.runner is not None, "the core sends no steps to a worker that is asleep"
-            self._core.on_result(self._worker.runner.execute(self._steps.waiting.popleft(), self._steps.take_mask))
-        elif self._worker.adapters is not None and self._core.adapters.table.filling:
+            core.on_result(self._worker.runner.execute(self._steps.waiting.popleft(), self._steps.take_mask))
+        elif self._worker.adapters is not None and core.adapters.table.filling:
             self._worker.adapters.wait(timeout_s)
         for filled in self._worker.adapters.take() if self._worker.adapters is not None else ():
-            self._core.adapters.on_filled(filled)
-        for _, outputs in self._core.take_outputs():
+            core.adapters.on_filled(filled)
+        for _, outputs in core.take_outputs():
             self._frontend.on_core_message(outputs)
-        progress = self._core.progress(time.monotonic())
+        progress = core.progress(time.monotonic())
         if progress is not None:
             self._frontend.on_control_message(progress)
         self._frontend.tick(time.monotonic())

@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.features.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.new import Surroundings
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
@@ -89,7 +90,7 @@ class ExactReplica:
         self.next_at = NEVER
         num_blocks = max(sizes.pool_tokens // spec.config.block_size, 1) + 1
         self._worker = CostedWorker(spec, cost)
-        self._core = EngineCore(spec, num_blocks, self, GrammarLocalHost(spec))
+        self._core = EngineCore(spec, num_blocks, self, Surroundings(GrammarLocalHost(spec)))
         self._steps: deque[SchedulerOutput] = deque()
         self._running: ModelRunnerOutput | None = None
         self._num_keys = 0

@@ -33,7 +33,7 @@ class Adversary:
         self._rng, self._accuracy, self._right, self._vocab_size = rng, accuracy, right, vocab_size
         self.num_drafts = 0
 
-    is_due = True
+    may_propose = True
     num_expected, num_corpus_tokens = 0.0, 0
 
     def holds_next_step(self, rows: Rows) -> bool:

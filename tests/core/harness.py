@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.features.crash_isolation import CRASHES_TO_FAIL
+from tokenloom.core.features.new import Surroundings
 from tokenloom.core.features.tiers.offload import Offload
 from tokenloom.core.features.tiers.options import OffloadOptions, Tiers
 from tokenloom.core.kv.block_record import BlockRecord
@@ -34,6 +35,7 @@ from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.core.features.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.features.life import Life
 from tokenloom.tests.core.features.tiers.fake_tier import FakeTier
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -156,19 +158,20 @@ class Harness:
             self.spec,
             self.num_blocks,
             self.worker,
-            self.grammars,
-            grammar_prover=self.prover,
+            Surroundings(self.grammars, self.prover, tiers),
             core_epoch=self.core_epoch,
             generation=self.generation,
             record=record,
-            tiers=tiers,
             clock=self.awake_clock,
         )
+        features = self.core.scheduler.features
+        self.life = Life()
+        features.use([*features.in_order, self.life])
         if self.proposer is not None:
-            self.core.scheduler.drafting.proposer = self.proposer
+            self.core.scheduler.batches.drafting.proposer = self.proposer
         if self.products_per_weight is not None:
             most = self.products_per_weight * self.spec.model.num_layer_weights
-            self.core.scheduler.media.encodes.max_products = most
+            self.core.media.encodes.max_products = most
         self.core.adapters.table.adopt(self.worker.adapters.common())
         if self.core.offload is not None:
             self.core.offload.open("weights")

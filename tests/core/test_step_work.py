@@ -11,7 +11,7 @@ from tokenloom.scripts.bench.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256
-MAX_CALLS_PER_STEP = 90  # 77 by Python 3.11, with an update's message to the frontend
+MAX_CALLS_PER_STEP = 86  # 83 by Python 3.11, with an update's message to the frontend
 CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE, speculation="off")
 
 
@@ -29,14 +29,15 @@ def calls_of_steps(num_rows: int, num_steps: int, config: EngineConfig = CONFIG)
 
 def test_a_decode_step_calls_as_much_for_256_rows_as_for_8() -> None:
     few, many = calls_of_steps(8, BLOCK_SIZE), calls_of_steps(MAX_ROWS, BLOCK_SIZE)
-    assert sorted(few)[BLOCK_SIZE // 2] < MAX_CALLS_PER_STEP
-    assert sorted(many)[BLOCK_SIZE // 2] <= sorted(few)[BLOCK_SIZE // 2] + 4  # where no row fills or needs a block
+    assert sorted(few)[BLOCK_SIZE // 2] <= MAX_CALLS_PER_STEP
+    assert sorted(many)[BLOCK_SIZE // 2] == sorted(few)[BLOCK_SIZE // 2]  # where no row fills or needs a block
     assert sum(count > 2 * sorted(many)[0] for count in many) <= 2  # all rows fill one, and need one, together
 
 
-def test_serving_adapters_costs_no_call_in_a_step_without_them() -> None:
+def test_serving_adapters_costs_at_most_one_call_in_a_step_without_them() -> None:
     with_adapters = msgspec.structs.replace(CONFIG, enable_lora=True)
-    assert calls_of_steps(8, BLOCK_SIZE, with_adapters) == calls_of_steps(8, BLOCK_SIZE)
+    pairs = zip(calls_of_steps(8, BLOCK_SIZE, with_adapters), calls_of_steps(8, BLOCK_SIZE), strict=True)
+    assert all(with_them <= without + 1 for with_them, without in pairs)
 
 
 def test_a_row_that_fills_a_block_costs_a_few_calls() -> None:

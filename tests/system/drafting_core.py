@@ -14,7 +14,7 @@ from tokenloom.tests.system.recorded_drafts import RECORD, proposer_of
 class DraftingCore(CoreProcess):
     def _start(self, message: Initialize) -> None:
         super()._start(message)
-        self._engine.scheduler.drafting.proposer = proposer_of(Path(os.environ[RECORD]))
+        self._engine.scheduler.batches.drafting.proposer = proposer_of(Path(os.environ[RECORD]))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def record(
 def use(llm: LLM, path: Path) -> None:
     """Replace the drafts of an engine in this process by those of a record."""
     engine: Any = llm._transport
-    engine._engine._core.scheduler.drafting.proposer = proposer_of(path)
+    engine._engine._core.scheduler.batches.drafting.proposer = proposer_of(path)
 
 
 def _name(prompt: Sequence[int], seed: int | None) -> str:

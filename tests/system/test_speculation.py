@@ -127,7 +127,7 @@ def test_lookup_changes_no_token(folder: Path, oracle: LogprobOracle) -> None:
 def lookup_of(llm: LLM) -> LookupProposer:
     """Return the proposer of an engine in this process."""
     engine: Any = llm._transport
-    found: LookupProposer = engine._engine._core.speculation
+    found: LookupProposer = engine._engine._core.scheduler.batches.drafting.proposer
     return found
 
 

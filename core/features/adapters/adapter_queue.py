@@ -14,19 +14,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import msgspec
 
-from ....ipc.errors import ErrorInfo, InternalError, error_info
+from ....ipc.errors import InternalError, error_info
 from ....ipc.messages.adapter import NO_SLOT, AdapterRef, AdaptersProgress, FillSlot
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.workers import SlotFilled
 from ....ipc.process.awake_clock import AwakeClock
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...request import Request, State, WaitReason
-from ...scheduling.waiting_queue import WaitingQueue
+from ...scheduling.scheduler import Scheduler
+from ...scheduling.step.ledger import LedgerEntry
+from ...scheduling.step_feature import Engine, StepFeature, StepPlan
 from .adapter_table import AdapterSlot, AdapterTable, SlotState
 
 MAX_FILLS = 2  # under way
@@ -62,31 +64,31 @@ class AdapterDemand:
         return list(dict.fromkeys(each for _, _, each in sorted(self._heap) if each.state is State.WAITING))
 
 
-class AdapterQueue:
+class AdapterQueue(StepFeature):
     """Owns the table of slots and the demand for each adapter. Invariant: `wanting` has the demands with waiting
     requests and neither a ready slot nor a fill under way."""
 
     def __init__(
         self,
         spec: EngineSpec,
-        waiting: WaitingQueue,
+        scheduler: Scheduler,
         clock: AwakeClock,
-        end: Callable[[Request, FinishReason, ErrorInfo], None],
+        engine: Engine,
         is_held: Callable[[Request], bool],
     ) -> None:
-        """end: ends a waiting request and calls `forget`. is_held: whether a waiting request must not run now; no slot
-        is filled or kept for it."""
+        """is_held: whether a waiting request must not run now; no slot is filled or kept for it."""
         self.table = AdapterTable(spec.config.max_loras if spec.config.enable_lora else 0, spec.ranks)
         self.wanting: dict[bytes, AdapterDemand] = {}
         self.closed: AdapterSlot | None = None
         self._demand_by_digest: dict[bytes, AdapterDemand] = {}
-        self._waiting, self._clock, self._end, self._is_held = waiting, clock, end, is_held
+        self._waiting, self._ledger = scheduler.waiting, scheduler.ledger
+        self._clock, self._engine, self._is_held = clock, engine, is_held
         self._timeout_s = spec.config.start_timeout_s  # of a fill
         self._totals, self._counted_at = AdaptersProgress(num_slots=len(self.table.slots)), clock.now
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, request: Request) -> None:
+    def wait(self, request: Request) -> None:
         """Note that a request begins to wait. If its adapter is in no slot, it gets WaitReason.ADAPTER."""
         if request.adapter is None:
             return
@@ -103,20 +105,20 @@ class AdapterQueue:
         if self.table.find(digest) in (None, self.closed):
             self.wanting[digest] = demand
 
-    def holds_back(self, request: Request) -> bool:
+    def holds(self, request: Request) -> bool:
         """Whether a waiting request gets WaitReason.ADAPTER now, since its adapter has lost its slot."""
         if request.adapter is None or self._is_ready(request.adapter.digest):
             return False
         self._block(request)
         return True
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, num_computed: int) -> None:
         """Give a request that has got a row its slot, and count it as an overtake of each request that waits for one
         and is ahead of it."""
         if request.adapter is None:
             return
         slot = self.table.find(request.adapter.digest)
-        assert slot is not None and slot.state is SlotState.READY, "holds_back tells"
+        assert slot is not None and slot.state is SlotState.READY, "holds tells"
         slot.num_rows += 1
         request.adapter_slot = slot.number
         self._settle(request.adapter.digest)
@@ -124,27 +126,24 @@ class AdapterQueue:
             if demand.sort_key < request.sort_key:
                 demand.num_overtakes += 1
 
-    def release(self, request: Request, last_step: int) -> None:
-        """Note that a request leaves its row. last_step: number of the last step that was scheduled."""
+    def leave(self, request: Request, last_step: int) -> None:
         if request.adapter is not None:
             slot = self.table.slot(request.adapter_slot)
             slot.num_rows -= 1
             slot.used_until = last_step
             request.adapter_slot = NO_SLOT
 
-    def forget(self, request: Request) -> None:
-        """Note that a waiting request has ended."""
+    def end(self, request: Request, reason: FinishReason | None) -> None:
         if request.adapter is not None:
             self._unblock(request)
             self._settle(request.adapter.digest)
 
-    def reset(self) -> None:
-        """Note that the workers hold no adapters any more. No request may have a row."""
+    def reset(self, lost: Sequence[LedgerEntry]) -> None:
         self.table.reset()
         self.closed = None
         self.wanting = self._demand_by_digest.copy()
 
-    def loading(self) -> list[Request]:
+    def in_work(self, oldest: LedgerEntry | None) -> list[Request]:
         """Return a request for each adapter that is being loaded: the first in order that may run."""
         demands = [self._demand_by_digest.get(slot.digest) for slot in self.table.filling]
         return [first for demand in demands if demand is not None and (first := self._first_of(demand)) is not None]
@@ -168,7 +167,9 @@ class AdapterQueue:
         self._counted_at = self._clock.now
 
     def _settle(self, digest: bytes) -> None:
-        demand = self._demand_by_digest[digest]
+        demand = self._demand_by_digest.get(digest)
+        if demand is None:
+            return  # a running request has ended, and no other names its adapter
         demand.settle()
         if demand.first is None:
             del self._demand_by_digest[digest]
@@ -176,7 +177,12 @@ class AdapterQueue:
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def plan_fills(self, step: int, last_done: int) -> list[FillSlot]:
+    def plan(self, step: StepPlan) -> None:
+        if self.wanting or self.closed:
+            last_done = step.number - 1 - len(self._ledger)
+            step.delta.fills = self._begin_fills(step.number, last_done)
+
+    def _begin_fills(self, step: int, last_done: int) -> list[FillSlot]:
         """Begin fills, which go with the next step, `step`. last_done: the last step with a result."""
         fills: list[FillSlot] = []
         while (demand := self._first_wanting()) is not None:
@@ -275,9 +281,8 @@ class AdapterQueue:
             self._totals.fill_s += self._clock.now - slot.begun_at
             self._serve(slot.digest)
 
-    @property
     def next_deadline(self) -> float | None:
-        """When the oldest fill under way has taken too long, by the clock."""
+        """Return when the oldest fill under way has taken too long."""
         filling = self.table.filling
         return filling[0].begun_at + self._timeout_s if filling else None
 
@@ -304,26 +309,27 @@ class AdapterQueue:
         """End all waiting requests with this adapter with an error."""
         error = error_info(InternalError(f"the adapter {adapter.place} could not be loaded: {reason}"))
         for request in self._demand_by_digest[adapter.digest].requests():
-            self._end(request, "error", error)
+            self._engine.end(request, "error", error)
 
-    def progress(self) -> AdaptersProgress:
+    def report(self) -> dict[str, AdaptersProgress]:
         self._count_waiting(0)
         waiting = [demand for digest, demand in self._demand_by_digest.items() if not self._is_ready(digest)]
         first = heapq.nsmallest(MAX_REPORTED, waiting, key=attrgetter("sort_key"))
-        return msgspec.structs.replace(
+        progress = msgspec.structs.replace(
             self._totals,
             num_ready=self.table.count(SlotState.READY),
             num_filling=len(self.table.filling),
             running=[slot.digest for slot in self.table.slots if slot.num_rows],
             waiting=[demand.adapter.digest for demand in first],
         )
+        return {"adapters": progress}
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_invariants(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:
-        """Raise AssertionError unless table and demands agree with the waiting and the running requests."""
+    def check_invariants(self, requests: Sequence[Request]) -> None:
+        running = [each for each in requests if each.row >= 0]
         self.table.check_invariants([(each.adapter_slot, each.adapter.digest) for each in running if each.adapter])
-        named = [(each, each.adapter.digest) for each in waiting if each.adapter is not None]
+        named = [(each, each.adapter.digest) for each in requests if each.row < 0 and each.adapter is not None]
         demanded = [(request, key) for key, demand in self._demand_by_digest.items() for request in demand.requests()]
         assert len(demanded) == len(named) and set(demanded) == set(named), "a waiting request is forgotten"
         blocked = [digest for request, digest in named if WaitReason.ADAPTER in request.waits_for]

@@ -8,18 +8,18 @@ Knows no sockets and no files.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from ....ipc.errors import ErrorInfo, RequestError, TokenloomError, error_info
+from ....ipc.errors import RequestError, TokenloomError, error_info
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.media import A_MEDIUM, MediaKind
 from ...request import Request, WaitReason
+from ...scheduling.step_feature import Engine, StepFeature
 from ...scheduling.waiting_queue import WaitingQueue
 
 BlobKind: TypeAlias = Literal["adapter"] | MediaKind
-End: TypeAlias = Callable[[Request, FinishReason, ErrorInfo], None]
 
 
 class Wanted(NamedTuple):
@@ -74,7 +74,7 @@ class _Blob:
     tried: set[int] = field(default_factory=set)  # frontends that do not have it
 
 
-class NeededBlobs:
+class NeededBlobs(StepFeature):
     """Owner of the table. Invariant: a blob is in it as long as a request that has begun and not ended names it."""
 
     def __init__(self, fetcher: Fetcher, max_blobs: int) -> None:
@@ -86,9 +86,9 @@ class NeededBlobs:
         self._queue: dict[Request, None] = {}  # that have not begun
         self._num_missing: dict[Request, int] = {}  # blobs, of those that have begun and wait
 
-    def connect(self, waiting: WaitingQueue, end: End) -> None:
-        """`waiting`: the queue of the requests. `end` ends one, and calls `forget`."""
-        self._waiting, self._end = waiting, end
+    def connect(self, waiting: WaitingQueue, engine: Engine) -> None:
+        """`waiting`: the queue of the requests. `engine`: ends them."""
+        self._waiting, self._engine = waiting, engine
 
     def add_frontend(self, frontend_id: int) -> None:
         """Note that a frontend is a gateway's."""
@@ -96,15 +96,17 @@ class NeededBlobs:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, request: Request) -> None:
+    def arrive(self, request: Request) -> None:
         """Let a new request wait for its blobs, if it is a gateway's and they are not here."""
         if request.frontend_id in self._remote and (request.adapter is not None or request.media):
             request.waits_for.add(WaitReason.BLOB)
             self._queue[request] = None
             self._begin()
 
-    def forget(self, request: Request) -> None:
-        """Note that a request has ended."""
+    def holds(self, request: Request) -> bool:
+        return WaitReason.BLOB in request.waits_for
+
+    def end(self, request: Request, reason: FinishReason | None) -> None:
         if self._queue.pop(request, request) is None:
             return
         self._num_missing.pop(request, None)
@@ -177,12 +179,12 @@ class NeededBlobs:
         del self._blobs[blob.wanted.digest]
         self._fetcher.drop(blob.wanted)
         for request in blob.users:
-            self._end(request, "error", error_info(error))
+            self._engine.end(request, "error", error_info(error))
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_invariants(self, open_requests: set[Request]) -> None:
-        """Raise AssertionError unless the table agrees with the open requests."""
+    def check_invariants(self, requests: Sequence[Request]) -> None:
+        open_requests = set(requests)
         users = {request for blob in self._blobs.values() for request in blob.users}
         assert all(blob.users for blob in self._blobs.values()), "a blob is kept for nobody"
         assert users | set(self._queue) <= open_requests and not users & set(self._queue)

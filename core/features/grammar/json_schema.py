@@ -123,9 +123,7 @@ class _Adapter:
         reference = node["$ref"]
         target = self._at(reference) if isinstance(reference, str) else None
         self._num_inlined += 1
-        if not isinstance(target, dict) or not target or reference in self._inlining:
-            return []
-        if self._num_inlined > MAX_INLINED:
+        if not isinstance(target, dict) or not target or reference in self._inlining or self._num_inlined > MAX_INLINED:
             return []
         del node["$ref"]
         self._inlining.append(reference)

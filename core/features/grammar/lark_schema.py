@@ -90,7 +90,8 @@ class LarkSchema:
                         todo.append(part)
                     outer_by_id.setdefault(id(part), []).append(id(schema))
         ways: set[int] = set()
-        found += others if found else ()
+        if found:
+            found += others
         while found:
             if (each := found.pop()) not in ways:
                 ways.add(each)

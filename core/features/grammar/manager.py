@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 
 from ....ipc.codec import decode_ids, encode_ids
-from ....ipc.errors import ErrorInfo, InternalError, error_info
+from ....ipc.errors import InternalError, error_info
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.grammar import (
     AdvanceGrammars,
@@ -38,11 +38,13 @@ from ....ipc.messages.grammar import (
     GrammarsAdvanced,
     OpenGrammar,
 )
-from ....ipc.messages.workers import TokenMask
+from ....ipc.messages.workers import ModelRunnerOutput, TokenMask
 from ....ipc.process.awake_clock import AwakeClock
 from ...request import Request, WaitReason
 from ...scheduling.result_processor import NewTokens
 from ...scheduling.scheduler import Scheduler
+from ...scheduling.step.ledger import LedgerEntry
+from ...scheduling.step_feature import Engine, StepFeature
 from .host import (
     ANSWER_TIMEOUT_S,
     HOST_IS_UP,
@@ -54,31 +56,11 @@ from .host import (
     GrammarHostLost,
     GrammarHostUnavailable,
 )
-from .mask_fill import GrammarMasks, MaskFill, masks_in, may_jump
+from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, may_jump
 from .prover import GrammarProver
 
 LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
-
-
-class OpenThought:
-    """Detector of the end of a thought in which an answer begins: the grammar is not in force before it. `append` gets
-    each token of the answer in order, until `is_over`."""
-
-    def __init__(self, end: bytes, tokens: bytes) -> None:
-        """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
-        self._end = decode_ids(end).tolist()
-        self._recent: list[int] = []
-        self.is_over = not end
-        self.num_tokens = 0  # of the thought so far, with its end
-        for token_id in decode_ids(tokens):
-            if not self.is_over:
-                self.append(token_id)
-
-    def append(self, token_id: int) -> None:
-        self.num_tokens += 1
-        self._recent = [*self._recent, token_id][-len(self._end) :]
-        self.is_over = self._recent == self._end
 
 
 class GrammarState(Enum):
@@ -99,7 +81,7 @@ class _Entry:
     late_masks: GrammarMasks | None = None  # of the next token; they came when their step had gone on
 
 
-class GrammarManager:
+class GrammarManager(StepFeature):
     """Owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest step."""
 
     def __init__(
@@ -108,17 +90,11 @@ class GrammarManager:
         prover: GrammarProver | None,
         clock: AwakeClock,
         scheduler: Scheduler,
-        *,
-        send: Callable[[TokenMask], None],
-        end: Callable[[Request, FinishReason, ErrorInfo | None], None],
-        append: Callable[[list[tuple[Request, list[int]]]], NewTokens],
+        engine: Engine,
     ) -> None:
-        """prover: None if the host shares its process with the core, so that nothing protects it.
-
-        send: sends masks to the workers. end: finishes a request and drops it here. append: appends jump-forward
-        tokens to requests."""
-        self._host, self._prover, self._clock, self._scheduler = host, prover, clock, scheduler
-        self._send, self._end, self._append = send, end, append
+        """prover: None if the host shares its process with the core, so that nothing protects it."""
+        self._host, self._prover, self._clock = host, prover, clock
+        self._scheduler, self._engine = scheduler, engine
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
@@ -139,15 +115,16 @@ class GrammarManager:
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, request: Request) -> None:
-        """Add a request, which waits until its grammar is ready."""
+    def arrive(self, request: Request) -> None:
+        """Let a request with a grammar wait until this is ready."""
+        params = request.params.structured_outputs
+        if params is None:
+            return
         self.is_active = True
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
         thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
         entry = self._entry_by_id[request.grammar_id] = _Entry(request, thought)
-        params = request.params.structured_outputs
-        assert params is not None, "only requests with a grammar come here"
         if self._prover is None:
             entry.state = GrammarState.QUEUED
             self._queue.append(request.grammar_id)
@@ -156,8 +133,8 @@ class GrammarManager:
             is_resumed = request.num_output_tokens > 0
             self._prover.add(request.grammar_id, params.kind, params.text, caller=request.caller, is_resumed=is_resumed)
 
-    def drop(self, request: Request) -> None:
-        """Drop a finished request. If its grammar is being compiled, the result is discarded."""
+    def end(self, request: Request, reason: FinishReason | None) -> None:
+        """Close the grammar of a request. If it is being compiled, the result is discarded."""
         entry = self._entry_by_id.pop(request.grammar_id, None)
         if entry is not None and entry.state is GrammarState.PROVING and self._prover is not None:
             self._prover.drop(request.grammar_id)
@@ -165,6 +142,12 @@ class GrammarManager:
             self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
+        if new_tokens.token_owners.has_grammar:
+            self.advance(new_tokens)
+        if self.is_active:
+            self.want_masks()
 
     def advance(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
         """Note new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
@@ -212,18 +195,18 @@ class GrammarManager:
         drafts = step.batch.drafts
         self._flush(wanted, [drafts.get(row_of[grammar_id], []) for grammar_id in wanted] if drafts else [])
 
-    def forget_masks(self) -> None:
-        """Forget the order for masks: its step is lost with the workers. The steps of the new workers count from 1."""
+    def reset(self, lost: Sequence[LedgerEntry]) -> None:
+        """Forget the order for masks: its step is lost with the workers. The steps of new workers count from 1."""
         self._fill, self._masked_step = None, 0
 
     @property
     def is_awaiting_masks(self) -> bool:
         return self._fill is not None
 
-    @property
-    def delays_next_step(self) -> bool:
-        """Whether the oldest step waits for masks. They may make more tokens known, so no step is scheduled before."""
-        step = self._scheduler.ledger.oldest
+    def delays_step(self) -> bool:
+        """Return whether the oldest step waits for masks. They may make more tokens known, so no step is scheduled
+        before."""
+        step = self._scheduler.ledger.oldest if self.is_active else None
         if step is None or not step.batch.grammar_ids:
             return False
         return step.step > self._masked_step or self._fill is not None
@@ -301,14 +284,13 @@ class GrammarManager:
         for grammar_id, error in self._prover.take() if self._prover is not None else ():
             entry = self._entry_by_id.get(grammar_id)
             if entry is not None and error is not None:
-                self._end(entry.request, "error", error)
+                self._engine.end(entry.request, "error", error)
             elif entry is not None:
                 entry.state = GrammarState.QUEUED
                 self._queue.append(grammar_id)
 
-    @property
     def next_deadline(self) -> float | None:
-        """When to call `take` next if the host sends nothing, by the clock; None: no deadline."""
+        """Return when to call `take` next if the host sends nothing."""
         deadlines = list(self._deadline_by_opening.values())
         if self._is_silent:
             deadlines.append(self._sign_at)
@@ -334,9 +316,9 @@ class GrammarManager:
             return
         entry.state, entry.is_suspect = GrammarState.READY, False
         if message.error is not None:
-            self._end(entry.request, "error", message.error)
+            self._engine.end(entry.request, "error", message.error)
         elif message.is_complete:
-            self._end(entry.request, "stop", None)
+            self._engine.end(entry.request, "stop")
         else:
             self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
             num_had = max(entry.num_opened, entry.thought.num_tokens)
@@ -348,10 +330,10 @@ class GrammarManager:
         self._asked.popleft()
         for failure in message.failures:
             if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
-                self._end(entry.request, "error", failure.error)
+                self._engine.end(entry.request, "error", failure.error)
         for grammar_id in decode_ids(message.complete_ids):
             if (entry := self._entry_by_id.get(grammar_id)) is not None:
-                self._end(entry.request, "stop", None)
+                self._engine.end(entry.request, "stop")
         if message.serial:
             self._on_masks(message)
             self._catch_up(message.serial)
@@ -388,7 +370,7 @@ class GrammarManager:
                 counts.append(masks.num_masks)
                 if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
                     jumps.append((entry.request, masks.jump_ids))
-        self._send(
+        self._engine.send_masks(
             TokenMask(
                 step=self._masked_step,
                 core_epoch=self._scheduler.core_epoch,
@@ -399,7 +381,7 @@ class GrammarManager:
             )
         )
         if jumps:
-            self.advance(self._append(jumps), are_jump_tokens=True)
+            self.advance(self._engine.append_jump_tokens(jumps), are_jump_tokens=True)
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -442,7 +424,7 @@ class GrammarManager:
                 error = InternalError(
                     f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
                 )
-                self._end(entry.request, "error", error_info(error))
+                self._engine.end(entry.request, "error", error_info(error))
             else:
                 self._queue.append(grammar_id)
 
@@ -475,3 +457,9 @@ class GrammarManager:
         entry.state = GrammarState.OPENING
         self._sign_at = max(self._sign_at, self._clock.now + SIGN_S)
         self._deadline_by_opening[grammar_id] = self._clock.now + START_TIMEOUT_S
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self, requests: Sequence[Request]) -> None:
+        named = {request.grammar_id: request for request in requests if request.grammar_id}
+        assert named == {grammar_id: entry.request for grammar_id, entry in self._entry_by_id.items()}

@@ -8,13 +8,19 @@ directions, all tokens of a span are computed in one step. Spans that the prefix
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ....ipc.messages.media import Encode, FailedEntry, MediaSpan
+from ....ipc.errors import RequestError, error_info
+from ....ipc.messages.media import A_MEDIUM, EncoderProgress, MediaSpan
+from ....ipc.messages.workers import ModelRunnerOutput
+from ....ipc.spec.config.engine_spec import EngineSpec
 from ...media_spans import end_of, first_after
 from ...request import Ids, Request
-from ...scheduling.step.rows import Rows
+from ...scheduling.result_processor import NewTokens
+from ...scheduling.scheduler import Scheduler
+from ...scheduling.step.ledger import LedgerEntry
+from ...scheduling.step_feature import Engine, StepFeature, StepPlan
 from .encode_queue import EncodeQueue
 from .encode_throttle import EncodeThrottle
 from .encoder_cache import Entry
@@ -31,39 +37,46 @@ class SpansLeft:
     bound: deque[Entry] = field(default_factory=deque)
 
 
-class RowMedia:
+class RowMedia(StepFeature):
     """`left`: the running requests with spans left, or with later tokens of such a prompt. Reads the rows; binds to
     entries of the queue's cache."""
 
-    def __init__(self, rows: Rows, encodes: EncodeQueue, throttle: EncodeThrottle, *, is_bidirectional: bool) -> None:
+    def __init__(self, spec: EngineSpec, scheduler: Scheduler, engine: Engine) -> None:
+        encoder = spec.model.encoder
         self.left: dict[Request, SpansLeft] = {}
-        self.encodes = encodes
-        self._rows, self._throttle, self._is_bidirectional = rows, throttle, is_bidirectional
+        self.encodes = EncodeQueue.of(spec)
+        self.throttle = EncodeThrottle(scheduler.prefill_throttle)
+        self._rows, self._waiting, self._engine = scheduler.rows, scheduler.waiting, engine
+        self._is_bidirectional = encoder is not None and encoder.is_bidirectional
 
-    def add(self, request: Request, num_computed: int) -> None:
-        """Note that a request has a row, with its first `num_computed` tokens in the prefix cache."""
+    def admit(self, request: Request, num_computed: int) -> None:
         first = first_after(request.media, num_computed)
         self.encodes.totals.num_cached += first
         if first < len(request.media):
             self.left[request] = SpansLeft(num_computed, first, deque(request.media[first:]))
 
-    def remove(self, request: Request) -> None:
-        """Note that a request leaves its row."""
+    def leave(self, request: Request, last_step: int) -> None:
         if (left := self.left.pop(request, None)) is not None:
             for entry in left.bound:
                 self.encodes.cache.release(entry)
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def cut_rows(self, ahead: Ids) -> None:
+    def is_due(self) -> bool:
+        """Return whether a medium is half encoded, which is completed even if no row needs it any more."""
+        return self.encodes.partial is not None
+
+    def limit(self, ahead: Ids) -> None:
         """Lower the numbers of tokens that rows could compute, by row, to those before media that are not ready."""
         for request in self.left:
             row = request.row
             ahead[row] = min(int(ahead[row]), self._num_ready(request))
 
     def cut(self, request: Request, count: int, most: int) -> int:
-        """Return how many of the next `count` tokens of a request with spans left its row may compute in the step. A
-        bidirectional span is computed whole, even if that takes more than `count`, but at most `most`."""
+        """Return how many of the next `count` tokens lie before a medium that is not ready. A bidirectional span is
+        computed whole, even if that takes more than `count`, but at most `most`."""
+        if request not in self.left:
+            return count
         count = min(count, self._num_ready(request))
         if not self._is_bidirectional or not count:
             return count
@@ -76,29 +89,34 @@ class RowMedia:
                 return span.start - start if span.start > start else whole if whole <= most else 0
         return count
 
-    def num_later(self, num_requests: int) -> int:
+    def num_later(self) -> int:
         """Return how many of the requests with media, in rows or waiting, are no prompts of the next step: all but one,
-        since each becomes ready with its medium; in a burst those whose next token's medium is not ready."""
-        if self._throttle.is_burst:
+        since each becomes ready with its medium; in a burst those that come to a medium that is not ready."""
+        num_requests = len(self.left) + self._waiting.num_with_media
+        if num_requests and self.throttle.is_burst:
             return sum(self._num_ready(request) == 0 for request in self.left)
-        return num_requests - 1
+        return max(num_requests - 1, 0)
 
     def _num_ready(self, request: Request) -> int:
-        """Return how many tokens of the request lie before the first span whose medium is not ready."""
+        """Return how many tokens of the request lie before the first medium that is not ready."""
         left, cache = self.left[request], self.encodes.cache
         for index, span in enumerate(left.spans):
             if index >= len(left.bound) and cache.ready(span.digest) is None:
                 return max(span.start - int(self._rows.num_scheduled[request.row]), 0)
         return int(self._rows.token_limit[request.row])
 
-    def plan(self, step: int, counts: Ids) -> tuple[list[Encode], list[int], list[int]]:
-        """Return the encodes of `step`, in which each row computes `counts` tokens, the entries freed before them, and
-        the entries to which rows are bound from this step on: flat triples of row, index of the span and entry."""
+    def plan(self, step: StepPlan) -> None:
+        """Add the encodes of a step, the entries freed before them, and those to which rows are bound from it on."""
+        if not self.left and self.encodes.partial is None:
+            return
+        counts = step.counts
         bound = self._bind(counts)
         num_tokens, num_decodes = int(counts.sum()), int((counts == 1).sum())
-        plan = self.encodes.plan(self._wanted(), step, self._throttle, num_decodes, num_tokens - num_decodes)
+        plan = self.encodes.plan(self._wanted(), step.number, self.throttle, num_decodes, num_tokens - num_decodes)
         self._release_sent(counts)
-        return plan.encodes, plan.freed_entries, bound
+        step.delta.encodes = plan.encodes
+        step.delta.freed_entries = plan.freed_entries
+        step.delta.span_entries = bound
 
     def _wanted(self) -> Iterator[MediaSpan]:
         """Yield the spans that are left and not bound, in the policy's order of their requests."""
@@ -107,7 +125,8 @@ class RowMedia:
             yield from (span for index, span in enumerate(left.spans) if index >= len(left.bound))
 
     def _bind(self, counts: Ids) -> list[int]:
-        """Bind the spans with tokens in this step to their entries; return the triples for its message."""
+        """Bind the spans with tokens in this step to their entries; return flat triples: row, index of the span, and
+        entry."""
         triples: list[int] = []
         for request, left in self.left.items():
             row, cache = request.row, self.encodes.cache
@@ -136,24 +155,35 @@ class RowMedia:
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
-    def needing(self, digests: set[bytes]) -> list[Request]:
-        """Return the requests with rows that still need one of these media."""
+    def in_work(self, oldest: LedgerEntry | None) -> list[Request]:
+        """Return the requests with rows that still need one of the media that a step encodes."""
+        digests = set() if oldest is None else {encode.digest for encode in oldest.encodes}
         return [
             request
             for request, left in self.left.items()
             if any(span.digest in digests for span in list(left.spans)[len(left.bound) :])
         ]
 
-    def on_encoded(self, step: int, encodes: list[Encode], failed: list[FailedEntry]) -> list[tuple[Request, str]]:
-        """Apply the result of a step with `encodes`; return the requests that need a medium that could not be read,
-        with its error."""
-        errors = self.encodes.on_encoded(step, encodes, failed)
+    def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
+        """Let rows use the media of a finished step; end the requests that need one that could not be read."""
+        if not entry.encodes:
+            return
+        errors = self.encodes.on_encoded(entry.step, entry.encodes, output.failed_entries)
         needs = [(request, span) for request, left in self.left.items() for span in left.spans]
-        return list({request: errors[span.digest] for request, span in needs if span.digest in errors}.items())
+        reasons = {request: errors[span.digest] for request, span in needs if span.digest in errors}
+        for request, reason in reasons.items():
+            error = RequestError(f"{A_MEDIUM[request.media[0].kind]} of the prompt could not be read: {reason}")
+            self._engine.end(request, "error", error_info(error))
+
+    def reset(self, lost: Sequence[LedgerEntry]) -> None:
+        self.encodes.reset()
+
+    def report(self) -> dict[str, EncoderProgress]:
+        return {"encoder": self.encodes.progress()}
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, requests: Sequence[Request]) -> None:
         """Raise AssertionError unless the references of entries are those of rows, and no token of a span without an
         entry was sent."""
         cache, rows = self.encodes.cache, self._rows
@@ -161,7 +191,8 @@ class RowMedia:
         bound = [entry for left in self.left.values() for entry in left.bound]
         assert all(entry.num_refs == bound.count(entry) for entry in cache.entries())
         assert set(bound) <= set(cache.entries()), "a row is bound to an entry that was freed"
-        for request in rows.requests():
+        running = rows.requests()
+        for request in running:
             end = int(rows.num_scheduled[request.row])
             num_sent = first_after(request.media, min(end, int(rows.num_tokens[request.row]) - 1))
             left = self.left.get(request)
@@ -177,4 +208,4 @@ class RowMedia:
                 assert digests == [span.digest for span in begun], "a span was sent without its entry"
                 is_cut = self._is_bidirectional and begun and end_of(begun[-1]) > end
                 assert not is_cut, "a bidirectional span was cut"
-        assert self.left.keys() <= set(rows.requests())
+        assert self.left.keys() <= set(running)

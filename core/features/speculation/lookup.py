@@ -9,19 +9,25 @@ step gets the drafts that bring the most tokens for each second, 0 among the cho
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ....ipc.messages.base import FinishReason
+from ....ipc.messages.workers import ModelRunnerOutput
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.config.speculation import SpeculationOptions, speculation_options
 from ...request import Ids, Request
 from ...scheduling.drafting import Draft
-from ...scheduling.step.batch import Batch
+from ...scheduling.result_processor import NewTokens
+from ...scheduling.scheduler import Scheduler
+from ...scheduling.step.ledger import LedgerEntry
 from ...scheduling.step.rows import Rows
+from ...scheduling.step_feature import StepFeature
 from .choice import DraftChoice
 from .corpus import Corpus
 from .own_index import Match, OwnIndex
@@ -42,13 +48,14 @@ class _Guess(NamedTuple):
     start: int  # position of its first draft
 
 
-class LookupProposer:
+class LookupProposer(StepFeature):
     """Owns the indexes, and what is learned of chances and costs."""
 
     def __init__(
         self,
         options: SpeculationOptions,
         corpus: Corpus | None,
+        scheduler: Scheduler,
         *,
         shares_corpus: bool,
         max_num_seqs: int,
@@ -57,6 +64,8 @@ class LookupProposer:
         steps_in_flight: int,
     ) -> None:
         """corpus: of finished answers. shares_corpus: requests without a cache salt use it, too."""
+        self.clock: Callable[[], float] = time.monotonic
+        self._scheduler = scheduler
         self._options, self._corpus, self._shares_corpus = options, corpus, shares_corpus
         self._index = OwnIndex(max_num_seqs, max_model_len)
         self.choice, self.survival = DraftChoice(max(max_num_seqs, 16)), Survival()
@@ -77,7 +86,7 @@ class LookupProposer:
         return 0 if self._corpus is None else self._corpus.num_tokens
 
     @property
-    def is_due(self) -> bool:
+    def may_propose(self) -> bool:
         return self._num_results >= self._next_look
 
     def holds_next_step(self, rows: Rows) -> bool:
@@ -118,12 +127,14 @@ class LookupProposer:
                 self._open(row, guess)
         return drafts
 
-    def on_result(self, batch: Batch, now: float, *, has_next: bool, is_busy: bool) -> None:
-        """Learn what a step has cost: the seconds from the result before to its own, at `now`. has_next: another step
-        is in flight. is_busy: there are rows for the next one."""
+    # ── StepFeature ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
+        """Learn what a step has cost: the seconds from the result before to its own."""
+        batch, now = entry.batch, self.clock()
         seconds, was_ahead = now - self._last_result_at, self._has_next or self._steps_in_flight == 1
-        was_busy, self._was_busy = self._was_busy, is_busy
-        self._last_result_at, self._has_next, self._holds = now, has_next, None
+        was_busy, self._was_busy = self._was_busy, self._scheduler.rows.num_active > 0
+        self._last_result_at, self._has_next, self._holds = now, len(self._scheduler.ledger) > 0, None
         self._num_results += 1
         if batch.drafts:
             self._next_look = self._num_results
@@ -132,9 +143,10 @@ class LookupProposer:
         cost_s = seconds if is_decode and was_busy else None
         self.choice.on_result(num_rows, batch.num_tokens - num_rows, cost_s, is_alone=not was_ahead)
 
-    def on_finished(self, request: Request, *, is_whole: bool) -> None:
-        """Forget a request that has ended. is_whole: keep its answer in the corpus."""
+    def end(self, request: Request, reason: FinishReason | None) -> None:
+        """Keep whole answers in the corpus."""
         self.survival.forget(request)
+        is_whole = reason in ("stop", "length")
         if is_whole and self._corpus is not None and (owner := self._owner_of(request)) is not None:
             self._corpus.add(owner, request.tokens[request.num_prompt_tokens : request.num_tokens])
 
@@ -237,7 +249,7 @@ class LookupProposer:
         self._next_look = self._num_results + min(self._num_idle // IDLE_CHOICES, most)
 
 
-def lookup_of(spec: EngineSpec, *, has_exact_drafts: bool) -> LookupProposer | None:
+def lookup_of(spec: EngineSpec, scheduler: Scheduler, *, has_exact_drafts: bool) -> LookupProposer | None:
     """Return the proposer that the options ask for; None: there is none, or the model cannot take drafts back."""
     config, model = spec.config, spec.model
     options = speculation_options(config.speculation)
@@ -255,6 +267,7 @@ def lookup_of(spec: EngineSpec, *, has_exact_drafts: bool) -> LookupProposer | N
     return LookupProposer(
         options,
         Corpus(config.speculation_corpus_tokens) if config.speculation_corpus_tokens else None,
+        scheduler,
         shares_corpus=config.speculation_corpus == "shared",
         max_num_seqs=config.max_num_seqs,
         max_model_len=spec.max_model_len,

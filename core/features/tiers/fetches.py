@@ -110,7 +110,7 @@ class Fetches:
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
         self.reads_salted_remotely = True  # blocks of a tenant may be on the remote
         self._asked: dict[int, Fetch] = {}
-        self._fetch_by_request: dict[Request, Fetch] = {}
+        self.by_request: dict[Request, Fetch] = {}  # also of those that wait no longer, until they are admitted
         self._others: set[Fetch] = set()  # without a request
         self._loads: dict[int, _Load] = {}
         self._loading: dict[bytes, int] = {}  # jobs by key
@@ -118,14 +118,18 @@ class Fetches:
         self._max_loading = max(int(LOADING_SHARE * slots.num_slots), 1)
 
     @property
+    def _open(self) -> list[Fetch]:
+        return [*self.by_request.values(), *self._others]
+
+    @property
     def next_deadline(self) -> float | None:
         """When a request or a prefetch gives up waiting, in monotonic seconds."""
-        waiting = [each for each in self._fetch_by_request.values() if each.is_waiting]
+        waiting = [each for each in self.by_request.values() if each.is_waiting]
         return min((each.give_up_at for each in (*waiting, *self._others)), default=None)
 
     @property
     def num_waiting(self) -> int:
-        return sum(fetch.is_waiting for fetch in self._fetch_by_request.values())
+        return sum(fetch.is_waiting for fetch in self.by_request.values())
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +141,7 @@ class Fetches:
         if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
             return False
         fetch = Fetch(request, missing.start, missing.first_keys, now, grace_s, missing.owner, give_up_at=now + grace_s)
-        self._fetch_by_request[request] = fetch
+        self.by_request[request] = fetch
         self._ask(fetch, missing)
         return True
 
@@ -182,7 +186,7 @@ class Fetches:
         fetch = self._asked.pop(message.serial, None)
         if fetch is None:
             return
-        if fetch not in self._others and (fetch.request is None or self._fetch_by_request.get(fetch.request) != fetch):
+        if fetch not in self._others and (fetch.request is None or self.by_request.get(fetch.request) != fetch):
             return  # it is over
         fetch.keys = fetch.first_keys(len(message.sources))
         fetch.index_by_key = {key: index for index, key in enumerate(fetch.keys)}
@@ -277,7 +281,7 @@ class Fetches:
             del self._loading[key]
             self._slots.free([slot])
         bad_keys = {key for _, key in bad}
-        for fetch in [*self._fetch_by_request.values(), *self._others]:
+        for fetch in self._open:
             if bad_keys:
                 self._cut(fetch, min(fetch.index_by_key.get(key, len(fetch.keys)) for key in bad_keys))
             self._go_on(fetch, now)
@@ -319,7 +323,7 @@ class Fetches:
 
     def tick(self, now: float) -> None:
         """Let requests run that have waited long enough; their loads go on. End prefetches that take too long."""
-        for fetch in [*self._fetch_by_request.values(), *self._others]:
+        for fetch in self._open:
             if (fetch.is_waiting or fetch.request is None) and now >= fetch.give_up_at:
                 self._let_run(fetch)
 
@@ -328,7 +332,7 @@ class Fetches:
     def stalled(self) -> list[Fetch]:
         """Return the fetches that need slots which only their own can give: several at once, or nothing else comes."""
         loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
-        short = [each for each in self._fetch_by_request.values() if each.num_ordered < len(each.keys)]
+        short = [each for each in self.by_request.values() if each.num_ordered < len(each.keys)]
         return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]
 
     def held_keys(self, fetch: Fetch) -> list[bytes]:
@@ -341,7 +345,7 @@ class Fetches:
 
     def on_slots_free(self, now: float) -> None:
         """Order loads that waited for slots."""
-        for fetch in list(self._fetch_by_request.values()):
+        for fetch in list(self.by_request.values()):
             if fetch.num_ready < len(fetch.keys):
                 self._go_on(fetch, now)
 
@@ -349,7 +353,7 @@ class Fetches:
 
     def forget(self, request: Request) -> None:
         """End the fetch of a request that is admitted or ends."""
-        if (fetch := self._fetch_by_request.pop(request, None)) is not None:
+        if (fetch := self.by_request.pop(request, None)) is not None:
             fetch.is_waiting = False
             self._drop(fetch)
 
@@ -364,11 +368,11 @@ class Fetches:
                     self._send(CancelLoad(job=job))
 
     def void(self) -> None:
-        """Let nobody find what is on its way: all content is to be forgotten. Requests run without it."""
+        """Make all blocks on their way unfindable: all content is to be forgotten. Requests run without it."""
         for load in self._loads.values():
             load.is_void = True
         self._asked.clear()
-        for fetch in [*self._fetch_by_request.values(), *self._others]:
+        for fetch in self._open:
             self._cut(fetch, 0)
             fetch.num_ready = 0
             self._let_run(fetch)
@@ -382,12 +386,12 @@ class Fetches:
         self._loads.clear()
         self._loading.clear()
         self._asked.clear()
-        for fetch in [*self._fetch_by_request.values(), *self._others]:
+        for fetch in self._open:
             self._cut(fetch, fetch.num_ready)
             self._let_run(fetch)
 
     def references(self) -> list[int]:
         """Return the slots that it refers to, once for each reference."""
-        fetches = (*self._fetch_by_request.values(), *self._others)
+        fetches = self._open
         held = [slot for fetch in fetches for slot in fetch.held.values()]
         return held + [slot for load in self._loads.values() for slot in load.key_by_slot]

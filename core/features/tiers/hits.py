@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ....ipc.messages.tier import PLACES
+from ...kv.outer_blocks import POOL
 from ...request import Request
 
-POOL, HOST = 0, 1  # indices into PLACES
+HOST = 1  # index into PLACES
 FIRST_SOURCE = 2  # place of SOURCES[0]; the other sources follow
 
 

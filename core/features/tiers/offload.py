@@ -1,17 +1,15 @@
 """Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote, and which come back.
 
-Copies between pool and slots are part of the steps (step_copies.py); the tier process moves blocks between slots and
-disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool and the requests. With a host tier, a
-block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
+Copies between pool and slots are part of the steps (copy_plan.py); the tier process moves blocks between slots and
+disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool. With a host tier, a block that the pool
+evicts is stored in a slot; a slot that is found at an admission is loaded.
 
-Knows no sockets and no steps.
+Knows no sockets, and no steps: tier_feature.py takes part in them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -22,7 +20,6 @@ from ....ipc.messages.tier import (
     BlocksFound,
     BlocksLoaded,
     BlocksStored,
-    CoreToTier,
     PinBlocks,
     SourceState,
     TierCleared,
@@ -31,18 +28,19 @@ from ....ipc.messages.tier import (
     TierToCore,
     UnpinSlots,
 )
-from ...kv.block_pool import BlockPool
-from ...kv.block_record import BlockRecord
-from ...request import Ids, Request, WaitReason
+from ...kv.manager import KVCacheManager
+from ...kv.outer_blocks import POOL
+from ...request import Request, WaitReason
+from ...scheduling.step.step_copies import StepCopies
+from .copy_plan import CopyPlan
 from .costs import ComputeCost
 from .fetches import Fetches, MissingBlocks
-from .hits import HOST, POOL
+from .hits import HOST
 from .opening import Opening
-from .options import OffloadOptions
+from .options import Tiers
 from .peer_pins import PeerPins
 from .slots import Slots, owner_of
-from .step_copies import CopyPlan, StepCopies
-from .write_behind import STORES_PER_STEP, WriteBehind
+from .write_behind import WriteBehind
 
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
 
@@ -52,17 +50,15 @@ class Offload:
 
     def __init__(
         self,
-        options: OffloadOptions,
-        pool: BlockPool,
-        key: Callable[[Request, int], bytes],
-        send: Callable[[CoreToTier], None],
-        record: BlockRecord | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        tiers: Tiers,
+        kv_cache: KVCacheManager,
+        release: Callable[[Request, WaitReason], None],
+        change_namespace: Callable[[bytes], None],
     ) -> None:
-        """key: returns the key of a request's block i, for -1 their root. record: file with the content of the slots,
-        from the core before this one and for the next."""
+        """release: lets a request run. change_namespace: gets the namespace of the weights."""
+        options, send, record, self.clock = tiers
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
-        self._record = record
+        self._record, pool = record, kv_cache.pool
         self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(options.token_s)
@@ -75,21 +71,14 @@ class Offload:
         self.sources: list[SourceState] = []
         self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
         self.slot_bytes = options.slot_bytes
-        self._options, self._pool, self._key, self._send, self._clock = options, pool, key, send, clock
+        self._options, self._kv_cache, self._pool, self._send = options, kv_cache, pool, send
         self._arriving: set[int] = set()  # blocks that get their content from a slot
         self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
         self._owner_by_block: dict[int, int] = {}  # of requests with a salt
         self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
-        self._release: Callable[[Request, WaitReason], None] = lambda request, reason: None
-        self._change_namespace: Callable[[bytes], None] = lambda namespace: None
+        self._release, self._change_namespace = release, change_namespace
         self._opening = Opening(options.facts, send)
         self._pins = PeerPins(self.slots)
-
-    def connect(
-        self, release: Callable[[Request, WaitReason], None], change_namespace: Callable[[bytes], None]
-    ) -> None:
-        """Comes first. release: lets a request run. change_namespace: gets the namespace of the weights."""
-        self._release, self._change_namespace = release, change_namespace
 
     # ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +108,7 @@ class Offload:
         self.sources = []
 
     def on_message(self, message: TierToCore) -> None:
-        now = self._clock()
+        now = self.clock()
         if isinstance(message, BlocksFound):
             self.fetches.on_found(message, now)
         elif isinstance(message, BlocksLoaded):
@@ -150,7 +139,7 @@ class Offload:
         self._opening.clear(done)
 
     def lose_slots(self, arena: int) -> None:
-        """Forget what the slots hold: a host with a part of each is lost, and with it arena `arena` - 1."""
+        """Forget the content of the slots: a host with a part of each is lost, and with it arena `arena` - 1."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
@@ -201,65 +190,50 @@ class Offload:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, request: Request, num_usable: int) -> bool:
-        """Look for blocks of a request, once after each time that it ran; True: it waits (WaitReason.TIER) for them.
-
-        num_usable: its first blocks that may be read from a cache."""
-        if request.is_looked_up or not self.is_open or not self._options.has_sources:
-            return False
-        request.is_looked_up = True
-        start = next((i for i in range(num_usable) if not self._is_here(self._key(request, i))), num_usable)
-        if start >= num_usable:
-            return False
-        size, owner = self._options.block_size, owner_of(request.params.cache_salt)
-        missing = MissingBlocks(
+    def find_missing(
+        self, key: Callable[[int], bytes], num_blocks: int, tokens: bytes, media: list[MediaSpan], salt: str | None
+    ) -> MissingBlocks | None:
+        """Return the first blocks of a prompt without those that are here; None if there are none or none can be
+        loaded. key: returns the key of a block, for -1 their root. tokens: int32."""
+        start = self._num_here(key, num_blocks)
+        if start >= num_blocks or not self.is_open or not self._options.has_sources:
+            return None
+        size = self._options.block_size
+        return MissingBlocks(
             start,
-            parent=self._key(request, start - 1),
-            tokens=request.tokens[start * size : num_usable * size].tobytes(),
-            first_keys=partial(self._keys_from, request, start),
-            media=request.media,
-            owner=owner,
+            parent=key(start - 1),
+            tokens=tokens[4 * start * size : 4 * num_blocks * size],
+            first_keys=lambda count: [key(start + i) for i in range(count)],
+            media=media,
+            owner=owner_of(salt),
         )
-        is_asked = self.fetches.begin(request, missing, self._clock())
-        if is_asked:
-            request.waits_for.add(WaitReason.TIER)
-        return is_asked
 
     def prefetch(
-        self, keys: list[bytes], tokens: bytes, media: list[MediaSpan], salt: str | None, done: Callable[[int], None]
+        self, tokens: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan], done: Callable[[int], None]
     ) -> None:
-        """Load blocks of a prompt into slots, then call `done` with the number of first blocks in the pool or a slot.
-        keys: the root, and the key of each block of `tokens`."""
-        start = self._num_here(keys)
-        if start + 1 >= len(keys) or not self.is_open or not self._options.has_sources:
-            done(start)
-            return
-        owner, size = owner_of(salt), 4 * self._options.block_size
-        missing = MissingBlocks(
-            start,
-            parent=keys[start],
-            tokens=tokens[start * size : (len(keys) - 1) * size],
-            first_keys=lambda num_blocks: keys[start + 1 : start + 1 + num_blocks],
-            media=media,
-            owner=owner,
-        )
-        self.fetches.prefetch(missing, self._clock(), on_end=lambda: done(self._num_here(keys)))
+        """Load blocks of a prompt into slots, then call `done` with the number of its first tokens that are in the pool
+        or a slot. tokens: int32. adapter: digest, or empty."""
+        keys = self._kv_cache.prompt_keys(tokens, salt, adapter, media)
+        num_blocks = len(keys) - 1
 
-    def _num_here(self, keys: list[bytes]) -> int:
-        return next((i for i, key in enumerate(keys[1:]) if not self._is_here(key)), len(keys) - 1)
+        def end() -> None:
+            done(self._num_here(keys.__getitem__, num_blocks) * self._kv_cache.block_size)
 
-    def _is_here(self, key: bytes) -> bool:
-        return self._pool.lookup(key) is not None or self.slots.lookup(key) is not None
+        missing = self.find_missing(keys.__getitem__, num_blocks, tokens, media, salt)
+        if missing is None:
+            end()
+        else:
+            self.fetches.prefetch(missing, self.clock(), on_end=end)
 
-    def _keys_from(self, request: Request, start: int, num_blocks: int) -> list[bytes]:
-        return [self._key(request, start + i) for i in range(num_blocks)]
+    def _num_here(self, key: Callable[[int], bytes], num_blocks: int) -> int:
+        """Return how many first blocks are in the pool or a slot."""
+        for i in range(num_blocks):
+            if self._pool.lookup(key(i)) is None and self.slots.lookup(key(i)) is None:
+                return i
+        return num_blocks
 
     def _let_run(self, request: Request) -> None:
         self._release(request, WaitReason.TIER)
-
-    def forget(self, request: Request) -> None:
-        """Stop loading for a request that is admitted or ends."""
-        self.fetches.forget(request)
 
     def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
         """Load blocks [start, end) of a request from their slots in the next step, up to the first that is nowhere;
@@ -270,7 +244,7 @@ class Offload:
         blocks: dict[bytes, int] = {}  # in the pool
         slots: dict[bytes, int] = {}
         for i in range(start, end):
-            key = self._key(request, i)
+            key = self._kv_cache.key(request, i)
             if (block := self._pool.lookup(key)) is not None:
                 blocks[key] = block
             elif (slot := self.slots.lookup(key)) is not None:
@@ -294,7 +268,7 @@ class Offload:
                 blocks[key] = block
         finally:
             self.slots.free(reversed(slots.values()))
-        keys = (self._key(request, i) for i in range(start, start + len(blocks)))
+        keys = (self._kv_cache.key(request, i) for i in range(start, start + len(blocks)))
         return [(blocks[key], HOST if key in slots else POOL) for key in keys]
 
     def _copy_back(self, slot: int, block: int, key: bytes) -> None:
@@ -306,30 +280,29 @@ class Offload:
     def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
         """Count the first blocks of an admitted request, each found at a place: POOL or HOST."""
         for i, (block, place) in enumerate(found):
-            key = self._key(request, i)
+            key = self._kv_cache.key(request, i)
             self.hits.count(request, key, place)
             if place == POOL and self.writes.targets and self._is_sent[block]:
                 self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
 
-    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def hit_shares(self, num_queried: int) -> str:
+        """Return the shares of prompts that came from each place, for the log line."""
+        return self.hits.shares(num_queried)
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether copies wait for a step."""
-        return bool(self.plan) or self.writes.can_store
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def max_loads(self, *, has_rows: bool) -> int:
         """Return how many blocks may be loaded in one step."""
         return self._max_loads if has_rows else self.slots.num_blocks
 
-    def land(self, num_spare: int, *, has_rows: bool) -> None:
+    def land(self, num_rows: int) -> None:
         """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
-        num_spare: free blocks of the pool that are left alone."""
+        num_rows: that run, for each of which a free block of the pool is left alone."""
         for fetch in self.fetches.stalled():
             held = self.fetches.held_keys(fetch)
             void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them
             self.fetches.let_go(fetch, void)
-            room = min(self._pool.num_free - num_spare, self.max_loads(has_rows=has_rows))
+            room = min(self._pool.num_free - num_rows, self.max_loads(has_rows=num_rows > 0))
             landed = [key for key in held if key in fetch.held][: max(room, 0)]
             self.land_slots([(key, fetch.held[key]) for key in landed])
             self.fetches.let_go(fetch, landed)
@@ -342,42 +315,13 @@ class Offload:
             self.hits.note_origin(key, HOST)
         self._pool.free(reversed(blocks))
 
-    def take_copies(self, num_tokens: int) -> StepCopies | None:
-        """Return the copies of the next step, which computes `num_tokens`."""
-        if self.writes.can_store:
-            num_filled = num_tokens // self._options.block_size
-            self.writes.plan_stores(STORES_PER_STEP + 2 * num_filled if num_tokens else self.slots.num_slots)
-        return self.plan.take()
-
-    def on_copied(self, copies: StepCopies) -> None:
-        """Note that a step with copies is done."""
-        now = self._clock()
-        self.plan.done(copies)
-        self.writes.add(copies.writes, now)
-        if copies.slots:
-            self.fetches.on_slots_free(now)
-
-    def on_steps_lost(self, steps: Iterable[StepCopies]) -> None:
-        """Note that steps in flight, and copies that wait for one, may not happen."""
-        self.writes.on_steps_lost(self.plan.drop())
-        for copies in steps:
-            self.writes.on_steps_lost(self.plan.lost(copies))
-
     def on_workers_ended(self) -> None:
         """Note that workers whose steps were lost have ended: the slots of these steps may be used again."""
         self.plan.release_lost()
 
-    def on_prompts(self, ends: Ids, counts: Ids, seconds: float) -> None:
-        """Learn the cost of prompt tokens from a finished step, which has computed `counts` tokens of each row, up to
-        position `ends`."""
-        is_prompt = counts > 1
-        ends, counts = ends[is_prompt], counts[is_prompt]
-        positions = float((counts * (ends - counts / 2)).sum())
-        self.compute.on_step(int(counts.sum()), positions, int(len(is_prompt) - len(counts)), seconds)
-
     def tick(self, *, is_idle: bool) -> None:
         """Send the orders that are due, and end waits that are too long; is_idle: no row decodes."""
-        now = self._clock()
+        now = self.clock()
         self.fetches.tick(now)
         if self._opening.has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
             self._send(order)

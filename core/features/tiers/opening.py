@@ -52,7 +52,7 @@ class Opening:
             done()
 
     def on_lost(self) -> None:
-        """Note that the tier process has ended: what it was to clear counts as done."""
+        """Note that the tier process has ended: its orders to clear count as done."""
         self.is_open = self.has_process = False
         clears, self._clears = self._clears, {}
         for done in clears.values():

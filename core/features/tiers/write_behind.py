@@ -17,8 +17,9 @@ import numpy as np
 from ....ipc.codec import encode_ids
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, BlocksStored, StoreBlocks
 from ...kv.block_pool import BlockPool
+from ...scheduling.step.step_copies import Write
+from .copy_plan import CopyPlan
 from .slots import Slots
-from .step_copies import CopyPlan, Write
 
 MARK_BYTES = 8  # of a key, to remember it by
 NUM_MARKS = 1 << 17  # keys that are remembered, at least

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ....ipc.errors import ProtocolError
 from ....ipc.messages.media import Encode
-from ...features.tiers.step_copies import StepCopies
 from .batch import Batch
+from .step_copies import StepCopies
+from .step_delta import StepDelta
 
 
 class LedgerEntry(NamedTuple):
@@ -36,21 +37,14 @@ class StepLedger:
     def oldest(self) -> LedgerEntry | None:
         return self.entries[0] if self.entries else None
 
-    def add(
-        self,
-        step: int,
-        batch: Batch,
-        pending_blocks: list[tuple[int, bytes]],
-        copies: StepCopies | None,
-        encodes: list[Encode],
-    ) -> None:
-        """Add the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
-        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, copies, encodes))
+    def add(self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]], delta: StepDelta) -> None:
+        """Add the next step of `batch`, before it is sent with `delta`, and count it in `batch.num_sent`."""
+        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, delta.copies, delta.encodes))
         batch.num_sent += 1
 
-    def pop(self, step: int) -> LedgerEntry:
-        """Remove and return the oldest entry. ProtocolError unless it is the entry of `step`."""
+    def oldest_of(self, step: int) -> LedgerEntry:
+        """Return the oldest entry. ProtocolError unless it is the entry of `step`."""
         if not self.entries or self.entries[0].step != step:
             expected = self.entries[0].step if self.entries else "none"
             raise ProtocolError(f"a result for step {step} came, the oldest in flight is {expected}")
-        return self.entries.popleft()
+        return self.entries[0]

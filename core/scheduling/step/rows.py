@@ -21,7 +21,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from ...request import Ids, Request
+from ....ipc.spec.config.speculation import MAX_DRAFTS
+from ...request import Ids, Request, State
 
 
 class Rows:
@@ -71,17 +72,20 @@ class Rows:
 
     def known_tokens(self) -> dict[Request, int]:
         """Return the number of known tokens of each running request."""
-        return {request: int(self.num_tokens[request.row]) for request in self.requests()}
+        return {request: self.num_known(request) for request in self.requests()}
 
     def known_tokens_of(self, rows: npt.NDArray[np.integer], epochs: npt.NDArray[np.integer]) -> dict[Request, int]:
         """Return the number of known tokens of the requests in `rows`, except those that have left: their rows have
         other epochs than `epochs`."""
         return {self.request(row): int(self.num_tokens[row]) for row in rows[self.epoch[rows] == epochs].tolist()}
 
+    def num_known(self, request: Request) -> int:
+        """Return the number of known tokens of a running or waiting request."""
+        return int(self.num_tokens[request.row]) if request.row >= 0 else request.num_tokens
+
     def output_tokens(self, request: Request) -> Ids:
         """Return the output tokens so far of a running or waiting request."""
-        end = int(self.num_tokens[request.row]) if request.row >= 0 else request.num_tokens
-        return request.tokens[request.num_prompt_tokens : end]
+        return request.tokens[request.num_prompt_tokens : self.num_known(request)]
 
     def occupy(self, request: Request, num_computed_tokens: int) -> int:
         """Move a request into a free row; return the row. num_computed_tokens: number of tokens that its blocks already
@@ -170,3 +174,19 @@ class Rows:
         request = self.request(row)
         num_outputs = position + 1 - request.num_prompt_tokens
         return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless the columns agree with the running requests and their tables of blocks."""
+        size = self.block_size
+        for request in self.requests():
+            row = request.row
+            assert request.state is State.RUNNING and self.is_active[row]
+            num_sent = self.num_scheduled[row]
+            num_spare = len(request.block_ids) - -(-num_sent // size)
+            assert 0 <= num_spare <= 2 - (-MAX_DRAFTS // size), "blocks of drafts and rewound tokens"
+            assert self.num_drafts[row] in (0, num_sent - self.num_tokens[row]), "drafts follow the last known token"
+            assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"
+            assert num_sent < self.token_limit[row], "the last token is never computed"
+            assert request.num_cached_blocks * size <= self.num_tokens[row], "an unknown token was published"

@@ -1,5 +1,6 @@
 """StepDelta: the changes since the last step, which the next step's message carries: freed and new rows, blocks and
-tokens of rows, fills of adapter slots, and work on media.
+tokens of rows, fills of adapter slots, work on media, and copies of
+blocks.
 
 If a row is freed, its unsent changes are dropped. Knows no step and no pool.
 """
@@ -16,9 +17,9 @@ from ....ipc.codec import encode_ids
 from ....ipc.messages.adapter import FillSlot
 from ....ipc.messages.media import Encode
 from ....ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
-from ...features.tiers.step_copies import StepCopies
 from ...request import Request
 from .batch import Batch
+from .step_copies import StepCopies
 
 
 class StepDelta:
@@ -36,6 +37,7 @@ class StepDelta:
         self.encodes: list[Encode] = []
         self.freed_entries: list[int] = []
         self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
+        self.copies: StepCopies | None = None
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
         """Add a new row with the blocks of its table, which belong to KV group `group`. The first blocks already hold
@@ -51,9 +53,6 @@ class StepDelta:
         """Add one or more tokens of a row, which follow the token that the step in flight samples."""
         self._tokens_by_row[row] = token_ids
 
-    def set_media(self, encodes: list[Encode], freed_entries: list[int], span_entries: list[int]) -> None:
-        self.encodes, self.freed_entries, self.span_entries = encodes, freed_entries, span_entries
-
     def free(self, row: int) -> None:
         """Add that a row is free, and drop its unsent changes. A row that was never sent, because it waited for a
         medium, is not mentioned to workers at all."""
@@ -66,10 +65,13 @@ class StepDelta:
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
         self._tokens_by_row.pop(row, None)
 
-    def take(
-        self, step: int, core_epoch: int, generation: int, batch: Batch, copies: StepCopies | None = None
-    ) -> SchedulerOutput:
-        """Return the message of the next step of `batch`, with all changes and `copies`, and remove the changes."""
+    @property
+    def has_orders(self) -> bool:
+        """Whether the workers have something to do in a step without rows."""
+        return bool(self.fills or self.encodes) or self.copies is not None
+
+    def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
+        """Return the message of the next step of `batch`, with all changes, and remove these."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,
@@ -87,6 +89,9 @@ class StepDelta:
                 span_entries=encode_ids(self.span_entries),
             )
             self.encodes, self.freed_entries, self.span_entries = [], [], []
+        if self.copies is not None:
+            output = replace(output, stores=self.copies.stores, loads=self.copies.loads)
+            self.copies = None
         if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
@@ -98,7 +103,7 @@ class StepDelta:
                 fills=self.fills,
             )
             self.clear()
-        return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)
+        return output
 
 
 def _new_row(request: Request, num_computed_tokens: int) -> NewRow:

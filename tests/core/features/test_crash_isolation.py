@@ -8,22 +8,23 @@ import pytest
 
 from tokenloom.core.features.crash_isolation import CrashIsolation
 from tokenloom.core.request import State
+from tokenloom.core.scheduling.step.rows import Rows
 from tokenloom.tests.core.harness import make_request
 
 
 def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[list[int], int]:
     """Run requests in lockstep; request k in `guilty` kills the group when it has guilty[k] tokens. Return the failed
     requests and the number of crashes."""
-    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(num_requests)]
+    quarantine, requests = CrashIsolation(Rows(1, 1, 1)), [make_request(key) for key in range(num_requests)]
     convicted, num_losses = [], 0
     for num_turns in range(10_000):
         alive = [request for request in requests if request.state is not State.FINISHED]
         if not alive:
             quarantine.on_progress({})
-            assert not quarantine.is_watching, "what is over is remembered"
+            assert not quarantine.crashes_by_request, "what is over is remembered"
             assert num_turns <= length + 2 * num_losses, "the innocent wait for more than a token of each trial"
             return convicted, num_losses
-        step = [request for request in alive if not quarantine.is_held(request)]
+        step = [request for request in alive if not quarantine.holds(request)]
         assert step, "everyone is held"
         if any(guilty.get(request.key) == request.num_tokens for request in step):
             num_losses += 1
@@ -36,17 +37,17 @@ def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[li
             request.num_tokens += 1
             if request.num_tokens > length:
                 request.move(State.FINISHED)
-        if quarantine.is_watching:
+        if quarantine.crashes_by_request:
             quarantine.on_progress({request: request.num_tokens for request in step})
     raise AssertionError("it does not end")
 
 
 def test_a_single_crash_makes_no_suspects() -> None:
-    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
+    quarantine, requests = CrashIsolation(Rows(1, 1, 1)), [make_request(key) for key in range(4)]
     assert quarantine.on_loss(dict.fromkeys(requests, 1)) is None
-    assert not any(quarantine.is_held(request) for request in requests)
+    assert not any(quarantine.holds(request) for request in requests)
     quarantine.on_progress(dict.fromkeys(requests, 2))
-    assert not quarantine.is_watching
+    assert not quarantine.crashes_by_request
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 7, 64])
@@ -67,20 +68,20 @@ def test_all_requests_that_crash_workers_fail_and_no_others() -> None:
 
 
 def test_new_requests_do_not_hide_the_request_that_crashes_workers() -> None:
-    quarantine, (guilty, *others) = CrashIsolation(), [make_request(key) for key in range(4)]
+    quarantine, (guilty, *others) = CrashIsolation(Rows(1, 1, 1)), [make_request(key) for key in range(4)]
     for other in others:
         assert not quarantine.has_suspects
         quarantine.on_loss({guilty: 1, other: 1})
         if quarantine.has_suspects:
             break
-    assert not quarantine.is_held(guilty) and quarantine.is_held(other)
+    assert not quarantine.holds(guilty) and quarantine.holds(other)
 
 
 def test_aborting_all_suspects_admits_the_others() -> None:
-    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
+    quarantine, requests = CrashIsolation(Rows(1, 1, 1)), [make_request(key) for key in range(4)]
     for _ in range(2):
         quarantine.on_loss(dict.fromkeys(requests, 1))
-    assert [quarantine.is_held(request) for request in requests] == [False, False, True, True]
+    assert [quarantine.holds(request) for request in requests] == [False, False, True, True]
     for request in requests[:2]:
         request.move(State.FINISHED)
-    assert [quarantine.is_held(request) for request in requests[2:]] == [False, False]
+    assert [quarantine.holds(request) for request in requests[2:]] == [False, False]

@@ -98,12 +98,12 @@ class Router:
         in_pool, told = set(kv_cache.pool.keys), self.mirror.keys["GPU"]
         pending = {key for entry in self.harness.core.scheduler.ledger.entries for _, key in entry.pending_blocks}
         assert told <= in_pool and not told & pending
-        if kv_cache.offload is not None:
-            assert self.mirror.keys["CPU"] <= set(kv_cache.offload.slots.keys)
+        if kv_cache.outer is not None:
+            assert self.mirror.keys["CPU"] <= set(kv_cache.outer.slots.keys)
         if is_idle:
-            waiting = {key for _, key in kv_cache.pool._pending}  # for the next step
+            waiting = {key for _, key in kv_cache.pool.pending}  # for the next step
             assert in_pool - told <= self.events._untold | waiting and self.events._content_by_key.keys() <= waiting
-            assert kv_cache.offload is None or self.mirror.keys["CPU"] == set(kv_cache.offload.slots.keys)
+            assert kv_cache.outer is None or self.mirror.keys["CPU"] == set(kv_cache.outer.slots.keys)
 
 
 class EventOperations(RandomOperations):

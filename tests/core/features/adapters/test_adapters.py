@@ -160,7 +160,7 @@ def test_an_adapter_is_overtaken_a_bounded_number_of_times(max_loras: int, steps
             num_admitted_after = len(harness.cached) - num_before
             assert num_admitted_after <= MAX_OVERTAKES + 2 * 8, "it starves"
     assert num_admitted_after >= MAX_OVERTAKES - 8, "adapters in slots may overtake it until then"
-    assert harness.core.adapters.progress().num_closed == 1
+    assert harness.core.adapters.report()["adapters"].num_closed == 1
     harness.run_to_the_end()
 
 

@@ -40,7 +40,7 @@ class AdapterOperations(RandomOperations):
 
     def end(self) -> None:
         super().end()
-        self.harness.core.adapters.check_invariants([], [])
+        self.harness.core.adapters.check_invariants([])
 
     def add_request(self, key: int) -> None:
         rng, prompt = self.rng, self.draw_prompt(30)

@@ -27,7 +27,7 @@ class Bench:
     def __init__(self, max_blobs: int = 100) -> None:
         self.needed = NeededBlobs(self, max_blobs)
         self.waiting = WaitingQueue()
-        self.needed.connect(self.waiting, self.end)
+        self.needed.connect(self.waiting, self)
         for frontend_id in GATEWAYS:
             self.needed.add_frontend(frontend_id)
         self.wanted: dict[Wanted, int] = {}  # with the frontend that is asked, those that have not ended
@@ -49,7 +49,7 @@ class Bench:
         ref = None if adapter is None else AdapterRef(digest=adapter, folder="", rank=1)
         request = make_request(key, frontend_id=frontend_id, adapter=ref, media=spans)
         self.open.add(request)
-        self.needed.add(request)
+        self.needed.arrive(request)
         self.waiting.add(request)
         return request
 
@@ -59,7 +59,7 @@ class Bench:
         request.move(State.FINISHED)
         self.waiting.forget(request)
         self.open.discard(request)
-        self.needed.forget(request)
+        self.needed.end(request, reason)
 
     def find(self, wanted: Wanted) -> None:
         del self.wanted[wanted]
@@ -67,7 +67,7 @@ class Bench:
         self.needed.on_news(Found(wanted))
 
     def check(self) -> None:
-        self.needed.check_invariants(self.open)
+        self.needed.check_invariants([*self.open])
         here = {wanted.digest for wanted in self.here}
         assert len(here) == len(self.here) and here.isdisjoint(wanted.digest for wanted in self.wanted)
         for request in self.open:

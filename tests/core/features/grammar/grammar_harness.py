@@ -44,7 +44,7 @@ class GrammarHarness(Harness):
 
     def give_adversary(self, rng: random.Random, accuracy: float) -> None:
         """Let drafts be proposed for all rows."""
-        self.proposer = self.core.scheduler.drafting.proposer = Adversary(rng, accuracy, self.right_tokens)
+        self.proposer = self.core.scheduler.batches.drafting.proposer = Adversary(rng, accuracy, self.right_tokens)
 
     def right_tokens(self, request: Request, tokens: list[int], count: int) -> list[int]:
         """The tokens that come next, for an Adversary; past the end of a grammar, any."""

@@ -110,7 +110,7 @@ def test_grammars_wait_while_no_host_can_be_started() -> None:
     harness.grammars.num_refusals = MAX_LOSSES + 1
     for key in range(3):
         harness.ask(key, [1, 2, 3], 8, "3,8")
-    assert harness.core.grammars.next_deadline is not None, "nothing else wakes the core"
+    assert harness.core.grammars.next_deadline() is not None, "nothing else wakes the core"
     harness.run()
     assert harness.grammars.num_refusals == 0
     for key in range(3):
@@ -126,7 +126,7 @@ def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bo
     harness.ask(1, [1, 2, 3], 8, "3,8")
     host, late = harness.grammars, harness.grammars.inbox.pop()  # it compiles
     while host.num_starts == 1 and now[0] < 40.0:
-        assert harness.core.grammars.next_deadline is not None, "nothing else wakes the core"
+        assert harness.core.grammars.next_deadline() is not None, "nothing else wakes the core"
         now[0] += 0.25
         if not stops:
             host.work()
@@ -182,9 +182,9 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness.ask(0, [1, 2, 3], 8, "3,8")
     harness.mask()
     harness.core.step()
-    while_waiting = harness.core.overdue_at, harness.core.grammars.next_deadline is None
+    while_waiting = harness.core.overdue_at, harness.core.grammars.next_deadline() is None
     harness.mask()
-    with_mask = harness.core.overdue_at is None, harness.core.grammars.next_deadline
+    with_mask = harness.core.overdue_at is None, harness.core.grammars.next_deadline()
     assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run_to_the_end()
 

@@ -30,7 +30,7 @@ def add(harness: Harness, key: int, *parts: list[int] | tuple[int, int], max_tok
 
 
 def progress_of(harness: Harness) -> EncoderProgress:
-    return msgspec.structs.replace(harness.core.scheduler.encodes.progress())
+    return msgspec.structs.replace(harness.core.media.encodes.progress())
 
 
 @pytest.mark.parametrize("is_bidirectional", [False, True])
@@ -93,7 +93,7 @@ def test_an_abort_leaves_the_entry_to_others_and_an_encode_under_way_is_complete
     harness.turns(3)
     add(harness, 2, TEXT[:3], (1, 9), TEXT[:3])
     harness.turns(2)
-    encodes = harness.core.scheduler.encodes
+    encodes = harness.core.media.encodes
     assert encodes.partial is not None
     harness.abort(2)
     harness.run_to_the_end()
@@ -159,7 +159,7 @@ class Pace:
         **more: int,
     ) -> None:
         self.harness = new_harness(num_layers=num_layers, steps_in_flight=1, max_num_seqs=32, num_blocks=2000, **more)
-        self.harness.core.scheduler.encodes.max_products = max_products
+        self.harness.core.media.encodes.max_products = max_products
         self.harness.worker.step_s, self.harness.worker.encode_s = 1.0, layer_s / 9
         self.harness.worker.token_s = 0.0001
         for key in range(num_rows):

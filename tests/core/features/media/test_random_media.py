@@ -45,7 +45,7 @@ class MediaOperations(RandomOperations):
 
     def end(self) -> None:
         super().end()
-        media = self.harness.core.scheduler.media
+        media = self.harness.core.media
         assert not media.left and not any(entry.num_refs for entry in media.encodes.cache.entries())
 
     def draw_media(self) -> tuple[list[int], list[MediaSpan]]:

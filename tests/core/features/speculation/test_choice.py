@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tokenloom.core.features.speculation.lookup import LookupProposer
 from tokenloom.core.features.speculation.own_index import Match
 from tokenloom.core.features.speculation.step_costs import StepCosts
 from tokenloom.core.features.speculation.survival import Survival
@@ -61,19 +62,19 @@ class Timed(Harness):
     def __init__(self, steps_in_flight: int = 1) -> None:
         super().__init__(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)
         self.worker.next_token = lambda history, seed, adapter: PHRASE[len(history) % len(PHRASE)]
-        self.clock_s = 0.0
+        self.clock_s = self.step_s = self.token_s = 0.0
+        proposer = self.core.scheduler.batches.drafting.proposer
+        assert isinstance(proposer, LookupProposer)
+        proposer.clock = lambda: self.clock_s
 
     def run_timed(self, step_s: float, token_s: float) -> None:
-        speculation = self.core.speculation
-        assert speculation is not None
-        learn = type(speculation).on_result
-
-        def on_result(batch, _, **others):  # type: ignore[no-untyped-def]
-            self.clock_s += step_s + token_s * batch.num_tokens
-            learn(speculation, batch, self.clock_s, **others)
-
-        speculation.on_result = on_result  # type: ignore[method-assign]
+        self.step_s, self.token_s = step_s, token_s
         self.run()
+
+    def answer(self) -> None:
+        if (entry := self.core.scheduler.ledger.oldest) is not None:
+            self.clock_s += self.step_s + self.token_s * entry.batch.num_tokens
+        super().answer()
 
 
 @pytest.mark.parametrize(("step_s", "token_s", "pays"), [(0.010, 0.0001, True), (0.0001, 0.010, False)])

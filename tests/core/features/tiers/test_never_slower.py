@@ -78,7 +78,7 @@ class Source:
         tokens = bytes(num_blocks * BLOCK_SIZE * 4)
         if not self.fetches.begin(request, MissingBlocks(0, b"", tokens, lambda n: keys[:n]), begun):
             return compute_s(0, num_blocks)
-        fetch = self.fetches._fetch_by_request[request]
+        fetch = self.fetches.by_request[request]
         while request not in self.released:
             deadline = self.fetches.next_deadline
             assert deadline is not None

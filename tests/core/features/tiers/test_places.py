@@ -8,8 +8,8 @@ import pytest
 
 from tokenloom.core.features.tiers.hits import HOST, POOL
 from tokenloom.core.features.tiers.options import OffloadOptions
+from tokenloom.core.features.tiers.tier_feature import TierFeature
 from tokenloom.core.features.tiers.write_behind import BATCH
-from tokenloom.core.stats import tiers_progress
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import Harness, prompt_of
@@ -75,7 +75,7 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
     assert harness.cached[2] == 40 and harness.loaded[2] == {"host": 40}
     assert ask(harness, 3, prompt) == at(POOL, 40), "loaded blocks are in the pool again"
     assert harness.loaded[3] == {}
-    progress = tiers_progress(harness.offload)
+    progress = TierFeature(harness.offload, harness.core.scheduler).report()["tiers"]
     assert progress.num_tokens_by_place == [80, 40, 0, 0, 0]  # in the order of PLACES
     (host,) = progress.sources
     assert host.num_written >= 10 and host.num_read == 10 and host.read_bytes == 10 * 1024

@@ -1,36 +1,15 @@
-"""Copies between blocks of the pool and slots of the arena: those of the next step, and those of steps in flight.
+"""CopyPlan: copies between blocks of the pool and slots of the arena, of the next step and of steps in flight.
 
-Workers run the copies of a step before anything else of it, stores first, and steps in order. So a block may be
-overwritten by the step that stores it, and a slot may be loaded from in the step that fills it or any later one. Only
-the tier process works outside this order: it gets a slot when no step in flight refers to it. Invariant: a slot has a
-reference for each step that refers to it, in flight or lost: workers may copy until they have ended.
+Only the tier process works outside the order of steps (step_copies.py): it gets a slot when no step in flight refers
+to it. Invariant: a slot has a reference for each step that refers to it, in flight or lost: workers may copy until they
+have ended.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ....ipc.codec import encode_ids
+from ...scheduling.step.step_copies import StepCopies, Write
 from .slots import Slots
-
-
-class Write(NamedTuple):
-    """Order to write a slot to the disk or the remote. It holds a reference to the slot."""
-
-    key: bytes
-    slot: int
-    targets: int  # bits as in StoreBlocks
-    owner: int
-
-
-class StepCopies(NamedTuple):
-    """The copies of one step."""
-
-    stores: bytes  # as in SchedulerOutput
-    loads: bytes
-    slots: list[int]  # referenced until the step is done
-    filled: list[tuple[int, bytes]]  # slots, and the content that they have when the step is done
-    writes: list[Write]  # of such slots
 
 
 class CopyPlan:

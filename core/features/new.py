@@ -1,0 +1,84 @@
+"""Makes the features of an engine in their order, and hands them to its scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ..request import Request
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step_feature import Engine, StepFeature
+from .adapters.adapter_queue import AdapterQueue
+from .blobs.needed_blobs import NeededBlobs
+from .crash_isolation import AdmissionNotes, CrashIsolation
+from .grammar.host import GrammarHost
+from .grammar.manager import GrammarManager
+from .grammar.prover import GrammarProver
+from .media.row_media import RowMedia
+from .pause import Pause
+from .speculation.lookup import lookup_of
+from .tiers.offload import Offload
+from .tiers.options import Tiers
+from .tiers.tier_feature import TierFeature
+
+
+class Surroundings(NamedTuple):
+    """The parts of other processes that the features use."""
+
+    grammar_host: GrammarHost
+    grammar_prover: GrammarHost | None = None  # compiles unknown grammars first; None: nothing protects the host
+    tiers: Tiers | None = None  # places for blocks outside the pool
+    blobs: NeededBlobs | None = None  # of requests of gateways
+    on_admission: Callable[[Request], None] | None = None  # is called before a request is admitted to a step
+    has_exact_drafts: bool = False  # as in Initialize
+
+
+class Features(NamedTuple):
+    """The features that get messages."""
+
+    pause: Pause
+    isolation: CrashIsolation
+    offload: Offload | None
+    adapters: AdapterQueue
+    media: RowMedia
+    grammars: GrammarManager
+
+
+def new_features(
+    engine: Engine, spec: EngineSpec, scheduler: Scheduler, clock: AwakeClock, around: Surroundings
+) -> Features:
+    """Make the features of an engine and let its scheduler use them, in an order that counts: each verb asks them in
+    turn, and for requests that the first ones hold no block is fetched and no slot is filled."""
+    waiting, kv_cache, drafting = scheduler.waiting, scheduler.kv_cache, scheduler.batches.drafting
+    pause = Pause()
+    isolation = CrashIsolation(scheduler.rows)
+    holders: list[StepFeature] = [pause, isolation]
+    if around.blobs is not None:
+        around.blobs.connect(waiting, engine)
+        holders.append(around.blobs)
+    in_order = list(holders)
+    if around.on_admission is not None:
+        in_order.append(AdmissionNotes(around.on_admission))
+    proposer = lookup_of(spec, scheduler, has_exact_drafts=around.has_exact_drafts)
+    if proposer is not None:
+        drafting.proposer = proposer
+        in_order.append(proposer)
+    offload = None
+    if around.tiers is not None:
+        offload = Offload(around.tiers, kv_cache, waiting.release, engine.enter_namespace)
+        kv_cache.attach_outer(offload)
+        in_order.append(TierFeature(offload, scheduler))
+    adapters = AdapterQueue(spec, scheduler, clock, engine, lambda each: any(one.holds(each) for one in holders))
+    if adapters.table.slots:
+        in_order.append(adapters)
+    media = RowMedia(spec, scheduler, engine)
+    if spec.encoder_cache_tokens:
+        in_order.append(media)
+    prover = None
+    if around.grammar_prover is not None:
+        prover = GrammarProver(around.grammar_prover, spec.config.grammar_timeout_s, clock)
+    grammars = GrammarManager(around.grammar_host, prover, clock, scheduler, engine)
+    scheduler.features.use([*in_order, grammars, drafting])
+    return Features(pause, isolation, offload, adapters, media, grammars)

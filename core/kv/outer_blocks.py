@@ -1,0 +1,38 @@
+"""OuterBlocks: places for KV blocks outside the pool, as the manager uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ..request import Request
+from .block_pool import BlockObserver, BlockPool
+
+POOL = 0  # the place of a block that no outer place has brought: index into PLACES
+
+
+class OuterBlocks(BlockObserver, Protocol):
+    """An observer of the pool that keeps the content of blocks elsewhere and brings it back."""
+
+    @property
+    def slots(self) -> BlockPool:
+        """The blocks that are in the memory of this host."""
+        ...
+
+    def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
+        """Load blocks [start, end) of a request in the next step, up to the first that is nowhere; return them,
+        referenced, each with its place. None: there are too many for one step beside rows that run (has_rows)."""
+        ...
+
+    def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
+        """Count the first blocks of an admitted request, each found at a place."""
+        ...
+
+    def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
+        """Note that a step that writes these blocks is sent, or the next to be. salt: of the request that fills
+        them."""
+        ...
+
+    def hit_shares(self, num_queried: int) -> str:
+        """Return the shares of `num_queried` tokens that came from each place, for the log line."""
+        ...
