@@ -99,13 +99,13 @@ def test_numbers_that_may_only_fall_are_counted_and_compared(tmp_path: Path) -> 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("# adapters\nprint('adapters', adapters,\n  adapter)\n")
     found = sizes.measure(tmp_path)
-    assert found.tokens["core"] == 3003 + 34 and found.long_files == {"core/long.py": 3003}
+    assert found.tokens["core"] == 3003 + 34 + 8 and found.long_files == {"core/long.py": 3003}
     assert (found.packed_calls["core"], found.paired_assignments["core"]) == (1, 1)
     assert found.conditional_expressions["core"] == 1
     assert set(found.feature_lines.values()) == {2}
     held = msgspec.structs.replace(found, tokens=found.tokens | {"core": 3000, "ipc": 5}, long_files={})
     above, below, long = sizes.compare(found, held)
-    assert above == (True, "core has 3037 tokens, at most 3000: see scripts/checks/ratchets.toml")
+    assert above == (True, "core has 3045 tokens, at most 3000: see scripts/checks/ratchets.toml")
     assert below == (False, "scripts/checks/ratchets.toml: [tokens] ipc = 0, was 5")
     assert long == (True, "core/long.py has 3003 long files, at most 3000: see scripts/checks/ratchets.toml")
     assert list(sizes.compare(found, found)) == []

@@ -34,6 +34,9 @@ MAX_FILE_TOKENS = 3_000
 MAX_FUNCTION_LINES = 80
 
 FEATURES = {  # words that name a feature of a step, by the file that shall know none
+    "core/scheduling/scheduler.py": re.compile(
+        "adapter|blob|copies|draft|encod|grammar|isolat|media|medium|offload|pause|specul|tier"
+    ),
     "workers/model_runner.py": re.compile("adapter|fills|media|entries|copies|pool"),
 }
 

@@ -1,6 +1,5 @@
 """StepDelta: the changes since the last step, which the next step's message carries: freed and new rows, blocks and
-tokens of rows, fills of adapter slots, work on media, and copies of
-blocks.
+tokens of rows, fills of adapter slots, work on media, and copies of blocks.
 
 If a row is freed, its unsent changes are dropped. Knows no step and no pool.
 """
