@@ -73,10 +73,8 @@ class CoreProcess:
         self.supervisor = SupervisorChannel(self._context, spec, spec.identity("core", core_epoch))
         self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._zap = _new_zap(self._context, spec)
-        self._grammar_host = GrammarProcessHost(self._context, spec, spec.endpoints.grammar_of(core_epoch))
-        self._grammar_prover = GrammarProcessHost(
-            self._context, spec, spec.endpoints.prover_of(core_epoch), is_prover=True
-        )
+        self._grammar_host = GrammarProcessHost(spec)
+        self._grammar_prover = GrammarProcessHost(spec, is_prover=True)
         self._workers = Workers(self._open_group, spec.config)
         self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events

@@ -2,8 +2,8 @@
 
     no process → `start` → starting → its first frame, which is empty: ready → its end or `stop` → no process
 
-Never waits: the owner waits until `fd` is readable. The process has a socket to its owner, as descriptor --fd, and
-ends when the socket closes (helper_work.py). Knows no message.
+Never waits: the owner waits until one of `wakers` is readable. The process has a socket to its owner, as descriptor
+--fd, and ends when the socket closes (helper_work.py). Knows no message.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 
 from .child import spawn_child, spawn_failure
 from .codec import Decoder
+from .errors import ProtocolError
 from .process.frames import PIECE_BYTES, length_of, take_frames
 from .spec.config.engine_spec import EngineSpec
 
@@ -49,6 +50,7 @@ class _Running:
         self.poller = poller
         self.unsent: deque[memoryview] = deque()
         self.received = bytearray()
+        self.events = select.EPOLLIN  # for which the poller waits
         self.is_ready = False
         self.num_answers = 0
 
@@ -56,17 +58,25 @@ class _Running:
 class HelperProcess(Generic[A]):
     """Owner of at most one process, and of the socket to it. One thread calls all methods; any may call `interrupt`."""
 
-    def __init__(self, module: str, spec: EngineSpec, answer_type: object) -> None:
+    def __init__(self, module: str, spec: EngineSpec, answer_type: object, options: Sequence[str] = ()) -> None:
+        """`module` is run with `options`, beside --fd."""
         self._module = module
+        self._options = options
         self._spec = spec
         self._decoder: Decoder[A] = Decoder(answer_type)
         self._running: _Running | None = None
 
     @property
-    def fd(self) -> int:
-        """Return the descriptor that is readable when `receive` has something to do. There must be a process."""
-        assert self._running is not None, "start comes first"
-        return self._running.poller.fileno()
+    def wakers(self) -> list[int]:
+        """Return the descriptors, one or none, that are readable when `receive` has something to do."""
+        if self._running is None:
+            return []
+        return [self._running.poller.fileno()]
+
+    @property
+    def has_process(self) -> bool:
+        """Return whether there is a process, as far as `receive` knows."""
+        return self._running is not None
 
     @property
     def is_ready(self) -> bool:
@@ -100,7 +110,8 @@ class HelperProcess(Generic[A]):
                     poller = select.epoll()
                     stack.callback(poller.close)
                     fd = theirs.fileno()
-                    process = spawn_child(self._module, ["--fd", str(fd)], self._spec.environment(), [fd])
+                    arguments = ["--fd", str(fd), *self._options]
+                    process = spawn_child(self._module, arguments, self._spec.environment(), [fd])
             except OSError as error:
                 raise HelperUnavailable(f"could not be started: {spawn_failure(error)}") from None
             stack.pop_all()
@@ -117,7 +128,8 @@ class HelperProcess(Generic[A]):
         _send_rest(running)
 
     def receive(self) -> list[A]:
-        """Return the answers that are there. Raises HelperLost, once, if the process has ended without any."""
+        """Return the answers that are there. Raises HelperLost, once, if the process has ended without any, or sends
+        other messages."""
         running = self._running
         if running is None:
             return []
@@ -132,7 +144,11 @@ class HelperProcess(Generic[A]):
             self.stop()
             raise lost
         running.num_answers += len(frames)
-        return [self._decoder.decode(frame) for frame in frames]
+        try:
+            return [self._decoder.decode(frame) for frame in frames]
+        except ProtocolError as error:
+            self.stop()
+            raise HelperLost(f"sent a {error}", running.num_answers) from None
 
     def wait(self, timeout_s: float) -> None:
         """Block until `receive` has something to do, but at most `timeout_s`."""
@@ -165,7 +181,7 @@ class HelperProcess(Generic[A]):
 
 def _send_rest(running: _Running) -> None:
     """Send as many of the unsent bytes as the socket takes, and wake the owner when it takes more."""
-    wanted = select.EPOLLIN
+    events = select.EPOLLIN
     try:
         while running.unsent:
             view = running.unsent[0]
@@ -173,10 +189,12 @@ def _send_rest(running: _Running) -> None:
             if not running.unsent[0]:
                 running.unsent.popleft()
     except BlockingIOError:
-        wanted |= select.EPOLLOUT
+        events |= select.EPOLLOUT
     except ConnectionError:  # `receive` reports it
         running.unsent.clear()
-    running.poller.modify(running.channel, wanted)
+    if events != running.events:
+        running.poller.modify(running.channel, events)
+        running.events = events
 
 
 def _receive_bytes(running: _Running) -> bool:

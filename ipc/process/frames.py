@@ -33,7 +33,8 @@ def take_frames(received: bytearray) -> Iterator[bytes]:
         end = LENGTH_BYTES + int.from_bytes(received[:LENGTH_BYTES], "little")
         if len(received) < end:
             return
-        frame = bytes(received[LENGTH_BYTES:end])
+        with memoryview(received) as view:
+            frame = bytes(view[LENGTH_BYTES:end])
         del received[:end]
         yield frame
 

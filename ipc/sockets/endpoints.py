@@ -27,8 +27,6 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     core: str  # core, for frontends
     steps: str  # core, for the workers of generation {}: SchedulerOutput
     results: str  # core, for the workers of generation {}: ModelRunnerOutput
-    grammar: str  # grammar process of the core of epoch {}
-    prover: str  # prover of grammars of the core of epoch {}
     tier: str  # tier process number {}, for the core
     blobs: str = ""  # supervisor, for ranks on other hosts
     agents: str = ""  # supervisor, for agents of other hosts
@@ -37,18 +35,17 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:
         """Return ipc addresses in a run directory; `clients` replaces the address for clients."""
         names = {"clients": "client", "control": "control", "core": "core"}
-        names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}"}
-        names |= {"prover": "prover-{}", "tier": "tier-{}"}
+        names |= {"steps": "workers-{}", "results": "results-{}", "tier": "tier-{}"}
         addresses = {field: f"ipc://{folder}/{name}.sock" for field, name in names.items()}
         return cls(**addresses | ({} if clients is None else {"clients": clients}))
 
     def of_replica(self, replica: int) -> Endpoints:
-        """Return these addresses with a replica's own for its core, workers, grammar and tier processes. Replica 0 has
+        """Return these addresses with a replica's own for its core, workers and tier process. Replica 0 has
         the addresses as they are."""
         if replica == 0:
             return self
         own = {}
-        for field in ("core", "steps", "results", "grammar", "prover", "tier"):
+        for field in ("core", "steps", "results", "tier"):
             folder, slash, name = getattr(self, field).rpartition("/")
             own[field] = f"{folder}{slash}replica-{replica}-{name}"
         return msgspec.structs.replace(self, **own)
@@ -70,12 +67,6 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
     def results_of(self, generation: int) -> str:
         return _numbered(self.results, generation)
-
-    def grammar_of(self, core_epoch: int) -> str:
-        return _numbered(self.grammar, core_epoch)
-
-    def prover_of(self, core_epoch: int) -> str:
-        return _numbered(self.prover, core_epoch)
 
     def tier_of(self, number: int) -> str:
         return _numbered(self.tier, number)

@@ -47,7 +47,7 @@ PARTIES = {  # of a folder and all it contains, but for those that have a line o
     "kernels": "numpy torch",
     "kernels/gpu": "torch triton",
     "core": "msgspec numpy zmq",
-    "core/features/grammar": "llguidance msgspec numpy tokenizers zmq",
+    "core/features/grammar": "llguidance msgspec numpy tokenizers",
     "core/tiers": "msgspec xxhash zmq",
     "core/tiers/network": "msgspec redis zmq",
     "workers": "msgspec numpy torch zmq",

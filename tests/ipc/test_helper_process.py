@@ -37,7 +37,7 @@ def answers(helper: HelperProcess[Answer], count: int) -> list[Answer]:
     """Wait for so many answers."""
     found = list[Answer]()
     while len(found) < count:
-        assert select.select([helper.fd], [], [], 10 * WAIT_S)[0], "`fd` is readable when there is something to do"
+        assert select.select(helper.wakers, [], [], 10 * WAIT_S)[0], "a waker tells that there is something to do"
         found += helper.receive()
     return found
 

@@ -1,4 +1,4 @@
-"""The grammar process: python -m tokenloom.core.features.grammar.process --address A [--prover]
+"""The grammar process: python -m tokenloom.core.features.grammar.process --fd N [--prover]
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 if a grammar crashes it or keeps it busy past a deadline: a stack overflow or an endless search in a library fails
@@ -11,19 +11,20 @@ Compilations run in threads with large stacks (the compilers recurse; a grammar 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import select
+import socket
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import zmq
-
 from ....ipc.child import limit_address_space, run_child
+from ....ipc.codec import Decoder, encode
 from ....ipc.errors import ErrorInfo, InternalError, error_info
 from ....ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ....ipc.process.faults import maybe_fail
-from ....ipc.sockets.channel import Channel
-from ....ipc.sockets.zmq_sockets import new_socket
+from ....ipc.process.frames import receive_frame, send_frame
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, Matcher
 from .host import HOST_IS_UP, NUM_COMPILERS
@@ -34,35 +35,36 @@ ADDRESS_SPACE_BYTES = 8 << 30  # largest memory before this process ends
 
 
 class GrammarProcess:
-    """Owns the channel to the core and the compiling threads; `run` serves until the core ends it."""
+    """Owner of the socket to the core and of the compiling threads; `run` serves until the core ends it."""
 
     supervisor = None
 
-    def __init__(self, spec: EngineSpec, address: str, *, is_prover: bool) -> None:
+    def __init__(self, spec: EngineSpec, core: socket.socket, *, is_prover: bool) -> None:
         self._server = GrammarServer(spec, cache_size=0 if is_prover else CACHE_SIZE)
         self._is_prover = is_prover
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = new_socket(self._context, zmq.DEALER)
-        socket.bind(address)
-        self._core: Channel[CoreToGrammar, GrammarToCore] = Channel(socket, CoreToGrammar, "core")
+        self._core = core
+        self._decoder: Decoder[CoreToGrammar] = Decoder(CoreToGrammar)
         threading.stack_size(STACK_BYTES)
         self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compile")
         self._wake_read, self._wake_write = os.pipe()
         self._compiling: dict[int, Future[Matcher | ErrorInfo]] = {}
 
     def run(self) -> None:
-        self._server.prepare()
-        self._core.send(GrammarOpened(grammar_id=HOST_IS_UP))
-        poller = zmq.Poller()
-        poller.register(self._core.socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._core.socket in ready and (message := self._core.receive_one()) is not None:
-                self._obey(message)
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
-                self._take_compiled()
+        with contextlib.suppress(ConnectionError):
+            core = self._core.fileno()
+            send_frame(self._core, [])  # it has started
+            self._server.prepare()
+            self._send(GrammarOpened(grammar_id=HOST_IS_UP))
+            while True:
+                ready, *_ = select.select([core, self._wake_read], [], [])
+                if core in ready:
+                    self._obey(self._decoder.decode(receive_frame(self._core)))
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 4096)
+                    self._take_compiled()
+
+    def _send(self, message: GrammarToCore) -> None:
+        send_frame(self._core, [encode(message)])
 
     def _obey(self, message: CoreToGrammar) -> None:
         if isinstance(message, OpenGrammar):
@@ -73,7 +75,7 @@ class GrammarProcess:
             self._server.close(message.grammar_ids)
         else:
             maybe_fail("grammar.advance")
-            self._core.send(self._server.advance(message))
+            self._send(self._server.advance(message))
 
     def _take_compiled(self) -> None:
         for grammar_id, future in list(self._compiling.items()):
@@ -81,12 +83,12 @@ class GrammarProcess:
                 del self._compiling[grammar_id]
                 result = _result_of(future)
                 if self._is_prover and not isinstance(result, ErrorInfo):
-                    self._core.send(GrammarOpened(grammar_id=grammar_id))
+                    self._send(GrammarOpened(grammar_id=grammar_id))
                 else:
-                    self._core.send(self._server.open(grammar_id, result))
+                    self._send(self._server.open(grammar_id, result))
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._core.close()
 
 
 def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
@@ -98,12 +100,13 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
-    parser.add_argument("--address", required=True)
+    parser.add_argument("--fd", type=int, required=True, help="the descriptor of the socket to the core")
     parser.add_argument("--prover", action="store_true", help="try whether grammars compile, and keep none")
     arguments = parser.parse_args()
+    core = socket.socket(fileno=arguments.fd)
     limit_address_space(ADDRESS_SPACE_BYTES)
     name = "prover" if arguments.prover else "grammar"
-    return run_child(name, lambda spec: GrammarProcess(spec, arguments.address, is_prover=arguments.prover))
+    return run_child(name, lambda spec: GrammarProcess(spec, core, is_prover=arguments.prover))
 
 
 if __name__ == "__main__":

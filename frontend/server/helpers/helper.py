@@ -85,7 +85,8 @@ class Helper(Generic[A]):
                 except StopIteration as end:
                     answer: A = end.value
                     return answer
-                await _readable(self._process.fd, timeout_s)
+                (fd,) = self._process.wakers
+                await _readable(fd, timeout_s)
         finally:
             asked.close()
 

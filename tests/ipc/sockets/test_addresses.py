@@ -122,7 +122,7 @@ def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
         places = Endpoints.in_folder(directory.path)
         for address in (places.control, *(find(999999) for find in (places.steps_of, places.results_of))):
             socket.bind(address)
-        socket.bind(places.grammar_of(999999))
+        socket.bind(places.tier_of(999999))
     directory.remove()
 
 

@@ -16,7 +16,7 @@ FOLDER = "/run/{}/1a2b3c4d"  # braces are legal in a path
 
 def test_every_socket_and_every_successor_has_an_address_of_its_own() -> None:
     places = Endpoints.in_folder(FOLDER)
-    numbered = [find(number) for find in (places.steps_of, places.results_of, places.grammar_of) for number in (0, 1)]
+    numbered = [find(number) for find in (places.steps_of, places.results_of, places.tier_of) for number in (0, 1)]
     addresses = [places.clients, places.control, places.core, *numbered]
     assert len(set(addresses)) == 9
     assert all(address.startswith(f"ipc://{FOLDER}/") and address.endswith(".sock") for address in addresses)

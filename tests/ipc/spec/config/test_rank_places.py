@@ -51,7 +51,7 @@ def test_replicas_share_nothing_but_the_frontend_and_are_one_engine() -> None:
     spec = new_spec(config=EngineConfig(data_parallel_size=3))
     replicas = [spec.of_replica(replica) for replica in range(3)]
     assert replicas[0] == spec and len({each.fingerprint for each in replicas}) == 1
-    for name in ("core", "steps", "results", "grammar", "tier"):
+    for name in ("core", "steps", "results", "tier"):
         assert len({getattr(each.endpoints, name) for each in replicas}) == 3
     for name in ("control", "clients"):
         assert len({getattr(each.endpoints, name) for each in replicas}) == 1
