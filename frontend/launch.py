@@ -12,6 +12,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -34,6 +35,7 @@ from .cli.command import (
     unknown_command,
 )
 from .cli.serve import new_serve_parser
+from .launcher.engine_record import EngineRecord
 from .launcher.hosts.hosts import Hosts
 from .launcher.options.arguments import given_options
 from .launcher.options.environment import check_environment
@@ -175,12 +177,28 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
         start_lifeline(supervisor.remove_files)
     try:
         supervisor.start()
+        _record(supervisor, config, run_directory, is_private=is_private)
+        supervisor.announce_ready()
     except BaseException:
         supervisor.stop()
         raise
     if is_private:
         _print_start_result({"addresses": supervisor.addresses, "http_address": supervisor.http_address})
     return supervisor
+
+
+def _record(supervisor: Supervisor, config: EngineConfig, run_directory: RunDirectory, *, is_private: bool) -> None:
+    record = EngineRecord(
+        pid=os.getpid(),
+        model=supervisor.spec.served_model_name,
+        given_model=config.model,
+        addresses=supervisor.addresses,
+        http_address=supervisor.http_address,
+        key_file=None if config.key_file is None else os.path.abspath(config.key_file),
+        started_at=time.time(),
+        is_private=is_private and config.listen is None,
+    )
+    record.write(run_directory.path)
 
 
 def _print_line(line: str) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import http.client
 import json
-import os
 import secrets
 import sys
 import threading
@@ -29,11 +28,11 @@ import msgspec
 from tqdm import tqdm
 
 from ...ipc.errors import ConfigError
-from ...ipc.spec.config.engine_config import API_KEY_VARIABLE
 from ..embedded.child_engine import ChildEngine
-from ..launcher.options.environment import key_of_environment
+from ..launcher.engine_record import running_engines
 from ..launcher.options.options import config_from_keywords
-from .attach import announce_start
+from .attach import add_api_key, announce_start
+from .engines import StandardTerminal, check_address, choose, engine_at, engine_of, url_of
 
 DESCRIPTION = (
     "Run the requests of an OpenAI batch file. After a kill, run the command again to continue.\n"
@@ -70,11 +69,10 @@ class BatchBody(msgspec.Struct, frozen=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
     parser.add_argument("output", type=Path, metavar="OUT", help="file to which the responses are appended")
-    parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
-    found = key_of_environment(os.environ)
-    help_text = f"that engine's --api-key; none: {API_KEY_VARIABLE}"
-    parser.add_argument("--api-key", metavar="KEY", default=found and found.keys[0], help=help_text)
-    parser.add_argument("--model", metavar="MODEL", help="without --url: the model to serve; none: the demo")
+    help_text = "a running engine: http://…, or ipc://… or tcp://… of one on this machine; none: the one that runs"
+    parser.add_argument("--url", "--address", metavar="URL", help=help_text)
+    add_api_key(parser)
+    parser.add_argument("--model", metavar="MODEL", help="start an engine for it, which ends with this command")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
 
 
@@ -241,16 +239,30 @@ def _message(value: object) -> str:
     return str(error.get("message")) if isinstance(error, dict) else str(value)
 
 
+def _running_url(arguments: argparse.Namespace) -> str | None:
+    """Return the URL of a running engine to use; None: start one. ConfigError if the engine meant has no HTTP."""
+    engines = running_engines()
+    if arguments.url is None:
+        found = engine_of(arguments.model, engines) if arguments.model else choose(engines, StandardTerminal())
+        return None if found is None or not found.http_address else url_of(found)
+    if arguments.model is not None:
+        raise ConfigError("--url and --model name two engines: give one of them")
+    if check_address(arguments.url).startswith("http"):
+        return str(arguments.url)
+    if (found := engine_at(arguments.url, engines)) is None:
+        raise ConfigError(f"no engine of this user serves at {arguments.url}: give the URL of its HTTP server")
+    return url_of(found)
+
+
 @contextlib.contextmanager
 def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """Yield (url, key) of the engine at --url, or of a private engine that ends with the context."""
-    if arguments.url is not None:
-        if not arguments.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url {arguments.url} must begin with http:// or https://")
-        response = call("GET", arguments.url, "/v1/models", None, arguments.api_key)
+    """Yield (url, key) of the engine at --url, of the one of this user that runs, or of a private engine that ends with
+    the context."""
+    if (url := _running_url(arguments)) is not None:
+        response = call("GET", url, "/v1/models", None, arguments.api_key)
         if response.reason:
             raise ConfigError(response.reason)
-        yield arguments.url, arguments.api_key
+        yield url, arguments.api_key
         return
     announce_start(arguments.model)
     key = secrets.token_hex(16)

@@ -20,11 +20,17 @@ import msgspec
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.client import ChatMessage
 from ...ipc.params.sampling_params import SamplingParams
-from ..client.client import Client
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
+from .attached import Attached
 
 DESCRIPTION = "Chat with the model. /help lists the commands; Ctrl-C stops a response, Ctrl-D exits."
-EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model Qwen/Qwen3-0.6B --system 'Be brief.'"]
+EXAMPLES = [
+    "",
+    "Qwen/Qwen3-0.6B --system 'Be brief.'",
+    "http://10.0.0.7:8000",
+    "tcp://10.0.0.7:5555 --key-file engine.key",
+]
+MAX_TOKENS = 4096  # of an answer, which a small model may never end
 HISTORY_FILE = Path("~/.cache/tokenloom/chat_history")  # none for a user without a home
 MAX_HISTORY_LINES = 2000
 
@@ -38,15 +44,16 @@ HELP = """/reset            start a new conversation
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message")
-    add_sampling(parser, None)
-    add_engine_choice(parser)
+    add_sampling(parser, MAX_TOKENS)
+    add_engine_choice(parser, takes_word=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
-        print(f"{engine.info().model} · /help for commands")
+        print(f"{engine.model} · /help for commands")
+        params = sampling_params(arguments, engine.sampling_defaults, MAX_TOKENS)
         show = partial(print, end="", flush=True)
-        ChatSession(engine, sampling_params(arguments), arguments.system, input, show).run()
+        ChatSession(engine, params, arguments.system, input, show).run()
     return 0
 
 
@@ -77,7 +84,7 @@ def _line_editing() -> Iterator[None]:
 class ChatSession:
     """Conversation in a terminal: its turns and sampling parameters. `_read(prompt)` reads a line, `_show` prints."""
 
-    _engine: Client
+    _engine: Attached
     _params: SamplingParams
     _system: str | None
     _read: Callable[[str], str]
@@ -121,13 +128,24 @@ class ChatSession:
 
     def _respond(self, line: str) -> None:
         self._turns.append(ChatMessage("user", line))
-        begun_at, first_at, text = time.monotonic(), 0.0, ""
+        begun_at = time.monotonic()
+        first_at, text, num_pieces, end = 0.0, "", 0, None
+        answer = self._engine.stream(self._turns, self._params)
         try:
-            for piece in self._engine.stream(self._turns, self._params):
+            while end is None:
+                try:
+                    piece = next(answer)
+                except StopIteration as stop:
+                    end = stop.value
+                    break
                 first_at = first_at or time.monotonic()
+                num_pieces += 1
                 text += piece
                 self._show(piece)
+            if end.reason == "length":
+                self._show(f" [cut after {end.num_tokens} tokens: /params max_tokens=N allows more]")
         except KeyboardInterrupt:
+            answer.close()
             self._show(" [stopped]")
         except TokenloomError as error:
             self._show(f"[{error}]")
@@ -137,7 +155,7 @@ class ChatSession:
             return
         self._turns.append(ChatMessage("assistant", text))
         took_s = time.monotonic() - begun_at
-        num_tokens = len(self._engine.tokenize(text))
+        num_tokens = num_pieces if end is None else end.num_tokens
         self._stats = (
             f"{num_tokens} tokens in {took_s:.2f} s, the first after {first_at - begun_at:.3f} s: "
             f"{num_tokens / took_s:.1f} tokens/s"

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ...ipc.errors import TokenloomError
 from ..launcher.options.parser import OptionParser, discard_output
@@ -20,9 +21,10 @@ COMMANDS = {  # description by name
     "chat": "chat with the model in the terminal",
     "complete": "continue a text",
     "batch": "run the requests of an OpenAI batch file",
+    "ps": "list the engines that run",
     "status": "show the model and state of a running engine",
     "bench": "measure throughput, latency, start-up, …",
-    "join": "lend this machine to an engine of several hosts",
+    "join": "lend this machine to an engine elsewhere",
     "keygen": "generate the keys of a tcp:// address",
     "completion": "print a completion script for a shell",
 }
@@ -82,6 +84,15 @@ def list_commands(text_by_name: Mapping[str, str]) -> str:
     """Format a help line for each command or benchmark."""
     width = max(map(len, text_by_name))
     return "\n".join(f"  {name:{width}}  {text}" for name, text in text_by_name.items())
+
+
+def list_in_columns(text_by_name: Mapping[str, str]) -> str:
+    """Format the commands in two columns, down the first one first."""
+    lines = list_commands(text_by_name).splitlines()
+    height = (len(lines) + 1) // 2
+    width = max(map(len, lines[:height]))
+    pairs = zip_longest(lines[:height], lines[height:], fillvalue="")
+    return "\n".join(f"{left:{width}}{right}".rstrip() for left, right in pairs)
 
 
 def load_command(name: str) -> Command:

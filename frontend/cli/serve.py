@@ -8,7 +8,7 @@ from ...ipc.version import tokenloom_version
 from ..launcher.options.arguments import add_engine_arguments
 from ..launcher.options.help import HelpAction
 from ..launcher.options.parser import OptionParser
-from .command import ALL_COMMANDS, list_commands, list_examples
+from .command import ALL_COMMANDS, list_examples, list_in_columns
 
 
 def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
@@ -17,7 +17,7 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
         prog="engine-launch",
         usage="engine-launch [serve] [MODEL] [OPTION …]\n       engine-launch COMMAND --help",
         description="Serve a model: starts one frontend, one core and one worker per rank. Or run a command:\n\n"
-        + list_commands(ALL_COMMANDS),
+        + list_in_columns(ALL_COMMANDS),
         epilog=list_examples(
             (
                 "engine-launch",

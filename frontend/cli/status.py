@@ -1,4 +1,4 @@
-"""`engine-launch status ADDRESS`: shows the model and state of a running engine."""
+"""`engine-launch status [ADDRESS]`: shows the model and state of a running engine."""
 
 from __future__ import annotations
 
@@ -10,29 +10,52 @@ import msgspec
 from ...ipc.errors import ConfigError
 from ...ipc.messages.client import Health, Info
 from ..client.client import Client
+from ..launcher.engine_record import running_engines
+from .attach import add_api_key
+from .engines import StandardTerminal, check_address, choose, engine_at
+from .http_engine import HttpEngine
 
 DESCRIPTION = "Show the model and state of a running engine. Exit code 0: it serves; 1: it does not."
-EXAMPLES = ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"]
+EXAMPLES = ["", "http://127.0.0.1:8000", "tcp://10.0.0.7:5555 --key-file engine.key --json"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="ADDRESS", help="as engine-launch prints it: ipc://… or tcp://…")
+    text = "as engine-launch prints it; none: the engine of this user that runs"
+    parser.add_argument("address", nargs="?", metavar="ADDRESS", help=text)
     parser.add_argument("--key-file", metavar="FILE", help="the engine's --key-file")
+    add_api_key(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.add_argument("--timeout-s", type=float, default=5.0, metavar="X", help="(default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.address.startswith(("ipc://", "tcp://")):
-        raise ConfigError(f"{arguments.address} is not an engine's address: it must begin with ipc:// or tcp://")
-    timeout_s = arguments.timeout_s
-    with Client(arguments.address, connect_timeout_s=timeout_s, key_file=arguments.key_file) as client:
+    address = None if arguments.address is None else check_address(arguments.address)
+    engines = running_engines()
+    engine = choose(engines, StandardTerminal()) if address is None else engine_at(address, engines)
+    if engine is None and address is None:
+        raise ConfigError("no engine of this user runs: engine-launch serve MODEL starts one")
+    if engine is None and address is not None and address.startswith("http"):
+        return _show_http(HttpEngine(address, arguments.api_key), as_json=arguments.json)
+    places = [address or ""] if engine is None else engine.addresses
+    key_file = arguments.key_file or (None if engine is None else engine.key_file)
+    with Client(places, connect_timeout_s=arguments.timeout_s, key_file=key_file) as client:
         health, info, adapters = client.health(), client.info(), client.list_adapters()
     if arguments.json:
         print(json.dumps(msgspec.to_builtins({"health": health, "info": info, "adapters": adapters})))
     else:
         print("\n".join(lines(health, info, len(adapters))))
     return 0 if health.is_ready and not health.is_stalled else 1
+
+
+def _show_http(engine: HttpEngine, *, as_json: bool) -> int:
+    """Show what an engine elsewhere says of itself over HTTP."""
+    is_well, health = engine.health()
+    if as_json:
+        print(json.dumps({"health": health, "info": {"model": engine.model}}))
+    else:
+        print(f"{engine.model}: {health.get('status', 'ok' if is_well else 'not well')}")
+        print("\n".join(f"{name:10} {value}" for name, value in health.items() if name != "status" and value != ""))
+    return 0 if is_well else 1
 
 
 def lines(health: Health, info: Info, num_adapters: int = 0) -> list[str]:

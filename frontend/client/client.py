@@ -184,9 +184,9 @@ class Client(BaseClient[None]):
         *,
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
-    ) -> Generator[str, None, None]:
-        """Yield the text of one completion as it is generated. Closing the iterator aborts the request. RequestError if
-        n is above 1."""
+    ) -> Generator[str, None, RequestOutput]:
+        """Yield the text of one completion as it is generated, and return its whole output, as `yield from` does.
+        Closing the iterator aborts the request. RequestError if n is above 1."""
         check_options("stream", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         if params.n > 1:
@@ -281,7 +281,7 @@ class Client(BaseClient[None]):
     def _run(self, submits: list[wire.Submit], use_tqdm: bool) -> list[RequestOutput]:
         return RequestBatch(self._transport, submits, show_progress=use_tqdm).run()
 
-    def _stream(self, submit: wire.Submit) -> Generator[str, None, None]:
+    def _stream(self, submit: wire.Submit) -> Generator[str, None, RequestOutput]:
         updates: SimpleQueue[Update] = SimpleQueue()
         builder = OutputBuilder(submit)
         self._transport.submit(submit, updates.put)
@@ -293,6 +293,7 @@ class Client(BaseClient[None]):
                     raise update
                 if isinstance(update, wire.Delta) and update.text:
                     yield update.text
+            return builder.build()
         finally:
             if not builder.is_finished:
                 self._transport.cancel(submit.request_id)

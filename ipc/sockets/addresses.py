@@ -1,7 +1,7 @@
 """The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
 Path: <base>/<8 hex>, mode 0700; <base> is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. The
-directory holds `lock`, the sockets (Endpoints), and the files and folders of the engine's processes, such as
+directory holds `lock`, the sockets (Endpoints), the EngineRecord, and the files and folders of the engine's processes, such as
 frontend-N.reading and media/; names of replica N > 0 start with replica-N-. The owner holds a flock on `lock` while it
 lives; if the lock is free, the engine is dead.
 """
@@ -128,6 +128,21 @@ def sweep(base: Path) -> int:
                 os.close(lock_fd)
                 num_removed += 1
     return num_removed
+
+
+def live_directories() -> list[Path]:
+    """Return the run directories of this user whose engines live; a start or an end at this moment is waited for."""
+    base = base_directory()
+    found: list[Path] = []
+    with _locked(base):  # a test of the lock must not meet an engine that takes it
+        for path in sorted(base.iterdir()):
+            if _NAME.fullmatch(path.name) and (path / "lock").exists():
+                lock_fd = _try_lock(path / "lock")
+                if lock_fd is None:
+                    found.append(path)
+                else:
+                    os.close(lock_fd)
+    return found
 
 
 def lock_ipc_address(address: str, option: str = "--listen", farewell_s: float = FAREWELL_S) -> int:

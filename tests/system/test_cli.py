@@ -75,6 +75,35 @@ def test_status_prints_text_or_json_and_fails_if_no_engine_runs(engine: Launched
     assert run("status", "nowhere")[0] == 2
 
 
+def test_commands_without_an_address_use_the_engine_that_runs(
+    engine: LaunchedEngine, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(engine.runtime))
+    code, output, _ = run("ps")
+    assert code == 0 and "tokenloom-demo" in output and engine.url in output
+    assert run("status")[1].startswith("tokenloom-demo: ready")
+    assert run("complete", "--temperature", "0", "The capital of France is")[1] == " Paris.\n"
+    assert "Lima" in run("chat", "--temperature", "0", text="What is the capital of Peru?\n/exit\n")[1]
+    assert "Lima" in run("chat", "demo", "--temperature", "0", text="What is the capital of Peru?\n/exit\n")[1]
+    names, arguments = batch_file(tmp_path, 2, max_tokens=2)
+    assert run(*arguments, "--api-key", KEY)[0] == 0
+    check_answers((tmp_path / "out").read_bytes(), names, 2)
+
+
+def test_an_engine_of_another_user_is_used_over_http_alone(
+    engine: LaunchedEngine, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert "no engine of this user runs" in run("ps")[1]
+    assert run("status")[0] == 2
+    code, output, _ = run("status", engine.url, "--api-key", KEY)
+    assert code == 0 and output.startswith("tokenloom-demo: ok")
+    greedy = ("--api-key", KEY, "--temperature", "0")
+    assert run("complete", "--address", engine.url, *greedy, "The capital of France is")[1] == " Paris.\n"
+    assert "Lima" in run("chat", f"{engine.url}/v1", *greedy, text="What is the capital of Peru?\n/exit\n")[1]
+    assert run("chat", engine.url, "--api-key", "wrong", text="x\n")[0] == 2
+
+
 def batch_file(folder: Path, count: int, **fields: object) -> tuple[list[str], list[str]]:
     """Write requests; return their names, and the command that answers them into the file `out`."""
     body = {"prompt": "The capital of", "ignore_eos": True} | fields

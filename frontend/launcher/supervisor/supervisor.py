@@ -112,6 +112,9 @@ class Supervisor:
         self._is_serving = True
         self._health.begin(time.monotonic() - self._started_at)
         self._publish_start()
+
+    def announce_ready(self) -> None:
+        """Say where the engine serves, to the operator and to systemd."""
         places = " and ".join(self._places)
         self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")

@@ -83,6 +83,7 @@ class AdminEndpoints:
             "root": self._spec.model_folder,
             "parent": None,
             "max_model_len": self._engine.inputs.max_model_len,
+            "default_sampling_params": self._spec.default_sampling_params,
         }
 
     async def tokenize(self, request: Request) -> Response:

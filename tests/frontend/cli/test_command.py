@@ -37,7 +37,7 @@ def test_the_examples_of_serve_are_parsed() -> None:
     for example in examples:
         words = shlex.split(example)
         parser.parse_args(words[1:] if words[:1] == [SERVE] else words)
-    assert all(f"  {name}" in parser.format_help() for name in COMMANDS)
+    assert all(f"  {name} " in parser.format_help() for name in COMMANDS)
 
 
 @pytest.mark.parametrize(
