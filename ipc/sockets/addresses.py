@@ -1,9 +1,9 @@
 """The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
 Path: <base>/<8 hex>, mode 0700; <base> is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. The
-directory holds `lock`, the sockets (Endpoints), the EngineRecord, and the files and folders of the engine's processes, such as
-frontend-N.reading and media/; names of replica N > 0 start with replica-N-. The owner holds a flock on `lock` while it
-lives; if the lock is free, the engine is dead.
+directory holds `lock`, the sockets (Endpoints), the EngineRecord, and the files and folders of the engine's processes,
+such as frontend-N.reading and media/; names of replica N > 0 start with replica-N-. The owner holds a flock on `lock`
+while it lives; if the lock is free, the engine is dead.
 """
 
 from __future__ import annotations

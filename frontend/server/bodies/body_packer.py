@@ -21,6 +21,12 @@ from ...forms.anthropic.request_body import chat_request as chat_of_messages
 from ...forms.media.held_medium import HeldMedium
 from ...forms.media.media_sender import held_media
 from ...forms.media_limits import MediaLimits
+from ...forms.ollama.request_body import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+)
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ...forms.openai.messages import chat_input
 from ...forms.openai.params import errors_about
@@ -53,6 +59,10 @@ _EMPTIED: dict[type[Body], dict[str, object]] = {  # empty values of the fields 
     CompletionRequest: {"prompt": ""},
     DetokenizeRequest: {"tokens": []},
     GenerativeScoringRequest: {"query": "", "items": []},
+    OllamaChatRequest: {"messages": []},
+    OllamaEmbedRequest: {"input": ""},
+    OllamaEmbeddingsRequest: {"prompt": ""},
+    OllamaGenerateRequest: {"prompt": "", "system": None, "images": None},
     ResponsesRequest: {"input": ""},
     TokenizeRequest: {"prompt": None, "messages": None},
     TranscriptionRequest: {},  # their files are not in the struct
@@ -102,6 +112,8 @@ class BodyPacker:
         elif isinstance(body, CountTokensRequest):
             inner = chat_of_messages(body) if isinstance(body, MessagesRequest) else tokenize_request(body)
             inputs = [self._chat(inner, inner)]
+        elif isinstance(body, OllamaChatRequest) or (isinstance(body, OllamaGenerateRequest) and not body.raw):
+            inputs = [self._chat(body.chat, body.chat)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
             inputs = [self._chat(body, body)]
         else:

@@ -13,6 +13,7 @@ import msgspec
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.intake import BodyInput
+from ...forms.ollama.request_body import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ...forms.openai.prompts import body_inputs
 from ...forms.openai.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -96,6 +97,12 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
         _check_one("prompt", body.prompt, body.messages)
         if body.prompt is not None:
             yield BodyInput(text=check_text(body.prompt))
+    elif isinstance(body, OllamaGenerateRequest) and body.raw:
+        yield from body_inputs("prompt", body.prompt, limits)
+    elif isinstance(body, OllamaEmbedRequest) and body.texts:
+        yield from body_inputs("input", [*body.texts], limits)
+    elif isinstance(body, OllamaEmbeddingsRequest):
+        yield from body_inputs("prompt", body.prompt, limits)
     elif isinstance(body, DetokenizeRequest) and body.tokens:
         yield BodyInput(token_ids=check_token_ids(body.tokens))
 

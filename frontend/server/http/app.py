@@ -60,6 +60,7 @@ from .endpoint import Endpoint, routes
 from .invocations import Invocations
 from .load_report import FORMAT_HEADER, load_headers
 from .middleware import HttpMiddleware
+from .ollama import OllamaEndpoints
 from .openapi import document
 from .pages import PageEndpoints
 from .peers import Peers
@@ -85,6 +86,10 @@ class GeneratingEndpoints:
         self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
         reasoning = spec.config.reasoning_parser
         self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
+        has_thoughts = self._reasoning_parser != "none"
+        self._ollama = OllamaEndpoints(
+            engine, spec, self._chat, self._complete, template=template, has_thoughts=has_thoughts
+        )
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -118,6 +123,7 @@ class GeneratingEndpoints:
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
             self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, score, "items"),
             *stored.endpoints(),
+            *self._ollama.endpoints(),
         ]
 
     def _endpoint(

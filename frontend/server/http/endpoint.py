@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...forms.anthropic.errors import MessageErrorBody, has_message_errors
+from ...forms.ollama.errors import OllamaError, has_ollama_errors
 from ...forms.openai.errors import ErrorBody
 
 
@@ -38,6 +39,8 @@ class Endpoint(NamedTuple):
 
     @property
     def error_type(self) -> type[msgspec.Struct]:
+        if has_ollama_errors(self.path):
+            return OllamaError
         return MessageErrorBody if has_message_errors(self.path) else ErrorBody
 
 

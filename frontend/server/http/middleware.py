@@ -27,6 +27,7 @@ from ....ipc.errors import TokenloomError
 from ....ipc.notes.deadly import REFUSAL, NotedCoroutine, ReadingNote
 from ....ipc.process.faults import maybe_fail
 from ...forms.anthropic.errors import has_message_errors, message_error
+from ...forms.ollama.errors import has_ollama_errors, ollama_error
 from ...forms.openai.errors import HttpError, json_response, to_http_error
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
@@ -198,6 +199,8 @@ def _error_response(error: Exception, scope: Scope) -> Response:
     answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
     if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
         logger.error("%s %s failed", scope["method"], shown_path(scope["path"]), exc_info=error)
+    if has_ollama_errors(scope["path"]):
+        return json_response(ollama_error(answer), answer.status, answer.headers)
     has_form = has_message_errors(scope["path"], dict(scope["headers"]))
     body, status = message_error(answer) if has_form else (answer.body, answer.status)
     return json_response(body, status, answer.headers)

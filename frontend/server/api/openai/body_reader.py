@@ -68,8 +68,11 @@ class BodyReader:
         self._log_at = 0.0  # earliest time of the next log line about unknown fields
         self._num_held = 0
 
-    async def read(self, request: Request, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-        """Receive the body and return it decoded; name removed unknown fields in `request.scope[WARNING]`.
+    async def read(
+        self, request: Request, body_type: type[BodyT], *, takes_any_type: bool = False
+    ) -> ParsedBody[BodyT]:
+        """Receive the body and return it decoded; name removed unknown fields in `request.scope[WARNING]`. With
+        `takes_any_type` the body is JSON whatever the content type says.
 
         HttpError if the headers do not announce plain JSON (or a form, for a form's type), or if the body is empty, too
         large or does not match the schema; RequestError for an invalid value; Overloaded at the limit for the bytes of
@@ -77,7 +80,7 @@ class BodyReader:
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
-        boundary = _boundary(request.headers.get("content-type", ""), body_type)
+        boundary = "" if takes_any_type else _boundary(request.headers.get("content-type", ""), body_type)
         chunks, num_bytes = [], 0
         try:
             async for chunk in request.stream():

@@ -71,6 +71,12 @@ class Embeddings(EngineResponse):
             )
             return encode_json(self._head("list") | {"data": data, "usage": run.usage()})
 
+    async def vectors(self) -> tuple[list[list[float]], int]:
+        """Return the vector of each prompt, and the number of tokens of all prompts."""
+        with self.run() as run:
+            found = await self._vectors(run)
+            return [each.tolist() for each in found], run.num_prompt_tokens
+
     async def _vectors(self, run: Run) -> list[array[float]]:
         """Return the vector of each prompt."""
         found = await results_of(run, self.prompt_field, "embedded", lambda delta: delta.embedding)

@@ -15,18 +15,18 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ....forms.openai.errors import encode_json, stream_error
+from ....forms.openai.errors import HttpError, encode_json, stream_error
 
 T = TypeVar("T")
 
 SERVER_SEND = "tokenloom.send"  # key in a scope: the server's own send function, to be used after the headers
 DONE = b"data: [DONE]\n\n"
 _MARK = "\0text\0"  # placeholder that occurs nowhere else, since names and ids are printable
-_HEADERS = [
+_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the events
-]
+)
 
 
 def event(body: object, kind: str = "") -> bytes:
@@ -51,6 +51,13 @@ class EventStream(Response):
     """Response that sends `chunks`, each one or more whole events, and then `end`. A disconnect closes `chunks` at
     once."""
 
+    headers_sent = _HEADERS
+
+    @staticmethod
+    def encode_error(error: HttpError) -> bytes:
+        """Encode the error that ends a stream."""
+        return event(error.body)
+
     def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._chunks = chunks
         self._end = end
@@ -65,14 +72,15 @@ class EventStream(Response):
                 first = await anext(self._chunks)
             except StopAsyncIteration:
                 first = b""
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(self.headers_sent)})
             send = scope.get(SERVER_SEND, send)
             await send({"type": "http.response.body", "body": first, "more_body": True})
             try:
                 async for chunk in self._chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
-                await send({"type": "http.response.body", "body": event(stream_error(error).body), "more_body": True})
+                body = self.encode_error(stream_error(error))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
 

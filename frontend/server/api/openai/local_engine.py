@@ -206,6 +206,10 @@ class LocalEngine:
         except NotFound as error:
             raise unknown_model(error) from None
 
+    @property
+    def adapter_names(self) -> list[str]:
+        return [info.name for info in self._frontend.adapters.infos]
+
     def adapter_digest(self, model: str) -> bytes:
         """Return the digest of the adapter that `model` names; empty for the model itself."""
         info = self._frontend.adapters.get(model)
