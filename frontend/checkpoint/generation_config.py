@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import ConfigError, RequestError
+from ...ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.models.config_file import read_json
@@ -44,7 +45,8 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
-    """Return the sampling defaults in `folder` (none for --generation-config vllm) with the overrides applied.
+    """Return the sampling defaults in `folder` (none for --generation-config vllm) with the overrides applied, of which
+    --default-max-tokens is one. Log it if they name no sampling, with which a small model answers badly.
     ConfigError if a value is invalid, or an override has an unknown name."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
@@ -62,7 +64,15 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
     if unknown:
         known = ", ".join(NAMES)
         raise ConfigError(f"--override-generation-config has {', '.join(unknown)}: it may have {known}")
-    return params | _params(given, "--override-generation-config")
+    longest = {} if config.default_max_tokens is None else {"max_tokens": config.default_max_tokens}
+    params |= longest | _params(given, "--override-generation-config")
+    if not names_sampling(params):
+        logger.info(
+            "the model names no sampling defaults: requests that name none have temperature 1, a person's chat %s; "
+            "--override-generation-config sets others",
+            ", ".join(f"{name} {value:g}" for name, value in FIRST_IMPRESSION.items()),
+        )
+    return params
 
 
 def _params(given: JsonObject, origin: str) -> dict[str, int | float]:

@@ -43,6 +43,7 @@ from .hub import find_checkpoint as find_checkpoint
 logger = logging.getLogger("tokenloom.supervisor")
 
 DType = Literal["float32", "bfloat16", "float16"]
+ANY_NAME = "*"  # of --served-model-name
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
 _LARGEST: dict[MediaKind, str] = {  # kind of media → the largest medium, with the remedy, for an error
     "image": "largest image: raise it, or make images smaller with --mm-processor-kwargs",
@@ -72,7 +73,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
         check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=config.int8_activations)
-    names = config.served_model_name or [config.model or "tokenloom-demo"]
+    given = config.served_model_name or []
+    names = [name for name in given if name != ANY_NAME] or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
     agents = _agents_address(config)
@@ -86,6 +88,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         tokenizer_folder=str(tokenizer),
         served_model_name=names[0],
         model_aliases=names[1:],
+        takes_any_name=ANY_NAME in given,
         default_sampling_params=default_sampling_params(config, generation),
         dtype=dtype,
         device=device,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...ipc.errors import ConfigError
+from ...ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.spec.config.engine_config import API_KEY_VARIABLE
 from ..client.client import Client
@@ -17,9 +18,6 @@ from ..llm import LLM
 from .attached import Attached, ClientEngine
 from .engines import StandardTerminal, check_address, choose, engine_at, engine_of, is_address
 from .http_engine import HttpEngine
-
-FIRST_IMPRESSION = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}  # if the checkpoint names no sampling defaults
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def add_engine_choice(parser: argparse.ArgumentParser, *, takes_word: bool = False) -> None:
@@ -93,6 +91,5 @@ def sampling_params(arguments: argparse.Namespace, defaults: Mapping[str, float]
     sampling at all it is FIRST_IMPRESSION; if they name no longest answer it is `max_tokens`."""
     names: Sequence[str] = ("temperature", "top_p", "top_k", "seed", "max_tokens")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    names_sampling = any(name in defaults for name in _SAMPLING)
-    base = {"max_tokens": max_tokens} | ({} if names_sampling else FIRST_IMPRESSION) | dict(defaults)
+    base = {"max_tokens": max_tokens} | ({} if names_sampling(defaults) else FIRST_IMPRESSION) | dict(defaults)
     return SamplingParams(**(base | given))

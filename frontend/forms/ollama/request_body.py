@@ -16,7 +16,6 @@ from ..openai.parts import MessagePart, Sent
 from ..openai.schema import Body, ChatRequest, CompletionRequest, Message, Tool
 
 LATEST = ":latest"  # Ollama's clients add it to names without a tag
-SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # Ollama's, of a model that names no sampling defaults
 _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 
 

@@ -247,12 +247,13 @@ class AdapterManager:
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:
-            raise self.unknown(name)
+            return self._model_instead(name)
         if submit.adapter_digest:
             return await self._resume(submit.adapter_digest)
         info = self._names.get(name)
         if info is None:
-            await self._find(name, submit.adapter_path)
+            if await self._found(name, submit.adapter_path) is None:
+                return None
         elif submit.adapter_path and submit.adapter_path != info.path:
             raise RequestError(
                 f"lora_path {submit.adapter_path:.200}: the adapter {name!r} was loaded from {info.path}: "
@@ -283,8 +284,21 @@ class AdapterManager:
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:
+            return self._model_instead(name)
+        return self._names.get(name) or await self._found(name, "")
+
+    async def _found(self, name: str, path: str) -> AdapterInfo | None:
+        """Return the adapter of a name that is not loaded, from `path` or else --adapter-folder; None for the model
+        itself if there is none and the model takes any name."""
+        try:
+            return await self._find(name, path)
+        except NotFound:
+            return self._model_instead(name)
+
+    def _model_instead(self, name: str) -> None:
+        """Let the model itself answer for an unknown name; NotFound unless it takes any name."""
+        if not self._spec.takes_any_name:
             raise self.unknown(name)
-        return self._names.get(name) or await self._find(name, "")
 
     async def _find(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter on its first use, from `path` or, if that is "", from --adapter-folder; return it. Calls

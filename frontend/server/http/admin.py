@@ -63,12 +63,14 @@ class AdminEndpoints:
 
     def _card(self, name: str) -> JsonObject:
         """Return the description of a model or an adapter; HttpError 404 if the name is unknown."""
-        if name in self._spec.model_names:
+        if name in self._spec.model_names or (self._spec.takes_any_name and self._adapter_of(name) is None):
             return self._model(name)
-        info = next((info for info in self._frontend.adapters.infos if info.name == name), None)
-        if info is None:
+        if (info := self._adapter_of(name)) is None:
             raise unknown_model(self._frontend.adapters.unknown(name))
         return self._adapter(info)
+
+    def _adapter_of(self, name: str) -> AdapterInfo | None:
+        return next((info for info in self._frontend.adapters.infos if info.name == name), None)
 
     def _adapter(self, info: AdapterInfo) -> JsonObject:
         card = {"id": info.name, "created": int(info.loaded_at), "root": info.path, "parent": info.base}

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....ipc.codec import JsonObject
+from ....ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.ollama.answers import digest_of, time_text
 from ...forms.ollama.request_body import (
     LATEST,
-    SAMPLING,
     NamedModel,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -119,11 +119,11 @@ class OllamaEndpoints:
         return await _whole(request, answer.whole())
 
     def _filled(self, body: GenerationT) -> GenerationT:
-        """Fill the fields that are null: with the model's sampling defaults, and of one without any with Ollama's."""
+        """Fill the fields that are null with the model's sampling defaults; if it has none, with FIRST_IMPRESSION."""
         filled = with_defaults(body, self._spec)
-        if any(name in self._spec.default_sampling_params for name in (*SAMPLING, "min_p")):
+        if names_sampling(self._spec.default_sampling_params):
             return filled
-        given = {name: value for name, value in SAMPLING.items() if getattr(filled, name) is None}
+        given = {name: value for name, value in FIRST_IMPRESSION.items() if getattr(filled, name) is None}
         return msgspec.structs.replace(filled, **given)
 
     async def embed(self, request: Request) -> Response:

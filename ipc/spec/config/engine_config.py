@@ -227,11 +227,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     override_generation_config: Annotated[
         dict[str, Any] | None, _answers('sampling defaults that win, such as {"temperature": 0.5}')
     ] = None
+    default_max_tokens: Annotated[
+        int | None, _answers("longest answer of requests that name none; none: the model's, else as long as fits")
+    ] = None
     return_tokens_as_token_ids: Annotated[bool, _answers("tokens of logprobs are written token_id:ID")] = False
     enable_force_include_usage: Annotated[bool, _answers("every chunk of a stream tells its usage")] = False
     enable_per_request_metrics: Annotated[bool, _answers("answers tell how long they took: metrics")] = False
     served_model_name: Annotated[
-        list[str] | None, _model("names that requests may give, the first is that of answers; none: --model as given")
+        list[str] | None,
+        _model("names that requests may give, the first is that of answers, '*': any; none: --model as given"),
     ] = None
     listen: Annotated[str | None, _clients("ipc:// or tcp:// address for clients; none: in the run directory")] = None
     listen_mode: Annotated[

@@ -40,6 +40,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str
     served_model_name: str  # the name in responses
     model_aliases: list[str] = []  # other names that requests may use
+    takes_any_name: bool = False  # requests with unknown names get the model
     default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]

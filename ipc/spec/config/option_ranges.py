@@ -44,5 +44,6 @@ INT_RANGES = (
     ("max_waiting_tokens", 1, 1 << 40),
     ("num_threads", 1, 4096),
     ("max_logprobs", -1, 1 << 20),
+    ("default_max_tokens", 1, 1 << 30),
     ("seed", -(2**63), 2**63 - 1),
 )

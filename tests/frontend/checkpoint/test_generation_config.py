@@ -46,12 +46,21 @@ def test_overrides_win_over_the_defaults_of_generation_config_json(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "tokenloom.supervisor"):
-        assert spec_of(None).default_sampling_params == {} and not caplog.messages
+        assert spec_of(None).default_sampling_params == {}
+        (line,) = caplog.messages
+        assert "names no sampling defaults" in line and "temperature 0.7, top_p 0.9, top_k 40;" in line
+        caplog.clear()
         assert spec_of(model).default_sampling_params == OF_FILE
     (line,) = caplog.messages
     assert "temperature 0.6, top_p 0.95, max_tokens 7; --generation-config vllm" in line
     changed = spec_of(model, override_generation_config={"temperature": 0.0, "top_k": 5})
     assert changed.default_sampling_params == OF_FILE | {"temperature": 0.0, "top_k": 5}
+
+
+def test_the_longest_answer_is_the_overrides_then_the_operators_then_the_models(model: Path) -> None:
+    override = {"override_generation_config": {"max_new_tokens": 3}}
+    for options, longest in (({}, 7), ({"default_max_tokens": 5}, 5), ({"default_max_tokens": 5, **override}, 3)):
+        assert spec_of(model, **options).default_sampling_params["max_tokens"] == longest
 
 
 # Fields of transformers' GenerationConfig with no effect on tokens: caches, outputs, assistants, and beams' details.

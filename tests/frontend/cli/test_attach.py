@@ -7,14 +7,9 @@ import argparse
 import pytest
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.cli.attach import (
-    FIRST_IMPRESSION,
-    add_engine_choice,
-    add_sampling,
-    open_engine,
-    sampling_params,
-)
+from tokenloom.frontend.cli.attach import add_engine_choice, add_sampling, open_engine, sampling_params
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.params.sampling_defaults import FIRST_IMPRESSION
 
 
 def parse(*words: str) -> argparse.Namespace:

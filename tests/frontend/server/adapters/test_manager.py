@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.server.adapters.manager import AdapterManager
@@ -309,6 +310,14 @@ def test_without_enable_lora_everything_is_refused_and_nothing_is_written(bench:
     assert bench.say(ListAdapters(query_id=1)) == [Adapters(query_id=1, adapters=[])]
     assert "the model 'a' is not served here" in bench.refusal(new_submit(adapter="a")).message
     assert not os.path.exists(cache_folder)
+
+
+def test_a_model_of_any_name_serves_every_name_but_those_of_adapters(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(adapter_spec(tmp_path / "run"), takes_any_name=True)
+    with closing(AdapterManager(spec, lambda: None)) as manager:
+        for name in ("claude-sonnet", "gpt-4o-mini", "sql"):
+            assert outcomes_of(manager.find(name)) == [None]
+            assert outcomes_of(manager.resolve(new_submit(adapter=name))) == [None]
 
 
 def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_path: Path) -> None:
