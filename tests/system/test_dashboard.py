@@ -1,5 +1,5 @@
-"""The pages in headless Chromium: the dashboard lists and aborts requests, the chat answers and stops, the reference
-lists the API; each also on a phone and in the dark."""
+"""The dashboard and the reference in headless Chromium: requests are listed and aborted, the API is listed; each page
+also on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -12,50 +12,30 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from tokenloom.scripts.looks.screenshot_dashboard import Browser, find_chromium
+from tokenloom.scripts.looks.screenshot_dashboard import Browser
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import served
+from tokenloom.tests.system.web_pages import (
+    DEADLINE_S,
+    KEY,
+    READY,
+    THEMES,
+    browser,
+    contrast,
+    needs_chromium,
+    open_page,
+    wait_for,
+)
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
+pytestmark = needs_chromium
 
-DEADLINE_S = 30.0
-KEY = "sk-dash"
-THEMES = (("light", False), ("dark", True))
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "endless"}
 
 
+__all__ = ["browser"]  # a fixture
+
 engine = served("--http", "0", "--api-key", KEY, "--num-kv-blocks", "400")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_chromium()
-    assert program is not None
-    browser = Browser(program, str(tmp_path_factory.mktemp("profile")))
-    browser.open_page()
-    yield browser
-    browser.close()
-
-
-def wait_for(browser: Browser, expression: str) -> None:
-    wait_until(lambda: browser.evaluate(expression), expression, DEADLINE_S)
-
-
-READY = {  # pages that ask for the key
-    "dashboard": "document.getElementById('state')?.textContent === 'ready'",
-    "chat": "document.getElementById('model')?.textContent.includes('tokenloom-demo')",
-}
-
-
-def open_page(browser: Browser, url: str, page: str, script: str = "", query: str = "") -> None:
-    """Open a page, run a script there and open the page again."""
-    browser.call("Page.navigate", url=f"{url}/{page}{query}")
-    wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
-    browser.evaluate(script or f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
-    browser.call("Page.navigate", url=f"{url}/{page}{query}")
-    if not script:
-        wait_for(browser, READY[page])
 
 
 @contextmanager
@@ -188,69 +168,6 @@ def test_an_idle_chart_has_a_readable_axis_and_no_tile_is_alone_in_its_row(brows
     browser.resize(1280, 900, False)
 
 
-def say(browser: Browser, text: str) -> None:
-    browser.evaluate(f"document.getElementById('message').value = {json.dumps(text)}")
-    browser.evaluate("document.getElementById('send').click()")
-
-
-def test_a_chat_keeps_its_turns_and_a_new_chat_drops_them(browser: Browser, url: str) -> None:
-    open_page(browser, url, "chat")
-    browser.evaluate("document.getElementById('temperature').value = '0'")
-    for number, country in enumerate(("Peru", "Norway"), start=1):
-        say(browser, f"What is the capital of {country}?")
-        wait_for(browser, f"document.querySelectorAll('.assistant .note:not(:empty)').length === {number}")
-    answers = browser.evaluate("[...document.querySelectorAll('.assistant .text')].map(each => each.textContent)")
-    assert "Lima" in answers[0] and "Oslo" in answers[1]
-    assert "tokens/s" in browser.evaluate("document.querySelector('.assistant .note').textContent")
-    assert browser.evaluate("messages.map(each => each.role).join()") == "user,assistant,user,assistant"
-    browser.evaluate("document.getElementById('new').click()")
-    assert browser.evaluate("messages.length + document.querySelectorAll('.turn').length") == 0
-    assert browser.complaints == []
-
-
-def test_the_chats_stop_button_aborts_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
-    open_page(browser, url, "chat")
-    browser.evaluate(ENDLESS_ANSWER)
-    say(browser, "hi")
-    wait_for(browser, "document.querySelector('.assistant .text')?.textContent.length > 20")
-    assert not browser.evaluate("document.getElementById('stop').hidden")
-    browser.evaluate("document.getElementById('stop').click()")
-    wait_for(browser, "document.querySelector('.assistant .note').textContent.includes('stopped')")
-    assert browser.evaluate("messages.length") == 2
-    wait_until(lambda: httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() == {"server_load": 0})
-    assert browser.complaints == []
-
-
-ENDLESS_ANSWER = """
-const plain = window.fetch;
-window.fetch = (path, options) => plain(path, {...options, body: options.body.replace('{', '{"ignore_eos":true,')});
-"""
-
-
-def test_the_chat_folds_reasoning_and_shows_code_and_refusals(browser: Browser, url: str) -> None:
-    open_page(browser, url, "chat")
-    deltas: list[dict[str, object]] = [{"reasoning_content": "Let me "}, {"reasoning_content": "think."}]
-    deltas += [{"content": "See **this**:\n```py\nprint(1)\n```\nand `x` <b>"}]
-    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
-    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    browser.evaluate(f"window.plain = window.fetch; window.fetch = async () => new Response({json.dumps(lines)})")
-    say(browser, "hi")
-    wait_for(browser, "document.querySelectorAll('.assistant pre').length === 1 && !running")
-    folded = browser.evaluate(
-        "[document.querySelector('details').open, document.querySelector('details span').textContent]"
-    )
-    assert folded == [False, "Let me think."]
-    shown = browser.evaluate("['pre', 'b', 'code'].map(tag => document.querySelector('.assistant ' + tag).textContent)")
-    assert shown == ["print(1)", "this", "x"]
-    assert "<b>" in browser.evaluate("document.querySelector('.assistant .text').textContent")
-    browser.evaluate("window.fetch = window.plain; document.getElementById('max_tokens').value = '-1'")
-    say(browser, "hi")
-    wait_for(browser, "!!document.querySelector('.error') && !running")
-    assert "max_tokens" in browser.evaluate("document.querySelector('.error').textContent")
-    assert browser.evaluate("messages.length") == 2, "a refused turn is not sent again"
-    browser.complaints.clear()  # Chromium logs the 400
-
-
 @pytest.mark.parametrize(
     ("page", "theme", "is_dark"), some([(page, *theme) for page in ("chat", "docs") for theme in THEMES], 1)
 )
@@ -281,25 +198,3 @@ def test_the_api_reference_shows_every_path_and_field_of_openapi(browser: Browse
     shown = browser.evaluate(fields + ".map(each => each.textContent)")
     assert set(document["components"]["schemas"]["ChatRequest"]["properties"]) <= set(shown)
     assert browser.complaints == []
-
-
-def contrast(browser: Browser, selector: str) -> float:
-    """Return the contrast of the text with its background, by WCAG's formula."""
-    script = (
-        """
-    (() => {
-      const node = document.querySelector(%s);
-      let behind = node;
-      const colour = n => getComputedStyle(n).backgroundColor;
-      while (behind.parentElement && /rgba\\(.*, 0\\)/.test(colour(behind))) behind = behind.parentElement;
-      const parse = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
-      return [parse(getComputedStyle(node).color), parse(colour(behind))];
-    })()
-    """.replace("\\\\", "\\")
-        % json.dumps(selector)
-    )
-    lights = []
-    for colour in browser.evaluate(script):
-        channels = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
-        lights.append(0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2])
-    return (max(lights) + 0.05) / (min(lights) + 0.05)

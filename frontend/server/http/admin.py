@@ -86,6 +86,7 @@ class AdminEndpoints:
             "parent": None,
             "max_model_len": self._engine.inputs.max_model_len,
             "default_sampling_params": self._spec.default_sampling_params,
+            "input_modalities": ["text", *([kind] if (kind := self._engine.inputs.media_limits.kind) else [])],
         }
 
     async def tokenize(self, request: Request) -> Response:

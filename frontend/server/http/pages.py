@@ -1,8 +1,8 @@
 """PageEndpoints: the HTML pages (dashboard, chat, docs) and the dashboard's data.
 
-Each page is one file without external assets; its content security policy allows only its own icon. Pages hold no data
-and need no key, but the requests that they send do. The dashboard's data are totals and cumulative buckets of the
-metrics; the page computes rates and quantiles from them.
+The dashboard and the docs are one file each, the chat has a folder of scripts and styles; nothing comes from other
+servers. Pages hold no data and need no key, but the requests that they send do. The dashboard's data are totals and
+cumulative buckets of the metrics; the page computes rates and quantiles from them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,18 @@ from .peers import Peers
 
 FOLDER = Path(__file__).resolve().parent / "static"
 
+_CHAT_FILES = sorted((FOLDER / "chat").iterdir())
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_NO_OTHERS = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src 'self'; "
+    + _NO_OTHERS
+)
+_CHAT_POLICY = (  # it shows what models write, so that no script but its own may run; media are those attached
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    f"media-src data:; {_NO_OTHERS}"
+)
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
@@ -55,7 +64,8 @@ class PageEndpoints:
             Endpoint("/dashboard", _page("dashboard.html"), "The dashboard page", media_type="text/html"),
             Endpoint("/dashboard/data", self.data),
             Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
-            Endpoint("/chat", _page("chat.html"), "The chat page", media_type="text/html"),
+            Endpoint("/chat", _page("chat.html", policy=_CHAT_POLICY), "The chat page", media_type="text/html"),
+            *(Endpoint(f"/chat/{file.name}", _page(f"chat/{file.name}", _TYPES[file.suffix])) for file in _CHAT_FILES),
             Endpoint("/docs", _page("docs.html"), "The API documentation page", media_type="text/html"),
             Endpoint("/redoc", self._redirect("docs")),
             Endpoint("/favicon.ico", _page("favicon.ico", "image/x-icon")),
@@ -123,11 +133,13 @@ class PageEndpoints:
         return json_response({"key": body.key, "aborted": 1})
 
 
-def _page(name: str, media_type: str = "text/html; charset=utf-8") -> Callable[[Request], Awaitable[Response]]:
+def _page(
+    name: str, media_type: str = "text/html; charset=utf-8", policy: str = _POLICY
+) -> Callable[[Request], Awaitable[Response]]:
     """Read a file of FOLDER now, and return a handler that answers with its content."""
     content = (FOLDER / name).read_bytes()
 
     async def page(request: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=media_type)
+        return Response(content, headers=_HEADERS | {"content-security-policy": policy}, media_type=media_type)
 
     return page
