@@ -16,7 +16,7 @@ THEMES = (("light", False), ("dark", True))
 needs_chromium = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 READY = {  # pages that ask for the key
     "dashboard": "document.getElementById('state')?.textContent === 'ready'",
-    "chat": "document.documentElement.dataset.isReady && "
+    "chat": "document.documentElement?.dataset.isReady && "
     "document.getElementById('model').textContent.includes('tokenloom-demo')",
 }
 

@@ -247,7 +247,8 @@ class AdapterManager:
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:
-            return self._model_instead(name)
+            self._check_any_name(name)
+            return None
         if submit.adapter_digest:
             return await self._resume(submit.adapter_digest)
         info = self._names.get(name)
@@ -284,7 +285,8 @@ class AdapterManager:
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:
-            return self._model_instead(name)
+            self._check_any_name(name)
+            return None
         return self._names.get(name) or await self._found(name, "")
 
     async def _found(self, name: str, path: str) -> AdapterInfo | None:
@@ -293,10 +295,11 @@ class AdapterManager:
         try:
             return await self._find(name, path)
         except NotFound:
-            return self._model_instead(name)
+            self._check_any_name(name)
+            return None
 
-    def _model_instead(self, name: str) -> None:
-        """Let the model itself answer for an unknown name; NotFound unless it takes any name."""
+    def _check_any_name(self, name: str) -> None:
+        """Raise NotFound for an unknown name, unless the model itself takes any name."""
         if not self._spec.takes_any_name:
             raise self.unknown(name)
 

@@ -35,11 +35,14 @@ from ..api.openai.body_reader import WARNING
 from ..api.openai.events import SERVER_SEND
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
+from .static_files import CHAT_FILES
 
 logger = logging.getLogger("tokenloom.http")
 
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served even above the connection limit
-OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # static: they hold no data
+OPEN_PAGES = frozenset(  # static: they hold no data
+    ("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico", *(f"/chat/{name}" for name in CHAT_FILES))
+)
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine

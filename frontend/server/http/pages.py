@@ -25,10 +25,8 @@ from ..requests.engine_metrics import SECONDS
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 from .peers import Peers
+from .static_files import CHAT_FILES, FOLDER
 
-FOLDER = Path(__file__).resolve().parent / "static"
-
-_CHAT_FILES = sorted((FOLDER / "chat").iterdir())
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _NO_OTHERS = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _POLICY = (
@@ -65,7 +63,7 @@ class PageEndpoints:
             Endpoint("/dashboard/data", self.data),
             Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
             Endpoint("/chat", _page("chat.html", policy=_CHAT_POLICY), "The chat page", media_type="text/html"),
-            *(Endpoint(f"/chat/{file.name}", _page(f"chat/{file.name}", _TYPES[file.suffix])) for file in _CHAT_FILES),
+            *(Endpoint(f"/chat/{name}", _page(f"chat/{name}", _TYPES[Path(name).suffix])) for name in CHAT_FILES),
             Endpoint("/docs", _page("docs.html"), "The API documentation page", media_type="text/html"),
             Endpoint("/redoc", self._redirect("docs")),
             Endpoint("/favicon.ico", _page("favicon.ico", "image/x-icon")),
