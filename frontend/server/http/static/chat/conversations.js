@@ -31,7 +31,7 @@ export class Conversations {
     this.list.replaceChildren(...this.all.map(each => {
       const open = button(each.title, () => this.onOpen(each), "open");
       open.title = each.title;
-      const rename = button("✎", () => this.rename(each, item), "small"), drop = button("🗑", () => this.remove(each), "small");
+      const rename = button("✎", () => this.rename(each, item), "small"), drop = button("✕", () => this.remove(each), "small");
       rename.setAttribute("aria-label", `Rename ${each.title}`);
       drop.setAttribute("aria-label", `Delete ${each.title}`);
       const item = make("li", "", open, rename, drop);
