@@ -16,7 +16,7 @@ from ..launcher.engine_record import EngineRecord, running_engines
 from ..launcher.options.environment import key_of_environment
 from ..llm import LLM
 from .attached import Attached, ClientEngine
-from .engines import StandardTerminal, check_address, choose, engine_at, engine_of, is_address
+from .engines import StandardTerminal, check_address, engine_at, engine_meant, is_address
 from .http_engine import HttpEngine
 
 
@@ -42,20 +42,22 @@ def open_engine(arguments: argparse.Namespace) -> Attached:
     """Attach to the engine that the arguments name: at an address, or one that serves the model, else a private one.
     Without a name it is the engine of this user that runs; if there is none, a private one with the demo model."""
     word: str | None = getattr(arguments, "engine", None)
-    address, model = arguments.address, arguments.model
-    if word is not None:
-        if address is not None or model is not None:
-            raise ConfigError(f"{word} and --address or --model name two engines: give one of them")
-        address, model = (word, None) if is_address(word) else (None, word)
-    elif address is not None and model is not None:
-        raise ConfigError("--address and --model name two engines: give one of them")
+    address: str | None = arguments.address
+    model: str | None = arguments.model
+    named = [each for each in (word, address, model) if each is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} name two engines: give one of them")
+    if word is not None and is_address(word):
+        address = word
+    elif word is not None:
+        model = word
     engines = running_engines()
     if address is not None:
         found = engine_at(check_address(address), engines)
         if found is None and address.startswith("http"):
             return HttpEngine(address, arguments.api_key)
         return ClientEngine(_client(found, address, arguments.key_file))
-    found = choose(engines, StandardTerminal()) if model is None else engine_of(model, engines)
+    found = engine_meant(model, engines, StandardTerminal())
     if found is not None:
         print(f"using the engine that serves {found.model} (pid {found.pid})", file=sys.stderr)
         return ClientEngine(_client(found, None, arguments.key_file))
@@ -91,5 +93,7 @@ def sampling_params(arguments: argparse.Namespace, defaults: Mapping[str, float]
     sampling at all it is FIRST_IMPRESSION; if they name no longest answer it is `max_tokens`."""
     names: Sequence[str] = ("temperature", "top_p", "top_k", "seed", "max_tokens")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    base = {"max_tokens": max_tokens} | ({} if names_sampling(defaults) else FIRST_IMPRESSION) | dict(defaults)
-    return SamplingParams(**(base | given))
+    base: dict[str, float] = {"max_tokens": max_tokens}
+    if not names_sampling(defaults):
+        base |= FIRST_IMPRESSION
+    return SamplingParams(**(base | dict(defaults) | given))

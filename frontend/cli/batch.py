@@ -32,7 +32,7 @@ from ..embedded.child_engine import ChildEngine
 from ..launcher.engine_record import running_engines
 from ..launcher.options.options import config_from_keywords
 from .attach import add_api_key, announce_start
-from .engines import StandardTerminal, check_address, choose, engine_at, engine_of, url_of
+from .engines import StandardTerminal, check_address, engine_at, engine_meant, url_of
 
 DESCRIPTION = (
     "Run the requests of an OpenAI batch file. After a kill, run the command again to continue.\n"
@@ -243,8 +243,10 @@ def _running_url(arguments: argparse.Namespace) -> str | None:
     """Return the URL of a running engine to use; None: start one. ConfigError if the engine meant has no HTTP."""
     engines = running_engines()
     if arguments.url is None:
-        found = engine_of(arguments.model, engines) if arguments.model else choose(engines, StandardTerminal())
-        return None if found is None or not found.http_address else url_of(found)
+        found = engine_meant(arguments.model, engines, StandardTerminal())
+        if found is None:
+            return None
+        return url_of(found)
     if arguments.model is not None:
         raise ConfigError("--url and --model name two engines: give one of them")
     if check_address(arguments.url).startswith("http"):

@@ -21,7 +21,7 @@ from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.client import ChatMessage
 from ...ipc.params.sampling_params import SamplingParams
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
-from .attached import Attached
+from .attached import Attached, End
 
 DESCRIPTION = "Chat with the model. /help lists the commands; Ctrl-C stops a response, Ctrl-D exits."
 EXAMPLES = [
@@ -129,7 +129,10 @@ class ChatSession:
     def _respond(self, line: str) -> None:
         self._turns.append(ChatMessage("user", line))
         begun_at = time.monotonic()
-        first_at, text, num_pieces, end = 0.0, "", 0, None
+        first_at = 0.0
+        text = ""
+        num_pieces = 0
+        end: End | None = None
         answer = self._engine.stream(self._turns, self._params)
         try:
             while end is None:

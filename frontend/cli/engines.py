@@ -73,6 +73,11 @@ def engine_of(model: str, engines: Sequence[EngineRecord]) -> EngineRecord | Non
     return None
 
 
+def engine_meant(model: str | None, engines: Sequence[EngineRecord], terminal: Terminal) -> EngineRecord | None:
+    """Return the engine that serves `model`, or, without one, that of `choose`; None if there is none."""
+    return choose(engines, terminal) if model is None else engine_of(model, engines)
+
+
 def choose(engines: Sequence[EngineRecord], terminal: Terminal) -> EngineRecord | None:
     """Return the one engine that a command without an address means, or None if none runs. Of several a person
     chooses; ConfigError with the list if there is none to ask."""

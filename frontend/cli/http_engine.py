@@ -71,7 +71,8 @@ class HttpEngine:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         parts = urlsplit(url)
-        self._url, self._parts = url, parts
+        self._url = url
+        self._parts = parts
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
@@ -115,7 +116,9 @@ class HttpEngine:
         else:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": turn.role, "content": turn.text, **turn.more} for turn in prompt]
-        reason, num_tokens, is_whole = None, 0, False
+        reason: str | None = None
+        num_tokens = 0
+        is_whole = False
         with contextlib.closing(self._connect()) as connection:
             response = self._send(connection, "POST", path, msgspec.json.encode(body))
             for data in self._events(response):

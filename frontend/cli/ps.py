@@ -66,16 +66,17 @@ def _ask(engine: EngineRecord, timeout_s: float) -> EngineState:
 def table(states: Sequence[EngineState], now: float) -> list[str]:
     """Format a head and a line for each engine; `now` in unix seconds."""
     rows = [HEAD, *(_cells(state, now) for state in states)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _cells(state: EngineState, now: float) -> tuple[str, ...]:
-    engine, health, info = state.engine, state.health, state.info
+    engine = state.engine
     place = engine.http_address or engine.addresses[0]
-    owner = f"{place} (of a program)" if engine.is_private else place
+    if engine.is_private:
+        place += " (of a program)"
     asked = ("no answer", "", "")
-    if health is not None and info is not None:
+    if (health := state.health) is not None and (info := state.info) is not None:
         used = (info.num_kv_blocks - health.num_free_blocks) / max(info.num_kv_blocks, 1)
         asked = (health.state, f"{health.num_running} + {health.num_waiting} waiting", f"{used:.0%}")
-    return (engine.model, *asked, age(now - engine.started_at), str(engine.pid), owner)
+    return (engine.model, *asked, age(now - engine.started_at), str(engine.pid), place)

@@ -29,15 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    address = None if arguments.address is None else check_address(arguments.address)
     engines = running_engines()
-    engine = choose(engines, StandardTerminal()) if address is None else engine_at(address, engines)
-    if engine is None and address is None:
-        raise ConfigError("no engine of this user runs: engine-launch serve MODEL starts one")
-    if engine is None and address is not None and address.startswith("http"):
-        return _show_http(HttpEngine(address, arguments.api_key), as_json=arguments.json)
-    places = [address or ""] if engine is None else engine.addresses
-    key_file = arguments.key_file or (None if engine is None else engine.key_file)
+    key_file = arguments.key_file
+    if arguments.address is None:
+        engine = choose(engines, StandardTerminal())
+        if engine is None:
+            raise ConfigError("no engine of this user runs: engine-launch serve MODEL starts one")
+    else:
+        engine = engine_at(check_address(arguments.address), engines)
+    if engine is not None:
+        places = engine.addresses
+        key_file = key_file or engine.key_file
+    elif arguments.address.startswith("http"):
+        return _show_http(HttpEngine(arguments.address, arguments.api_key), as_json=arguments.json)
+    else:
+        places = [arguments.address]
     with Client(places, connect_timeout_s=arguments.timeout_s, key_file=key_file) as client:
         health, info, adapters = client.health(), client.info(), client.list_adapters()
     if arguments.json:

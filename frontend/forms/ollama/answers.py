@@ -25,8 +25,10 @@ class AnswerWriter:
     """Writer of one answer. `is_chat`: its text is a message, else `response`. A call is written when it is whole."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
-        self._model, self._is_chat = model, is_chat
-        self._calls, self._blanks = CallJoiner(), BlankFilter(keeps_first=not is_chat)
+        self._model = model
+        self._is_chat = is_chat
+        self._calls = CallJoiner()
+        self._blanks = BlankFilter(keeps_first=not is_chat)
         self._num_calls = 0
 
     def lines(self, parts: Iterable[Part], now: float) -> Iterator[JsonObject]:
@@ -47,10 +49,11 @@ class AnswerWriter:
                     texts[name].append(value)
                 else:
                     calls.append(value)
-        text, thought = "".join(texts["content"]), "".join(texts["thinking"])
-        shown: JsonObject = {"content": text.strip() if calls else text}
-        shown |= {"thinking": thought} if thought else {}
-        shown |= {"tool_calls": calls} if calls else {}
+        shown: JsonObject = {"content": "".join(texts["content"])}
+        if texts["thinking"]:
+            shown["thinking"] = "".join(texts["thinking"])
+        if calls:
+            shown |= {"content": "".join(texts["content"]).strip(), "tool_calls": calls}
         return self._head(now) | self._shown(shown)
 
     def empty(self, now: float) -> JsonObject:

@@ -56,8 +56,9 @@ class Options(Body, frozen=True, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """Return the fields of a Generation."""
         found = {name: getattr(self, name) for name in _SAME}
-        longest = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        return found | {"repetition_penalty": self.repeat_penalty, "max_tokens": longest}
+        if self.num_predict is not None and self.num_predict > 0:
+            found["max_tokens"] = self.num_predict
+        return found | {"repetition_penalty": self.repeat_penalty}
 
 
 class CalledFunction(Sent, frozen=True, kw_only=True):
@@ -114,7 +115,9 @@ class Answered(Loaded, frozen=True, kw_only=True):
         if self.think is None:
             return {}
         variables: JsonObject = dict.fromkeys(("enable_thinking", "thinking"), self.think is not False)
-        return variables | ({"reasoning_effort": self.think} if isinstance(self.think, str) else {})
+        if isinstance(self.think, str):
+            variables["reasoning_effort"] = self.think
+        return variables
 
 
 class OllamaChatRequest(Answered, frozen=True, kw_only=True):
@@ -150,8 +153,9 @@ class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
     def chat(self) -> ChatRequest:
         """Return the chat that answers; RequestError for an invalid field, or one that is not served."""
         self._refuse_unserved()
-        turns = [OllamaMessage(role="system", content=self.system)] if self.system else []
-        turns.append(OllamaMessage(role="user", content=self.prompt, images=self.images))
+        turns = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
+        if self.system:
+            turns.insert(0, OllamaMessage(role="system", content=self.system))
         return ChatRequest(
             messages=[message_of(each) for each in turns],
             chat_template_kwargs=self.template_variables(),
@@ -185,7 +189,7 @@ class OllamaEmbedRequest(Loaded, frozen=True, kw_only=True):
     @property
     def texts(self) -> list[str]:
         if isinstance(self.input, str):
-            return [self.input] if self.input else []
+            return list(filter(None, [self.input]))
         return self.input
 
     @property
@@ -218,8 +222,9 @@ def message_of(turn: OllamaMessage) -> Message:
     """Rewrite a message of Ollama's form."""
     content: str | list[MessagePart] = turn.content
     if turn.images:
-        images = [MessagePart(type="image_url", image_url=_image_url(data)) for data in turn.images]
-        content = [*images, *([MessagePart(type="text", text=turn.content)] if turn.content else [])]
+        content = [MessagePart(type="image_url", image_url=_image_url(data)) for data in turn.images]
+        if turn.content:
+            content.append(MessagePart(type="text", text=turn.content))
     calls = [
         openai.ToolCall(
             id=each.id, function=openai.FunctionCall(name=each.function.name, arguments=each.function.arguments)

@@ -62,10 +62,10 @@ from .load_report import FORMAT_HEADER, load_headers
 from .middleware import HttpMiddleware
 from .ollama import OllamaEndpoints
 from .openapi import document
-from .pages import PageEndpoints
 from .peers import Peers
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
+from .web.pages import PageEndpoints
 
 Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
 Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription

@@ -35,7 +35,7 @@ from ..api.openai.body_reader import WARNING
 from ..api.openai.events import SERVER_SEND
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
-from .static_files import CHAT_FILES
+from .web.files import CHAT_FILES
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -66,9 +66,12 @@ class OllamaEndpoints:
         has_thoughts: bool,
     ) -> None:
         """`template`: the model's chat template, empty without one. `has_thoughts`: its reasoning is told apart."""
-        self._engine, self._spec = engine, spec
-        self._new_chat, self._new_completion = new_chat, new_completion
-        self._template, self._has_thoughts = template, has_thoughts
+        self._engine = engine
+        self._spec = spec
+        self._new_chat = new_chat
+        self._new_completion = new_completion
+        self._template = template
+        self._has_thoughts = has_thoughts
         self._started_at = time.time()
         files = _weight_files(Path(spec.model_folder))
         self._size = sum(each.stat().st_size for each in files)
@@ -186,7 +189,8 @@ class OllamaEndpoints:
 
     async def show(self, request: Request) -> Response:
         _, name = await self._read(request, NamedModel)
-        model, family = self._spec.model, self._spec.model.architecture
+        model = self._spec.model
+        family = model.architecture
         defaults = self._spec.default_sampling_params
         info: JsonObject = {
             "general.architecture": family,

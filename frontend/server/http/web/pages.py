@@ -15,17 +15,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ....ipc.codec import JsonObject
-from ....ipc.spec.config.engine_spec import EngineSpec
-from ....ipc.version import tokenloom_version
-from ...forms.openai.errors import HttpError, encode_json, json_response
-from ..api.openai.local_engine import LocalEngine
-from ..metrics.shared_counts import MAX_SHOWN
-from ..requests.engine_metrics import SECONDS
-from ..requests.frontend import Frontend
-from .endpoint import Endpoint
-from .peers import Peers
-from .static_files import CHAT_FILES, FOLDER
+from .....ipc.codec import JsonObject
+from .....ipc.spec.config.engine_spec import EngineSpec
+from .....ipc.version import tokenloom_version
+from ....forms.openai.errors import HttpError, encode_json, json_response
+from ...api.openai.local_engine import LocalEngine
+from ...metrics.shared_counts import MAX_SHOWN
+from ...requests.engine_metrics import SECONDS
+from ...requests.frontend import Frontend
+from ..endpoint import Endpoint
+from ..peers import Peers
+from .files import CHAT_FILES, FOLDER
 
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _NO_OTHERS = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
