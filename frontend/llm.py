@@ -38,6 +38,7 @@ class LLM(Client):
         """
         config = config_from_keywords("LLM", model, options)
         self._attach(*(open_in_process(config) if in_process else open_private(config)))
+        self._model = config.model or "demo"
 
 
 def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
@@ -84,3 +85,4 @@ class AsyncLLM(AsyncClient):
         """
         config = config_from_keywords("AsyncLLM", model, options)
         self._attach(*(open_in_process(config, in_background=True) if in_process else open_private(config)))
+        self._model = config.model or "demo"

@@ -37,6 +37,7 @@ class BaseClient(Generic[DoneT]):
     waits until its command is done; in an AsyncClient it is a coroutine."""
 
     _waits_for_engine: ClassVar[bool]
+    _model = ""  # of an engine that this object has started
     _defaults: dict[str, Any] | None = None  # the engine's sampling defaults; None: not fetched yet
 
     def __init__(
@@ -69,6 +70,11 @@ class BaseClient(Generic[DoneT]):
         self._transport = transport
         self._finalizer = weakref.finalize(self, close)
         self._request_numbers = itertools.count()
+
+    def __repr__(self) -> str:
+        """Name the class, the model if it is known, and the addresses."""
+        places = ", ".join(self._transport.addresses)
+        return f"<{' '.join(filter(None, (type(self).__name__, self._model)))} at {places}>"
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
@@ -39,6 +39,8 @@ class Transport(ABC):
 
     Invariant: one thread at a time uses the ClientProtocol; other threads only queue commands for it.
     """
+
+    addresses: Sequence[str] = ("this process",)  # of the engine
 
     def __init__(self, protocol: ClientProtocol) -> None:
         self._protocol = protocol

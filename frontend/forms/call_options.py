@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatForm
 from ...ipc.params.lora_request import LoRARequest
+from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 
 JsonMapping = Mapping[str, object]
@@ -62,6 +63,12 @@ class TranscribeOptions(CallOptions, total=False):
     return_timestamps: bool  # return segments with the model's times
 
 
+_PARAMETERS = {  # keywords beside the options, by method
+    **dict.fromkeys(("generate", "chat"), ("sampling_params", "use_tqdm")),
+    **dict.fromkeys(("submit", "stream"), ("sampling_params", "request_id")),
+    "embed": ("pooling_params", "truncate_prompt_tokens", "priority", "timeout_s", "use_tqdm"),
+    "transcribe": ("use_tqdm",),
+}
 _TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")
 
 
@@ -69,9 +76,18 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
     """Raise TypeError for a keyword that `method` does not have, RequestError for a feature that is not served."""
     for name, value in options.items():
         if name not in known.__annotations__:
-            raise TypeError(f"{method}() has no keyword {name!r}; it has {', '.join(sorted(known.__annotations__))}")
+            raise TypeError(f"{method}() has no keyword {name!r}{_mend(method, name, known)}")
         if name in UnservedOptions.__annotations__ and value is not None and value != {}:
             raise RequestError(f"{name} is {value!r:.80}: this engine does not serve it, leave it out")
+
+
+def _mend(method: str, name: str, known: type[UnservedOptions]) -> str:
+    """Return what to write in place of an unknown keyword of a method."""
+    own = _PARAMETERS.get(method, ())
+    if name in SamplingParams.__struct_fields__ and "sampling_params" in {*own, *known.__annotations__}:
+        return f": it is a sampling parameter, write SamplingParams({name}=…)"
+    served = sorted({*known.__annotations__, *own} - UnservedOptions.__annotations__.keys())
+    return suggestion(name, served) or f"; it has {', '.join(served)}"
 
 
 def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest | None]:

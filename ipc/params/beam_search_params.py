@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import RequestError
+from .public_struct import PublicStruct
 from .sampling_params import MAX_CHILDREN, RANGES, Range
 
 
-class BeamSearchParams(msgspec.Struct, kw_only=True, frozen=True):
+class BeamSearchParams(msgspec.Struct, kw_only=True, frozen=True, metaclass=PublicStruct):
     """Parameters of a beam search.
 
     A beam's score is cum_logprob / n ** length_penalty, where n counts prompt and output tokens without an end token.

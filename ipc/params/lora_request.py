@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from .public_struct import PublicStruct
 
-class LoRARequest(msgspec.Struct, frozen=True):
+
+class LoRARequest(msgspec.Struct, frozen=True, metaclass=PublicStruct):
     """An adapter for a request: the name of a loaded adapter, or the folder to load it from."""
 
     lora_name: str

@@ -7,12 +7,15 @@ from typing import Literal
 import msgspec
 
 from ..errors import RequestError
+from .public_struct import PublicStruct
 from .sampling_params import Range
 
 _DIMENSIONS = Range(int, 1, 1 << 20)  # and at most the model's hidden_size
 
 
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class PoolingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=PublicStruct
+):
     """How `embed` pools hidden states after the final norm: of the last token, or the mean of all tokens.
 
     A value out of range raises RequestError with the field's name.

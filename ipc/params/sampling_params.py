@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from ..errors import RequestError
+from .public_struct import PublicStruct
 from .structured_outputs import StructuredOutputsParams
 
 MAX_CHILDREN = 128
@@ -30,7 +31,9 @@ OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 CutSide: TypeAlias = Literal["left", "right"]
 
 
-class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class RepetitionDetectionParams(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=PublicStruct
+):
     """Settings to end an answer (finish_reason repetition) when its last tokens repeat a pattern `min_count` times."""
 
     max_pattern_size: int = 0  # tokens of the longest pattern; 0: off
@@ -45,7 +48,12 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True,
 
 
 class SamplingParams(
-    msgspec.Struct, kw_only=True, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    kw_only=True,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    forbid_unknown_fields=True,
+    metaclass=PublicStruct,
 ):
     """Parameters of sampling, output and end of one request.
 

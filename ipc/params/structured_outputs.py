@@ -13,6 +13,7 @@ import msgspec
 
 from ..codec import JSON_STRING
 from ..errors import RequestError
+from .public_struct import PublicStruct
 
 GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark"]
 
@@ -25,7 +26,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 class StructuredOutputsParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=PublicStruct
 ):
     """A constraint of exactly one kind, with vLLM's names; construction converts `json` to text."""
 

@@ -220,7 +220,7 @@ def test_in_process_the_waiting_thread_runs_the_engine() -> None:
             expected_text("d", 7),
             expected_text("e", 7),
         ]
-        assert llm.info().model == "fake"
+        assert llm.info().model == "fake" and repr(llm) == "<FakeLLM at this process>"
         with pytest.raises(RequestError, match="forbidden"):
             llm.generate(FORBIDDEN, use_tqdm=False)
     assert engine.threads == {threading.current_thread()}

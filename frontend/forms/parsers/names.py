@@ -36,12 +36,13 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
 
 
 def find_tool_parser(template: str) -> str:
-    """Return the name of the parser for the format of tool calls in a chat template; "none" if the template has no
-    known marker and does not mention tools."""
+    """Return the name of the parser for the format of tool calls in a chat template. Without a known marker it is that
+    of Hermes, also for a template without a place for tools, whose tools `text/generic_tools.py` shows."""
     named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
-    if named is not None or "tools" not in template:
-        return named or "none"
-    return "llama" if "parameters" in template or "python_tag" in template else "hermes"
+    if named is not None:
+        return named
+    is_llamas = "tools" in template and ("parameters" in template or "python_tag" in template)
+    return "llama" if is_llamas else "hermes"
 
 
 def find_reasoning_parser(template: str) -> str:

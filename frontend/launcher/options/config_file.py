@@ -8,7 +8,8 @@ from pathlib import Path
 import yaml
 
 from ....ipc.errors import ConfigError
-from .options import KINDS, OPTION_NAMES, Given, suggestion
+from ....ipc.params.public_struct import suggestion
+from .options import KINDS, OPTION_NAMES, Given
 from .synonyms import NAMES
 
 MAX_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .options import suggestion
+from ....ipc.params.public_struct import suggestion
 from .vllm_options import VLLM_OPTIONS
 
 WIDTH = 119

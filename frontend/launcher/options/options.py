@@ -6,19 +6,19 @@ same checks and error texts.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from ....ipc.errors import ConfigError
+from ....ipc.params.public_struct import suggestion
 from ....ipc.spec.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from .environment import check_environment, with_key
 from .given import Given as Given
@@ -28,7 +28,6 @@ from .vllm_options import VLLM_OPTIONS
 
 logger = logging.getLogger("tokenloom.options")
 
-CLOSE = 0.7  # least difflib ratio of a suggested name
 LIBRARY_LOG_LEVEL = "warning"  # keeps the output of a program with an LLM free of our INFO lines
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"} | {
     list: "text or a list of texts",
@@ -189,12 +188,6 @@ def _as_given(message: str, options: Mapping[str, Given]) -> str:
     for flag, given in found:
         message = re.sub(rf"{flag}\b(?!-)", given.written, message)
     return f"{found[0][1].where}{message}" if found else message
-
-
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return ": did you mean A or B?" with at most 3 of `names` that are similar to `name`; "" if none is similar."""
-    close = difflib.get_close_matches(name, list(names), 3, CLOSE)
-    return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _utf8(value: object) -> object:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ....ipc.errors import one_line
-from .options import Kind, suggestion
+from ....ipc.params.public_struct import suggestion
+from .options import Kind
 from .vllm_options import json_or_same
 
 USAGE_CODE = 2

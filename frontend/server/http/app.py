@@ -6,6 +6,7 @@ Does not know the fields of bodies (`forms/openai/schema.py`) or the engine's me
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TypeAlias
@@ -67,6 +68,8 @@ from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 from .web.pages import PageEndpoints
 
+logger = logging.getLogger("tokenloom.http")
+
 Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
 Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription
 Work: TypeAlias = Streamed | Whole  # a checked request
@@ -86,6 +89,10 @@ class GeneratingEndpoints:
         self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
         reasoning = spec.config.reasoning_parser
         self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
+        if template and "tools" not in template:
+            logger.info(
+                "the chat template has no place for tools: they stand in the system message, calls as of Hermes"
+            )
         has_thoughts = self._reasoning_parser != "none"
         self._ollama = OllamaEndpoints(
             engine, spec, self._chat, self._complete, template=template, has_thoughts=has_thoughts

@@ -250,7 +250,7 @@ class OllamaEndpoints:
         kind = self._engine.inputs.media_limits.kind
         found = {
             "completion": True,
-            "tools": "tools" in self._template,
+            "tools": bool(self._template),
             "thinking": self._has_thoughts,
             "vision": kind == "image",
             "audio": kind == "audio",

@@ -30,6 +30,7 @@ from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.models.config_file import read_json
 from .default_templates import DEFAULT_TEMPLATES
+from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
 from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
@@ -65,6 +66,7 @@ class ChatTemplate:
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
         self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
+        self._takes_system = WeakKeyDictionary[jinja2.Template, bool]()
         self._turn_shapes = WeakKeyDictionary[jinja2.Template, TurnShape]()
         try:
             self._template = _compiled(source)
@@ -105,6 +107,9 @@ class ChatTemplate:
             raise RequestError("the chat has no messages: give at least one")
         template = self._template if form.template is None else _compile(form.template)
         names = self._names(form)
+        source = self.source if form.template is None else form.template
+        messages = calls_as_text(messages, source)
+        messages = with_tools(messages, names["tools"], source, lambda: self._shows_system(template))
         if form.is_continued:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
@@ -161,6 +166,16 @@ class ChatTemplate:
             is_shown = len(shown) == 2 and all(_PROBE in each for each in shown) and len(shown[0]) < len(shown[1])
             self._takes_media[template] = is_shown
         return self._takes_media[template]
+
+    def _shows_system(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows system messages; some refuse them."""
+        if template not in self._takes_system:
+            chat = [ChatMessage("system", _PROBE), ChatMessage("user", "x")]
+            as_parts, text = self._shows_parts_alone(template), ""
+            with contextlib.suppress(Exception):
+                text = self._rendered(template, self._names(MODEL_FORM), chat, as_parts=as_parts)
+            self._takes_system[template] = _PROBE in text
+        return self._takes_system[template]
 
     def _turn_shape(self, template: jinja2.Template, as_parts: bool) -> TurnShape:
         """Return the form in which a template expects earlier answers with tool calls."""

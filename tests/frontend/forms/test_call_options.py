@@ -12,6 +12,14 @@ import pytest
 
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
+from tokenloom.frontend.forms.call_options import (
+    AdapterOptions,
+    CallOptions,
+    ChatOptions,
+    TranscribeOptions,
+    UnservedOptions,
+    check_options,
+)
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.base import BulkArray
 from tokenloom.ipc.messages.client import ChatForm, Delta, LoadAdapter, Submit
@@ -99,6 +107,23 @@ def test_an_unserved_keyword_is_refused_by_name(
     assert fake.do(lambda service: service.submits) == []
     with pytest.raises(TypeError, match=rf"{method}\(\) has no keyword 'no_such_thing'"):
         call(fake, method, is_async, no_such_thing=None)
+
+
+@pytest.mark.parametrize(
+    ("method", "known", "name", "message"),
+    [
+        ("generate", CallOptions, "temperature", r"write SamplingParams\(temperature=…\)"),
+        ("generate", CallOptions, "use_tqdmm", r"did you mean use_tqdm\?"),
+        ("chat", ChatOptions, "tool", r"did you mean tools\?"),
+        ("embed", AdapterOptions, "temperature", "; it has lora_request, model, pooling_params"),
+        ("transcribe", TranscribeOptions, "max_tokens", r"write SamplingParams\(max_tokens=…\)"),
+    ],
+)
+def test_an_unknown_keyword_is_answered_with_what_to_write(
+    method: str, known: type[UnservedOptions], name: str, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        check_options(method, {name: 1}, known)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

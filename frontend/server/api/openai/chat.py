@@ -58,13 +58,6 @@ class ChatCompletion(ChoicesResponse):
         forced, params = _forced_calls(body), chat_params(body)
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
-        template = engine.inputs.chat_template
-        source = body.chat_template or (None if template is None else template.source)
-        if has_tools and forced is None and source is not None and "tools" not in source:
-            raise RequestError(
-                "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
-                "required or a named function, or start with --chat-template FILE"
-            )
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
         is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:

@@ -142,7 +142,8 @@ def test_a_deeply_nested_object_is_read_by_character() -> None:
         ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}[THINK][/THINK]", "mistral", "mistral"),
         ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", "none"),
         ("<|start|>assistant<|channel|>{{ tools }}", "openai", "gpt_oss"),
-        ("{{ messages }}", "none", "none"),
+        ("{{ messages }}", "hermes", "none"),
+        ("{{ parameters }}", "hermes", "none"),
     ],
 )
 def test_a_template_implies_its_parsers(template: str, tools: str, reasoning: str) -> None:

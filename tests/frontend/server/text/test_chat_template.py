@@ -291,8 +291,8 @@ def test_voxtral_has_the_template_of_its_publisher(tmp_path: Path, turns: Any, e
     template = ChatTemplate.of(voxtral_spec(tmp_path), None, MediaMarker("audio", "[AUDIO]", "[AUDIO]"))
     assert template is not None
     assert template.render([ChatMessage(role, content) for role, content in turns]) == expected
-    with pytest.raises(RequestError, match="turns are those of system, user and assistant, not of tool"):
-        template.render([ChatMessage("tool", "a")])
+    with pytest.raises(RequestError, match="turns are those of system, user and assistant, not of critic"):
+        template.render([ChatMessage("critic", "a")])
 
 
 def test_a_template_of_the_files_or_an_option_goes_before_that_of_the_architecture(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def call(arguments: object = TEXT) -> dict[str, Any]:
 def render(name: str, content: Any, more: dict[str, Any]) -> str:
     messages = [ChatMessage("user", "W?"), ChatMessage("assistant", content, more), ChatMessage("tool", "20")]
     form = ChatForm(variables={"tools": [{"type": "function", "function": {"name": "get"}}]})
-    return ChatTemplate(TEMPLATES[name], {}).render(messages, form)
+    return ChatTemplate("{# tools #}" + TEMPLATES[name], {}).render(messages, form)
 
 
 def arguments_in(rendered: str) -> object:
@@ -105,7 +105,7 @@ def test_a_torn_call_stays_as_it_is_or_is_empty(given: str) -> None:
 
 
 def test_a_template_that_shows_no_calls_gets_empty_texts_and_objects() -> None:
-    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}", {})
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}{# tool #}", {})
     assert template.render([ChatMessage("user", "W?"), ChatMessage("assistant", None, call())]) == "[W?][]"
     strict = ChatTemplate("{{ messages[-1].tool_calls[0].function.arguments.city + messages[-1].content }}", {})
     assert strict.render([ChatMessage("user", "W?"), ChatMessage("assistant", None, call())]) == "Lima"
