@@ -30,7 +30,7 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 SOURCES = (".py", ".c", ".h")  # a folder with any of these is a package
-DATA = (".html", ".ico")
+DATA = (".html", ".js", ".css", ".ico")
 MAX_LIBRARY_BYTES = 100_000  # stripped
 DEMO_FILES = (".wav", ".json", ".jinja", ".safetensors")
 BUILD_TIMEOUT_S = 100

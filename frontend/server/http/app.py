@@ -91,7 +91,7 @@ class GeneratingEndpoints:
         self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
         if template and "tools" not in template:
             logger.info(
-                "the chat template has no place for tools: they stand in the system message, calls as of Hermes"
+                "the chat template has no place for tools: the system message shows them, in the form of Hermes"
             )
         has_thoughts = self._reasoning_parser != "none"
         self._ollama = OllamaEndpoints(
