@@ -82,9 +82,9 @@ def test_blocks_go_to_a_disk_come_back_and_are_cleared(engine: LaunchedEngine) -
 
 
 def written(http: httpx2.Client) -> dict[str, object] | None:
-    """Return the disk of `GET /kv` once it has written all."""
-    disk = sources(http)["disk"]
-    return disk if disk["held_bytes"] and not disk["queued_bytes"] else None
+    """Return the disk of `GET /kv` once it has written all. It is not there before the tier process has reported it."""
+    disk = sources(http).get("disk", {})
+    return disk if disk.get("held_bytes") and not disk["queued_bytes"] else None
 
 
 def sources(http: httpx2.Client) -> dict[str, dict[str, object]]:
