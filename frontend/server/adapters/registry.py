@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ....ipc.errors import InternalError, RequestError
+from ....ipc.errors import InternalError, Overloaded, RequestError
 from ....ipc.messages.adapter import AdapterInfo, AdapterRef
 from .names_file import Names, NamesFile, read_names
 from .uses_file import LINGER_S, UsesFile, used_beside
@@ -259,7 +259,7 @@ class AdapterRegistry:
 
     def _save(self, order_id: str = "") -> None:
         """Replace the file with the current names, and record an order as carried out. Overloaded or InternalError if
-        the file cannot be written; after InternalError the names are as before."""
+        the file cannot be written; the names are then as before."""
         if order_id:
             self._orders[order_id] = None
             if len(self._orders) > MAX_ORDERS:
@@ -267,7 +267,7 @@ class AdapterRegistry:
         names = Names(list(self._infos.values()), sorted(self._found), list(self._orders), self._has_modules)
         try:
             self._file.write(names)
-        except InternalError:
+        except (InternalError, Overloaded):
             self._apply(read_names(self._file.path))
             raise
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ....ipc.errors import InternalError
+from ....ipc.errors import InternalError, Overloaded
 from .names_file import replace
 
 LINGER_S = 1.0  # how long an unused adapter stays in the file
@@ -40,11 +40,11 @@ class UsesFile:
             self._write({**self.held, digest: rank})
 
     def keep(self, digests: set[bytes]) -> None:
-        """Remove all adapters except these from the file. Overloaded if the disk is full; after any other failed write
-        they stay in the file."""
+        """Remove all adapters except these from the file. If it cannot be written, they stay in it until the next
+        call."""
         kept = {digest: rank for digest, rank in self.held.items() if digest in digests}
         if len(kept) < len(self.held):
-            with contextlib.suppress(InternalError):
+            with contextlib.suppress(InternalError, Overloaded):
                 self._write(kept)
 
     @property

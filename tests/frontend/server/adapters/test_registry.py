@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tokenloom.frontend.server.adapters.names_file import FILE_NAME
 from tokenloom.frontend.server.adapters.registry import LEFT_S, AdapterRegistry, digests_of
-from tokenloom.ipc.errors import RequestError
+from tokenloom.frontend.server.adapters.uses_file import LINGER_S
+from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.ipc.messages.adapter import AdapterInfo, AdapterRef
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -212,3 +213,25 @@ def test_a_name_that_another_frontend_gives_meanwhile_is_seen_by_the_last_look(n
     assert first == info_of("a", bytes(32))
     assert other.put(info_of("a", bytes([1]) * 32), known=lambda: other.get("a")) == first
     assert one.get("a") == first
+
+
+def test_on_a_full_disk_a_change_is_refused_and_uses_are_removed_later(new: NewRegistry, tmp_path: Path) -> None:
+    now = 0.0
+    registry = new(lambda: now, 0)
+    registry.put(info_of("a", bytes(32)))
+    assert registry.hold(bytes(32)) is not None
+    registry.release(bytes(32))
+    files = [tmp_path / FILE_NAME, *tmp_path.glob("adapters-*.json")]
+    assert len(files) == 2
+    for file in files:
+        file.with_suffix(".new").unlink(missing_ok=True)
+        file.with_suffix(".new").symlink_to("/dev/full")
+    with pytest.raises(Overloaded, match="No space left"):
+        registry.put(info_of("b", bytes([1]) * 32))
+    assert [info.name for info in registry.infos] == ["a"]
+    now = LEFT_S + LINGER_S
+    registry.expire(now)  # in each turn of the frontend, which must go on
+    for file in files:
+        file.with_suffix(".new").unlink()
+    registry.put(info_of("b", bytes([1]) * 32))
+    assert [info.name for info in registry.infos] == ["a", "b"]
