@@ -16,7 +16,7 @@ from tokenloom.ipc.helper_process import HelperLost, HelperProcess, HelperUnavai
 from tokenloom.tests.ipc.echo_helper import MODULE
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.shortages import few_descriptors, num_descriptors
-from tokenloom.tests.support.waiting import WAIT_S
+from tokenloom.tests.support.waiting import WAIT_S, wait_until
 
 Answer: TypeAlias = list[str | int]
 
@@ -64,14 +64,16 @@ def test_questions_larger_than_the_sockets_buffer_are_sent_at_once_and_answered_
 def test_an_end_is_reported_once_after_the_answers_before_it(helper: HelperProcess[Answer], end: str, how: str) -> None:
     ask(helper, "first")
     assert answers(helper, 1) == [["first", 0]]
-    before = num_descriptors()
+    before, process = num_descriptors(), process_of_test()
     if end == "kill":
-        process_of_test().send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         ask(helper, "never read", bytes(1 << 20))
         helper.interrupt()
     else:
         ask(helper, "second")
         ask(helper, end)
+        if end == "end":
+            wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
         assert answers(helper, 1) == [["second", 0]]
     with pytest.raises(HelperLost, match=how) as caught:
         answers(helper, 1)
