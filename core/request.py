@@ -76,7 +76,7 @@ class Request:
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts
     cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group
-    caller: str = ""  # shares the compilers of grammars with others
+    caller: str = ""  # key of the client, over HTTP of address and API key; callers share grammar compilers equally
     grammar_id: int = 0  # of its grammar (grammar/manager.py); 0: none
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
