@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "reference" / "glossary.md"
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
 LINE = re.compile(r"\| ([a-z]+) \| ([A-Z].+\.) \| `(\w+)` \|")
 CONCEPTS = """
-request answer attempt session lease
+request answer attempt session caller lease
 row step batch epoch generation ledger delta feature
 block slot arena pool namespace key publication tier source pin
 fill medium span entry piece
