@@ -1,4 +1,4 @@
-"""Admission: accepts requests that can ever fit, and new ones only while the queue has room."""
+"""Admission: refuses requests that can never fit, and new ones while the queue is full."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ AGING_S = 60.0  # under the priority policy, waiting this long is worth one leve
 
 
 class Admission:
-    """Checks requests against the configuration's limits, the queue's content and the pool's size, and makes the
-    Requests of a checked message; owns nothing. The core's rates only say when to ask again."""
+    """Check of requests against the configured limits, the queue's content and the pool's size. It also turns a checked
+    message into Requests. Owns nothing; `stats` is only used to count refusals and to estimate when to retry."""
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
-        self._has_state = spec.model.has_state  # of layers: then no blocks are shared, not even within a request
+        self._has_state = spec.model.has_state  # then no blocks are shared, not even within a request
         self._max_tokens = spec.max_request_tokens
         self._encoder_cache_tokens = spec.encoder_cache_tokens
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
         """Raise RequestError if the request can never fit or exceeds one request's share of the queue, Overloaded if it
-        may fit later. A resubmission (it has tokens) is never refused for load."""
+        may fit later. A resubmission (an answer has tokens) is never refused because of the queue."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if message.adapter is not None:
@@ -100,8 +100,8 @@ class Admission:
             )
 
     def requests_of(self, frontend_id: int, message: EngineCoreRequest) -> list[Request]:
-        """Return the requests of a checked message, one for each answer. If they may not read the prefix cache, they
-        still share the blocks of their prompt, under a root of block keys of their own."""
+        """Return the requests of a checked message, one for each answer. Answers that may not read the prefix cache
+        still share their prompt's blocks, by keys from a random root, unless the model's layers keep states."""
         params, config, prompt = message.params, self._config, np.frombuffer(message.prompt_token_ids, np.int32)
         priority = params.priority if config.scheduling_policy == "priority" else 0
         is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching

@@ -7,8 +7,8 @@ import itertools
 
 from .request import Request, State
 
-MIN_SWEEP = 64  # entries
-MAX_EXPIRED = 256  # at once; others follow in the next turn
+MIN_SWEEP = 64  # entries in the heap before a sweep is worth it
+MAX_EXPIRED = 256  # requests in one call of `expired`; others follow in the next turn
 
 
 class Deadlines:
@@ -36,8 +36,8 @@ class Deadlines:
             self._sweep_at = max(2 * len(self._heap), MIN_SWEEP)
 
     def expired(self, now: float) -> list[Request]:
-        """Remove the deadlines until `now`; return their requests, each once, at most MAX_EXPIRED. `next` stays in the
-        past while there are more."""
+        """Remove the deadlines that have passed at `now` (unix seconds); return their requests, each once, at most
+        MAX_EXPIRED. If more have passed, `next` stays in the past."""
         found: dict[int, Request] = {}
         while len(found) < MAX_EXPIRED and self._heap and (self._heap[0][0] <= now or not _is_live(self._heap[0])):
             entry = heapq.heappop(self._heap)
@@ -47,7 +47,7 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """When to call `expired` next, in unix seconds; None: there are no deadlines."""
+        """Time at which to call `expired` next, in unix seconds; None if there are no deadlines."""
         return self._heap[0][0] if self._heap else None
 
 

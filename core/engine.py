@@ -40,8 +40,8 @@ class Executor(Protocol):
 
 
 class EngineCore:
-    """`step` sends steps, `on_result` applies results, `take_outputs` returns messages for the frontends. Invariant:
-    each unfinished request is in the table, and in the scheduler."""
+    """The core without its sockets: `step` sends steps, `on_result` applies results, `take_outputs` returns messages
+    for the frontends. Invariant: each unfinished request is in the table of requests and in the scheduler."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class EngineCore:
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
     ) -> None:
-        """record: file with the keys of the blocks that this generation of workers has computed. clock: given if the
-        caller advances it, too. asleep: parts of their memory that the workers do not hold."""
+        """record: file with the keys of the blocks that this generation of workers has computed. clock: the caller's
+        clock, if the caller advances it, too. asleep: the kinds of memory that the workers have freed."""
         config = spec.config
         self._config = config
         self._executor = executor
         self._outbox = Outbox()
-        self.asleep: list[MemoryTag] = asleep or []  # parts of the workers' memory; no step runs until all are awake
+        self.asleep: list[MemoryTag] = asleep or []  # memory that the workers have freed: no step runs until it is back
         self.deadlines = Deadlines()
         self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
@@ -88,8 +88,8 @@ class EngineCore:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_request(self, frontend_id: int, message: EngineCoreRequest) -> None:
-        """Queue the answers of a request, in place of those of an earlier attempt; finish them with an error if the
-        request is refused. An attempt that is not newer is accepted again and changes nothing."""
+        """Queue the answers of a request, in place of those of an earlier attempt, or report an error as their end if
+        the request is refused. If the attempt is not newer than the known one, only report it as accepted again."""
         first = message.children[0].key
         known = self._request_by_id.get((frontend_id, first))
         if known is not None and known.attempt >= message.attempt:
@@ -162,7 +162,7 @@ class EngineCore:
             end(request, reason)
 
     def drop_frontend(self, frontend_id: int) -> int:
-        """End all requests of a frontend that has gone, and drop its outputs; return the number of requests."""
+        """End all requests of a lost frontend, and drop its outputs; return the number of requests."""
         requests = [request for request in self.open_requests if request.frontend_id == frontend_id]
         for request in requests:
             self.end(request, "abort")
@@ -176,8 +176,8 @@ class EngineCore:
         return self._pause.mode is not None
 
     def pause(self, mode: PauseMode) -> None:
-        """Pause until `resume`; requests are still accepted. keep: no step is sent; abort: nor is one, and all
-        requests end now; wait: only requests that have run before go on, to their ends."""
+        """Pause until `resume`; requests are still accepted. Mode keep: no step is sent. Mode abort: no step is sent,
+        and all requests end now. Mode wait: requests that have run before continue to their ends, others wait."""
         self._pause.mode = mode
         if mode == "abort":
             for request in list(self._request_by_id.values()):
@@ -185,7 +185,7 @@ class EngineCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a pause is complete: no step is in flight and, in mode wait, no request is left that has run."""
+        """Whether a pause is complete: no step is in flight and, in mode wait, each request that has run has ended."""
         if self._pause.mode == "wait" and any(r.num_cached_tokens >= 0 for r in self.open_requests):
             return False
         return len(self.scheduler.ledger) == 0
@@ -206,14 +206,15 @@ class EngineCore:
             self.offload.clear(done)
 
     def forget_computed(self) -> None:
-        """Drop all computed and cached blocks before weights change; requests then continue from their tokens."""
+        """Drop all computed and cached blocks before weights change; requests then compute their tokens again."""
         if self.offload is not None:
             self.offload.close()
         self._reset_scheduler()
         self.enter_namespace(None)
 
     def enter_namespace(self, namespace: bytes | None) -> None:
-        """Name blocks from now on after the given weights, or at random. Running requests keep their names."""
+        """Compute block keys from now on in the given namespace, or in a random one if None. Requests that hold blocks
+        keep their keys."""
         kv_cache = self.scheduler.kv_cache
         if namespace != kv_cache.namespace:
             kv_cache.change_namespace(namespace)
@@ -222,11 +223,11 @@ class EngineCore:
                     request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        self.scheduler.reset(shares_prompts=not self._isolation.has_suspects)  # these wait for no prompt group
+        self.scheduler.reset(shares_prompts=not self._isolation.has_suspects)  # suspects must not wait for others
 
     @property
     def has_suspects(self) -> bool:
-        """Whether requests run alone now that may be the cause of lost workers."""
+        """Whether some requests run alone because one of them may have ended the workers."""
         return self._isolation.has_suspects
 
     @property
@@ -236,8 +237,8 @@ class EngineCore:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> int:
-        """Schedule and send steps until `steps_in_flight` are in flight, nothing can be computed, or the oldest waits
-        for masks; return their number. None is sent while memory is asleep or a pause (keep, abort) holds."""
+        """Schedule and send steps until `steps_in_flight` are in flight, nothing can be computed, or a feature delays
+        the next one. Return the number of steps sent: 0 while memory is asleep or a pause (keep, abort) lasts."""
         scheduler = self.scheduler
         num_sent = 0
         if self._pause.mode in ("keep", "abort") or self.asleep:
@@ -298,7 +299,8 @@ class EngineCore:
 
     @property
     def overdue_at(self) -> float | None:
-        """When the oldest step in flight counts as hung, by the clock; None if there is none, or it waits for masks."""
+        """Time by the clock at which the oldest step in flight counts as hung; None without one, or if it waits for
+        masks."""
         entry = self.scheduler.ledger.oldest
         if entry is None or self.grammars.is_awaiting_masks:
             return None
@@ -310,8 +312,8 @@ class EngineCore:
         return self.step_timer.look(self.scheduler.num_steps, has_step=len(self.scheduler.ledger) > 0)
 
     def lose_workers(self, reason: str) -> None:
-        """Return every running request to the queue with nothing computed. A request that is proven to kill the
-        workers fails with an error that quotes `reason`; if they were loading its adapter, all that wait for this."""
+        """Return every running request to the queue with nothing computed. A request that is proven to end the workers
+        fails with an error that quotes `reason`; if they were loading its adapter, all requests for it fail."""
         culprit = self._isolation.on_loss(self.scheduler.in_work())
         is_loading = culprit is not None and culprit.row < 0
         self._reset_scheduler()

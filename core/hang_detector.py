@@ -1,9 +1,9 @@
-"""HangDetector: how long a step may take before its workers count as hung.
+"""HangDetector: the time that a step may take before its workers count as hung.
 
-Learned from finished steps: the longest time for each power of two of tokens. A step of k times the tokens takes at
-most k times as long; the smallest bound of all known sizes, times a margin, is the limit, at least MIN_LIMIT_S. Steps
-that score prompts over the whole vocabulary are learned separately. A step that encodes media may take as much longer
-as such steps have taken, by the patches that go through a stage of the encoder.
+It learns from finished steps: the longest time for each power of two of tokens. A step of k times as many tokens is
+assumed to take at most k times as long, so each known size gives a bound. The limit is the smallest bound, times
+MARGIN, and at least MIN_LIMIT_S. Steps that score prompts over the whole vocabulary are learned separately. A step that
+encodes media gets additional time, learned from such steps by their work in the encoder.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class HangDetector:
         self._fixed_s = fixed_s
         # seconds, by whether prompts are scored and by the bit length of the token count
         self._longest_by_size: dict[bool, dict[int, float]] = {False: {}, True: {}}
-        self._longest_by_work: dict[int, float] = {}  # of steps that encode media
+        self._longest_by_work: dict[int, float] = {}  # of steps that encode media, by the bit length of their work
 
     def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False, encode_work: int = 0) -> None:
-        """Learn from a finished step. encode_work: patches that have gone through a stage of the encoder."""
+        """Learn from a finished step. encode_work: sum of its StageWork; 0: it has encoded nothing."""
         longest = self._longest_by_work if encode_work else self._longest_by_size[scores_prompts]
         size = (encode_work or num_tokens).bit_length()
         longest[size] = max(seconds, longest.get(size, 0.0))
@@ -57,8 +57,8 @@ def _sum_of(parts: Sequence[StageWork]) -> int:
 
 
 class StepTimer:
-    """Times the oldest step in flight, and lets detector and throttles learn from finished ones. A suspension of this
-    process excuses a step."""
+    """Timer of the oldest step in flight. It passes the times of finished steps to the detector and the throttles, and
+    restarts the time limit after a suspension of this process."""
 
     def __init__(
         self, clock: AwakeClock, detector: HangDetector, prefill_throttle: PrefillThrottle, media: RowMedia
@@ -66,8 +66,8 @@ class StepTimer:
         self._clock, self._detector, self._encodes = clock, detector, media.encodes
         self._prefill_throttle, self._encode_throttle = prefill_throttle, media.throttle
         self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
-        self._num_gaps = clock.num_gaps  # suspensions that are excused
-        self._num_excuses = 0  # of the oldest step
+        self._num_gaps = clock.num_gaps  # suspensions of this process that `look` has dealt with
+        self._num_excuses = 0  # times that the oldest step's limit was restarted after a suspension
         self._last_untimed_step = 0  # steps up to this one may have been suspended
 
     def begin(self) -> None:
@@ -75,8 +75,8 @@ class StepTimer:
         self._begun_at = self._clock.now
 
     def on_step(self, entry: LedgerEntry, seconds: float) -> None:
-        """Restart the time for the next step in flight. Learn from the finished one, unless it only copied blocks, or
-        may have been suspended, so that its `seconds` mean nothing."""
+        """Restart the time for the next step in flight. Learn from the finished one, unless it computed nothing, or its
+        `seconds` may include a suspension."""
         self._begun_at, self._num_excuses = self._clock.now, 0
         if entry.step <= self._last_untimed_step:
             return
@@ -108,7 +108,7 @@ class StepTimer:
         self._last_untimed_step = self._num_excuses = 0
 
     def overdue_at(self, entry: LedgerEntry) -> float:
-        """Return when the oldest step in flight counts as hung; by the clock."""
+        """Return the time, by the clock, at which the oldest step in flight, `entry`, counts as hung."""
         batch, work = entry.batch, _sum_of(self._encodes.work_of(entry.encodes)) if entry.encodes else 0
         limit_s = self._detector.limit_s(batch.num_tokens, scores_prompts=batch.scores_prompts, encode_work=work)
         return self._begun_at + limit_s

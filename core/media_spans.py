@@ -1,7 +1,7 @@
-"""The media of a prompt, as the core sees them: spans of its tokens, by rising starts, that do not overlap.
+"""Functions on the media of a prompt: spans of its tokens that do not overlap, sorted by their starts.
 
-The content of a block depends on the media with spans that touch it, and on its place in them. Knows no entries of the
-encoder cache and no blocks.
+The content of a block depends on the media whose spans overlap it, and on its position in these spans. Knows no entries
+of the encoder cache and no blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def touching(media: Sequence[MediaSpan], start: int, end: int) -> Sequence[Media
 
 def key_extra(media: Sequence[MediaSpan], start: int, end: int) -> bytes:
     """Return the part of the key of the block with tokens [start, end) that names its media: for each, its digest and
-    the index in its span of the first token in the block, u32 little-endian."""
+    the offset of the block's start in its span (0 if the span starts later), u32 little-endian."""
     spans = touching(media, start, end)
     return b"".join(span.digest + max(start - span.start, 0).to_bytes(4, "little") for span in spans)
 

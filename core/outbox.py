@@ -1,6 +1,6 @@
 """Outbox: the outputs for each frontend, collected over one turn and sent as one message.
 
-Columns of a step may mix frontends; they are split by frontend_id here.
+The tokens of a step may belong to several frontends; they are split by frontend_id here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .scheduling.result_processor import NewTokens
 
 
 class Outbox:
-    """Owns a message for each frontend. `take` empties it, unless all messages hold jump-forward tokens alone."""
+    """Owns one message for each frontend. `take` returns and removes them, unless all hold only jump-forward tokens."""
 
     def __init__(self) -> None:
         self._outputs_by_frontend: dict[int, EngineCoreOutputs] = {}
@@ -29,7 +29,7 @@ class Outbox:
 
     def add_tokens(self, tokens: NewTokens, *, are_jump_tokens: bool = False) -> None:
         """Add tokens and logprobs to the messages of their frontends. Jump-forward tokens alone do not make `take`
-        return these; the tokens of a step do, even if there are none."""
+        return the messages; the tokens of a step do, even if there are none."""
         is_due = self._is_due or not are_jump_tokens
         for frontend_id, columns in tokens.logprobs:
             outputs = self.of(frontend_id)
@@ -54,11 +54,11 @@ class Outbox:
         self._is_due = is_due
 
     def drop(self, frontend_id: int) -> None:
-        """Drop the message of a frontend that has gone."""
+        """Drop the message of a lost frontend."""
         self._outputs_by_frontend.pop(frontend_id, None)
 
     def take(self) -> list[tuple[int, EngineCoreOutputs]]:
-        """Return one message for each frontend with outputs; none as long as all hold jump-forward tokens alone."""
+        """Remove and return one message for each frontend with outputs; none while all hold only jump tokens."""
         if not self._is_due:
             return []
         self._is_due = False
@@ -67,7 +67,7 @@ class Outbox:
 
 
 def _select(frame: bytes, is_mine: npt.NDArray[np.bool_]) -> bytes:
-    """Return the marked rows of a column, a frame of int32."""
+    """Return the values of a column (int32) at the positions that `is_mine` marks."""
     return np.frombuffer(frame, np.int32)[is_mine].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""`python -m tokenloom.core.process`: the sockets and the loop of the core.
+"""CoreProcess (`python -m tokenloom.core.process`): the sockets and the loop of the core.
 
 One loop without threads: wait for a socket, apply results, accept requests and orders, schedule and send steps,
 send outputs. All decisions are in engine.py.
@@ -55,13 +55,13 @@ from .links.workers import Workers
 
 logger = logging.getLogger("tokenloom.core")
 
-BEATS_PER_TIMEOUT = 8  # at least: an undetected suspension takes up to 2 beats
+BEATS_PER_TIMEOUT = 8  # fewest beats of the clock in a step's time limit: suspensions of up to 2 are not detected
 
 
 class CoreProcess:
     """Owns the sockets; `run` serves until the supervisor sends Stop."""
 
-    _engine: EngineCore  # both from Initialize on
+    _engine: EngineCore  # `_engine` and `_orders` are set when Initialize comes
     _orders: OrderRunner
 
     def __init__(
@@ -96,7 +96,8 @@ class CoreProcess:
 
     @property
     def _sources(self) -> list[zmq.Socket[bytes] | int]:
-        """The sockets and descriptors that wake the loop; without an engine nobody else is answered."""
+        """The sockets and descriptors that wake the loop. Before there is an engine, they are only those of the
+        supervisor and of the check of keys."""
         sources: list[zmq.Socket[bytes] | int] = [self.supervisor.socket]
         if self._zap is not None:
             sources.append(self._zap.socket)
@@ -108,7 +109,7 @@ class CoreProcess:
         return sources
 
     def _listen(self) -> None:
-        """Open the sockets for frontends and workers. ConfigError if that fails for lack of room or a free port."""
+        """Open the sockets for frontends and workers. ConfigError if there is no room or no free port for them."""
         self._touched = TouchedAnswers(self._spec.own_file("touched"))
         self._frontends = FrontendPort(
             self._context, self._spec, self._touched, self.supervisor.send, self._model_folder
@@ -116,7 +117,7 @@ class CoreProcess:
         self._executor = self._workers.listen(self._generation)
 
     def _start(self, message: Initialize) -> None:
-        """Start the engine with the pool's size, and probe the ranks."""
+        """Make the engine, with the pool's size from the message, and start to probe the ranks."""
         spec = self._spec
         record = None
         if spec.config.enable_prefix_caching and not spec.shares_prefixes:
@@ -150,7 +151,7 @@ class CoreProcess:
         self._workers.probe()
 
     def _patience_ms(self) -> int | None:
-        """Return the time to poll, until the next deadline, in ms; None: without a limit."""
+        """Return how long to poll, in ms: until the next deadline; None if there is no deadline."""
         if not self._has_engine:
             return None
         if self._events is not None and self._events.has_replays:
@@ -169,7 +170,7 @@ class CoreProcess:
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
-        """Run one turn of the loop: results, requests and orders, steps, outputs."""
+        """Run one turn of the loop: receive results, requests and orders, then send steps and outputs."""
         maybe_fail("core.receive")
         if self._zap is not None:
             self._zap.answer()
@@ -207,7 +208,8 @@ class CoreProcess:
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_results(self) -> bool:
-        """Apply the workers' results. Return whether one of a step was among them."""
+        """Apply the workers' results. Return whether a step's result was among them. EngineDead if a result makes no
+        sense."""
         has_results = False
         if (workers := self._workers.serving) is not None:
             try:
@@ -260,41 +262,42 @@ class CoreProcess:
         self._orders.on_reloaded(holding, generation)
 
     def _lose_workers(self, reason: str) -> None:
-        """Close the failed worker group and ask the supervisor for another, for which running requests wait."""
+        """Close the failed worker group and ask the supervisor for another; requests wait until it has joined."""
         generation = self._workers.generation
         assert generation is not None
         logger.error("%s", reason)
         self._workers.close()
         self._engine.lose_workers(reason)
-        self._become_ready()  # it serves as soon as there are others
+        self._become_ready()  # it serves as soon as there are new workers
         self._tell_loss(reason)
         self.supervisor.send(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
-        """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so. Its successor
-        has the holding from before, if its ranks were changing theirs."""
+        """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so. If its ranks
+        were changing what they hold, the next group has the holding from before."""
         if self._workers.generation == message.generation:
             self._take_results()  # results sent before the end are valid
             self._workers.close()
             self._engine.lose_workers(message.reason)
             self._tell_loss(message.reason)
         if self._workers.generation is None and self._orders.on_workers_lost():
-            # they were changing what they hold, for which the blocks have lost their names
+            # the ranks were changing what they hold, and the blocks had lost their namespace for that
             self._tier.open(self._engine.offload, self._model_folder)
 
     def _tell_loss(self, reason: str) -> None:
-        """Let gateways send the requests of this core elsewhere until it has workers again."""
+        """Report the loss to gateways, which send this core's requests elsewhere until it has workers again."""
         self._frontends.tell_gateways(ReplicaDown(replica=0, reason=reason, has_core=True))
 
     def _open_group(self, generation: int) -> WorkerGroup:
-        """Open the sockets for a worker group, and tell the supervisor where ranks on other hosts find them."""
+        """Open the sockets for a worker group and return it; send the supervisor their addresses for ranks on other
+        hosts."""
         workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
         if workers.listening is not None:
             self.supervisor.send(workers.listening)
         return workers
 
     def _gain_workers(self, generation: int) -> None:
-        """Begin to probe the ranks of a new group."""
+        """Open the sockets for a new group and start to probe its ranks. A group that still serves is lost first."""
         if self._workers.serving is not None:
             self._engine.lose_workers("replaced by the supervisor")
         self._workers.listen(generation)
@@ -362,7 +365,7 @@ class CoreProcess:
 
 
 def _new_zap(context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> ZapHandler | None:
-    """Return the checker of the keys of gateways and of ranks on other hosts; None without either."""
+    """Return the handler that checks the keys of gateways and of ranks on other hosts; None if there are neither."""
     key_by_domain = {} if spec.group_keys is None else {GROUP: spec.group_keys.client_public}
     if spec.core_listen is not None and spec.config.hosts_key_file is not None:
         key_by_domain[CORES] = Keys.load(spec.config.hosts_key_file).client_public

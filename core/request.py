@@ -1,6 +1,6 @@
 """Request: one answer being generated, with its tokens, parameters, blocks and state.
 
-A request of n answers is n of these. Knows no text and no sockets.
+A client's request for n answers becomes n of these. Knows no text and no sockets.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class State(Enum):
 
 
 class WaitReason(Enum):
-    """Reason not to admit a request yet, even to a free row and blocks; `WaitingQueue.release` removes it."""
+    """Reason not to admit a request yet, even if a row and blocks are free; `WaitingQueue.release` removes it."""
 
     GRAMMAR = auto()  # its grammar is being compiled
     PROMPT = auto()  # another answer of its prompt group computes the prompt
-    TIER = auto()  # its blocks are on their way from a disk, a remote or a peer
+    TIER = auto()  # its blocks are on their way from a disk, a remote store or a peer
     ADAPTER = auto()  # its adapter is in no slot of the workers
     BLOB = auto()  # its adapter or media are on their way from a gateway
 
@@ -62,34 +62,34 @@ class Request:
     stop_token_ids: list[int]
     arrival_time: float  # unix seconds, by steady_time: the clock of its deadlines
     priority: int  # 0 for all under fcfs
-    sort_key: float  # of the policy: lower runs first
+    sort_key: float  # position in the policy's order: lower runs first
     tokens: Ids
     num_tokens: int
-    bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
+    bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each word
     logits_processors: list[int] = field(default_factory=list)
-    thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that begin a thought, and that end it
-    thought_end: bytes = b""  # int32: its grammar holds after these tokens
+    thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that start reasoning, and that end it
+    thought_end: bytes = b""  # int32: the grammar applies after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     adapter: AdapterRef | None = None  # None: the base model
-    adapter_slot: int = NO_SLOT  # of its adapter, while it runs
-    media: list[MediaSpan] = field(default_factory=list)  # of the prompt, by rising starts
-    num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts
+    adapter_slot: int = NO_SLOT  # the workers' slot that holds its adapter, while it runs
+    media: list[MediaSpan] = field(default_factory=list)  # spans of the prompt, sorted by start
+    num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs, counting the first, which has none
     cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group
     caller: str = ""  # key of the client, over HTTP of address and API key; callers share grammar compilers equally
-    grammar_id: int = 0  # of its grammar (grammar/manager.py); 0: none
+    grammar_id: int = 0  # number of its grammar (features/grammar/manager.py); 0: none
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
     block_ids: list[int] = field(default_factory=list)
-    block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, computed when needed
+    block_keys: list[bytes] = field(default_factory=list)  # keys of its first blocks, computed when needed
     num_cached_blocks: int = 0  # blocks of its table that others can find
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
-    num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of them, from places outside the pool
+    num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of the cached ones, by place
     num_preemptions: int = 0
-    num_drafts: int = 0  # verified
+    num_drafts: int = 0  # drafts that were verified
     num_accepted_drafts: int = 0
-    is_looked_up: bool = False  # in the tiers, since it was submitted or ran last
+    is_looked_up: bool = False  # the tiers were searched for its blocks since it was submitted or last ran
     num_skips: int = 0  # admissions of later requests while it did not fit
 
     def move(self, state: State) -> None:
@@ -99,7 +99,7 @@ class Request:
         self.state = state
 
     def note_prompt_logprobs(self, num_known: int) -> None:
-        """Note that logprobs of the first `num_known` prompt tokens were delivered; the first token has none."""
+        """Record that logprobs of the first `num_known` prompt tokens were delivered; the first token has none."""
         self.num_prompt_logprobs = max(num_known, 1) if num_known < self.num_prompt_tokens else ALL_KNOWN
 
     @property

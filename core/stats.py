@@ -1,4 +1,4 @@
-"""Counters of the core: progress reports, the log line, and the rates for admission."""
+"""CoreStats: counters of the core for progress reports, the log line, and admission's estimates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CoreStats:
         self.send_s = 0.0
         self.host_s = 0.0
         self.num_rows = 0
-        self.num_steps_by_rows = [0] * NUM_ROW_COUNTS  # i: of more than 2^(i-1) rows, at most 2^i
+        self.num_steps_by_rows = [0] * NUM_ROW_COUNTS  # [i]: steps of more than 2^(i-1) and at most 2^i rows
         self.num_step_tokens = 0
         self.num_steps_by_tokens = [0] * NUM_TOKEN_COUNTS  # likewise, up to 2^14
         self.num_refused_for_requests = 0
@@ -68,7 +68,7 @@ class CoreStats:
         self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool, is_asleep: bool
     ) -> Progress | None:
         """Return a report, or None if the last one is recent and there is work. A change of pause or sleep is reported
-        at once, since no turn may follow it."""
+        at once, since the loop may have no further turn for a long time."""
         is_recent = now - self._told_at < PROGRESS_INTERVAL_S and (is_paused, is_asleep) == self._told_state
         if is_recent and not is_idle:
             return None

@@ -1,4 +1,4 @@
-"""ChunkSizes: how many tokens of one request may be in a step beside others."""
+"""ChunkSizes: limits the tokens of one request in a step, so that other requests have room in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .waiting_queue import WaitingQueue
 
 
 class ChunkSizes:
-    """Reads the rows, the queue and `counts`, the tokens by row that are scheduled so far; owns nothing."""
+    """Limits of the tokens of requests in a step. Reads the rows, the queue and `counts`, the tokens by row that are
+    scheduled so far; owns nothing."""
 
     def __init__(
         self,
@@ -20,21 +21,21 @@ class ChunkSizes:
         max_num_batched_tokens: int,
         most: int,
     ) -> None:
-        """most: tokens of a prompt in a step while others run or wait."""
+        """most: largest number of tokens of a prompt in a step while other requests run or wait."""
         self._rows, self._waiting, self._features, self._counts = rows, waiting, features, counts
         self._budget, self._most = max_num_batched_tokens, most
 
     def of(self, request: Request, ahead: int, budget: int) -> int:
-        """Return how many of the next `ahead` tokens of a request with a row it computes in this step, if `budget` is
-        left; perhaps 0."""
+        """Return how many of the next `ahead` tokens of a running request this step computes, if `budget` tokens are
+        left for prompts. Features may lower the number, even to 0, or raise it while the step has room."""
         count = min(ahead, budget, self._limit(request))
         for cut in self._features.cut:
             count = cut(request, count, self._budget - int(self._counts.sum()))
         return count
 
     def _limit(self, request: Request) -> int:
-        """Return the most tokens of a request in this step. A lone request gets the whole budget, and so does a resumed
-        one (it has output tokens), unless the step samples for others: resumed ones then share one prompt's limit."""
+        """Return the largest number of tokens of a request in this step. A lone request gets the whole budget, and so
+        does a resumed one (it has output tokens), unless the step samples: then resumed ones share a prompt's limit."""
         is_alone = self._rows.num_active <= 1 and len(self._waiting) == 0
         if is_alone or (request.num_output_tokens and not self._brings_tokens()):
             return self._budget
@@ -42,6 +43,6 @@ class ChunkSizes:
         return max(self._most - given, 1)
 
     def _brings_tokens(self) -> bool:
-        """Whether the step so far computes a row to the end of its known tokens, so that it samples one."""
+        """Whether the step so far computes a row to the end of its known tokens, and so samples a token for it."""
         ends = self._rows.num_scheduled + self._counts
         return bool(((self._counts > 0) & (ends >= self._rows.num_tokens)).any())

@@ -1,7 +1,7 @@
-"""Drafting: guesses of the tokens after the last known ones of rows, computed in the step that computes these.
+"""Drafting: adds drafts, guesses of a row's next tokens, to the step that computes its last known token.
 
-A Proposer chooses them; a wrong one costs time, and never changes a token. Here they get what a step has left: budget
-behind all prompts, and blocks that no row can be without.
+A Proposer chooses them; a wrong draft costs time, but never changes an answer. Drafts get only what a step has left:
+the budget after all prompts, and blocks that are not reserved for a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .step_feature import StepFeature
 
 
 class Draft(NamedTuple):
-    """Guesses of the next tokens of a row, and where they are from."""
+    """Guesses of the next tokens of a row, and the name of their source."""
 
     source: str
     token_ids: list[int]
@@ -34,39 +34,39 @@ class Proposer(Protocol):
 
     @property
     def num_expected(self) -> float:
-        """Accepted drafts that were expected of all that were proposed."""
+        """Expected number of accepted drafts, among all drafts that were proposed so far."""
         ...
 
     @property
     def num_corpus_tokens(self) -> int:
-        """Tokens of finished answers that are kept."""
+        """Number of tokens of finished answers that are kept to find drafts in."""
         ...
 
     @property
     def may_propose(self) -> bool:
-        """Whether to ask it about the next step."""
+        """Whether to call `holds_next_step` and `propose` for the next step."""
         ...
 
     def holds_next_step(self, rows: Rows) -> bool:
-        """Return whether to send no step before the one in flight is back: only then the last tokens of its rows are
-        known, and drafts may follow them."""
+        """Return whether to wait for the result of the step in flight before the next step is sent. Only then are the
+        last tokens of its rows known, so that drafts can follow them."""
         ...
 
     def propose(self, rows: Rows, limits: Ids) -> Mapping[int, Draft]:
-        """Return drafts by row, none empty. limits: [max_num_seqs] most drafts of each row; 0 for most rows."""
+        """Return drafts by row, none empty. limits: [max_num_seqs] largest number of drafts of each row."""
         ...
 
 
 class Drafting(StepFeature):
-    """Adds drafts to a step. Without a `proposer` there are none."""
+    """Feature that adds drafts to a step; without a `proposer` it adds none."""
 
     def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta) -> None:
         self._rows, self._kv_cache, self._delta = rows, kv_cache, delta
         self.proposer: Proposer | None = None
-        self._source_by_row: dict[int, str] = {}  # of the drafts in flight
+        self._source_by_row: dict[int, str] = {}  # source of the drafts in flight, by row
         self.num_drafted: Counter[str] = Counter()  # drafts that were verified, by source
-        self.num_accepted: Counter[tuple[str, int]] = Counter()  # by source and position in the draft
-        self.num_steps_by_drafts: Counter[int] = Counter()  # by the drafts of one row
+        self.num_accepted: Counter[tuple[str, int]] = Counter()  # right drafts, by source and position
+        self.num_steps_by_drafts: Counter[int] = Counter()  # results of a row with drafts, by their number
 
     def delays_step(self) -> bool:
         return self.proposer is not None and self.proposer.may_propose and self.proposer.holds_next_step(self._rows)
@@ -79,8 +79,8 @@ class Drafting(StepFeature):
         return self.proposer.propose(self._rows, limits) if limits.any() else {}
 
     def place(self, drafts: Mapping[int, Draft], counts: Ids, budget: int) -> dict[int, list[int]]:
-        """Add drafts to rows that compute one token, as far as budget and blocks last; return the tokens of those that
-        fit. They preempt nobody: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
+        """Add drafts to rows that compute one token, as far as budget and blocks last; return those that fit, by row.
+        They preempt no request: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
         placed = dict[int, list[int]]()
         rows, size, limits = self._rows, self._kv_cache.block_size, self._rows.draftable()
         budget -= int(counts.sum())
@@ -88,7 +88,7 @@ class Drafting(StepFeature):
             request = rows.request_by_row[row]
             if request is None or counts[row] != 1:
                 continue
-            if request.thought_end:  # the grammar holds from the draw after it on
+            if request.thought_end:  # the grammar applies to the tokens after it
                 token_ids = _before(token_ids, decode_ids(request.thought_end)[-1])
             num_tokens = int(rows.num_tokens[row])
             num_free = max(self._kv_cache.pool.num_free - rows.num_active, 0)
@@ -106,7 +106,7 @@ class Drafting(StepFeature):
         return placed
 
     def on_verified(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of a row whose result has come."""
+        """Count the drafts of a row whose result has come, and how many of them were accepted."""
         source, request = self._source_by_row[row], self._rows.request(row)
         request.num_drafts += num_drafts
         request.num_accepted_drafts += num_accepted

@@ -1,6 +1,6 @@
-"""LogprobTable: logprobs of a step, from rows (workers) to request keys (frontends).
+"""LogprobTable: the logprobs of a step, converted from the rows of workers to the request keys of frontends.
 
-Columns in, columns out; probabilities pass unread.
+Input and output are columns; the values of the logprobs are not read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogprobTable(NamedTuple):
 
     @classmethod
     def of(cls, columns: RowLogprobs) -> LogprobTable:
-        """Decode a worker's columns. ProtocolError if their lengths do not fit."""
+        """Decode a worker's columns. ProtocolError if their lengths do not agree."""
         rows, positions, widths, ranks, token_ids = (
             np.frombuffer(frame, np.int32)
             for frame in (columns.rows, columns.positions, columns.widths, columns.ranks, columns.token_ids)
@@ -51,7 +51,8 @@ class LogprobTable(NamedTuple):
         return LogprobTable._make([*(column[mask] for column in self[:4]), *(column[entries] for column in self[4:])])
 
     def by_frontend(self, frontend_ids: Ids, keys: Ids, positions: Ids) -> KeyLogprobsByFrontend:
-        """Return (frontend id, its tokens encoded, with these keys and positions) for each frontend. Inputs: [n]."""
+        """Return for each frontend its id and the encoded logprobs of its tokens, under the given request keys and
+        positions. Inputs: [n]."""
         found = []
         for frontend_id in np.unique(frontend_ids).tolist():
             mask = frontend_ids == frontend_id

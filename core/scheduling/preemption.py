@@ -1,6 +1,7 @@
 """Preemption: chooses the running requests that give way to another one.
 
-Only requests behind in the policy's order give way, the cheapest first. Changes nothing: the scheduler preempts.
+Only requests that come later in the policy's order give way, the cheapest first. Changes nothing: the scheduler
+preempts.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from .step.rows import Rows
 
 
 class Preemption:
-    """Chooses the requests to preempt. Reads the rows and the pool; owns nothing."""
+    """Choice of the requests to preempt. Reads the rows and the pool; owns nothing."""
 
     def __init__(self, rows: Rows, kv_cache: KVCacheManager) -> None:
         self._rows, self._kv_cache = rows, kv_cache
 
     def victims(self, request: Request, limit: int) -> list[Request]:
         """Return the running requests to preempt so that `request` gets a row and blocks: at most `limit`, all
-        strictly behind it in order, cheapest first. Empty if it fits without preemption, or not even with it.
+        strictly after it in order, cheapest first. Empty if it fits without preemption, or not even with it.
 
         Only a request that has never run preempts others, so each request preempts at most once, and requests cannot
         preempt one another in turn."""
@@ -38,8 +39,8 @@ class Preemption:
         return victims if has_row and num_missing <= 0 else []
 
     def cheapest_behind(self, request: Request) -> Request | None:
-        """Return the running request behind `request` in order that is cheapest to preempt; None if there is none.
-        Requests ahead are never preempted, so the first in order always makes progress."""
+        """Return the running request after `request` in order that is cheapest to preempt; None if there is none.
+        Requests before it are never preempted, so the first in order always makes progress."""
         behind = [
             other for other in self._rows.requests() if (other.sort_key, other.key) > (request.sort_key, request.key)
         ]

@@ -1,9 +1,9 @@
-"""PrefillThrottle: how many prompt tokens may join a step beside decoding rows.
+"""PrefillThrottle: limits the prompt tokens in a step that also has decoding rows.
 
 One prompt among many decoding rows may add half a step's time to their step, and each further prompt as much again;
 more would stall the streams. A burst of prompts gets the whole budget, and so do its last prompts, for as many steps as
-the burst had before: held back, they would decode alone after all others. The cost of prompt tokens is learned from
-finished steps.
+the burst had before: if they were held back, they would decode alone after all others. The cost of prompt tokens is
+learned from finished steps.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 SHARE = 0.5  # of a decode step's time that one prompt may add to it
 CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
 MIN_TOKENS = 6  # every prompt makes progress; with AVX2, 8 tokens beside 16 rows and 2k keys nearly double the step
-MIN_SAMPLE = 128  # prompt tokens in a step to learn their cost from: fewer take little beside the mixed step's own cost
+MIN_SAMPLE = 128  # fewest prompt tokens to learn their cost from: a mixed step's own cost outweighs that of fewer
 _WEIGHT = 0.3  # of the newest step in the averages
-_MOST_SLOWER = 1.25  # times the average that count of a slower step
-_SLOWER_WEIGHT = 0.1  # of a decode step above its average, so that this one is not far above an undisturbed step
+_MOST_SLOWER = 1.25  # a slower step counts as at most this many times the average
+_SLOWER_WEIGHT = 0.1  # of a decode step above the average, so that the average stays near an undisturbed step
 
 
 class PrefillThrottle:
@@ -26,7 +26,7 @@ class PrefillThrottle:
         self._decode_step_s: dict[int, float] = {}  # by bits of the number of rows
         self._prompt_token_s: float | None = None
         self._times_as_long = 1.0
-        self._burst_steps = 0  # that the last prompts of a burst may still take
+        self._burst_steps = 0  # steps in which the last prompts of a burst may still have the whole budget
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Update the averages with the tokens and the seconds of a finished step."""
@@ -36,7 +36,7 @@ class PrefillThrottle:
         if not num_prompt_tokens:
             known = self._decode_step_s.get(size)
             weight = _WEIGHT
-            if known is not None and seconds > known:  # perhaps for other work on the machine
+            if known is not None and seconds > known:  # perhaps because of other work on the machine
                 weight, most = _SLOWER_WEIGHT, _MOST_SLOWER * known
                 seconds = seconds if seconds < most else most
             self._decode_step_s[size] = blend(known, seconds, weight)
@@ -62,9 +62,9 @@ class PrefillThrottle:
         return decodes_s + num_prompt_tokens * (self._prompt_token_s or 0.0)
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
-        """Return how many of the `budget` tokens left beside `num_decodes` decoding rows may go to `num_prompts`
-        prompts in the next step: all in a burst, or before the costs are known. A size of batch that no step had yet
-        counts as the next smaller one. Call it once for a step whose rows may change."""
+        """Return how many of the `budget` tokens that `num_decodes` decoding rows leave may go to `num_prompts` prompts
+        in the next step: all in a burst, or while the costs are unknown. If no step has had this size of batch, the
+        costs of the next smaller one apply. Call it once for each step whose rows may change."""
         if num_decodes <= CROWD * num_prompts:
             self._burst_steps += 1
             return budget
@@ -81,5 +81,5 @@ class PrefillThrottle:
 
 
 def blend(old: float | None, new: float, weight: float = _WEIGHT) -> float:
-    """Return a moving average with one more value."""
+    """Return the moving average `old` with one more value, `new`. `old` is None before the first value."""
     return new if old is None else (1 - weight) * old + weight * new

@@ -36,7 +36,7 @@ class PromptGroups:
             follower.waits_for.add(WaitReason.PROMPT)
 
     def reunite(self, requests: Iterable[Request]) -> None:
-        """Form new groups of those of these requests that once shared one, after their computed blocks were lost."""
+        """Group those of `requests` again that once shared a group, after their computed blocks were lost."""
         members_by_group: dict[int, list[Request]] = {}
         for request in sorted(requests, key=lambda request: request.key):
             if request.prompt_group:
@@ -46,11 +46,12 @@ class PromptGroups:
                 self.add(members)
 
     def dissolve(self, leader: Request) -> list[Request]:
-        """Remove the leader's group; return its followers, which the caller releases."""
+        """Remove the leader's group and return its followers, which the caller must release."""
         return self._members_by_group.pop(leader.prompt_group)[1:]
 
     def remove(self, request: Request) -> Request | None:
-        """Remove a request that ends. If it led, return the follower in its place, which the caller releases."""
+        """Remove a request that ends from its group. If it was the leader, return the next one, which the caller must
+        release; else None."""
         members = self._members_by_group.get(request.prompt_group)
         if members is None:
             return None

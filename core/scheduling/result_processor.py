@@ -1,8 +1,8 @@
-"""Apply a step's result: append sampled tokens to rows whose request is unchanged, and finish the requests that stop.
+"""ResultProcessor: applies a step's result: appends tokens to rows that still have their request, and ends requests.
 
-A row brings any number of tokens; one token for each row of an unchanged batch is the fast path. Tokens that a grammar
-leaves no choice of (jump-forward tokens) are appended before the step that samples the first of them is back; its
-sampled token must be equal. Knows no queue and no budget.
+A result has any number of tokens for a row; one for each row of an unchanged batch is the fast path. Jump-forward
+tokens, those that a grammar leaves no choice about, are appended while the step that samples the first of them is in
+flight; the token that it samples must be the same. Knows no queue and no budget.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class NewTokens(NamedTuple):
     token_owners: TokenOwners
     starts: bytes  # int32: output index of each token
     token_ids: bytes  # int32
-    logprobs: KeyLogprobsByFrontend = ()  # of requests that asked for them
+    logprobs: KeyLogprobsByFrontend = ()  # of the output tokens, for requests that asked for them
     prompt_logprobs: KeyLogprobsByFrontend = ()
 
 
 class FinishedRequest(NamedTuple):
     request: Request
     reason: FinishReason
-    vector: BulkArray | None = None  # of a prompt that was to be embedded
+    vector: BulkArray | None = None  # embedding of the prompt, if the request asked for one
     error: ErrorInfo | None = None  # with reason "error"
 
 
@@ -61,7 +61,8 @@ class _Columns(NamedTuple):
 
 
 class ResultProcessor:
-    """Writes into the scheduler's rows; `release` takes a finished request off its row."""
+    """Processor of the results of steps: it writes into the scheduler's rows. `release` frees a finished request's row
+    and blocks."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class ResultProcessor:
         release: Callable[[Request], None],
         on_verified: Callable[[int, int, int], None],
     ) -> None:
-        """on_verified: gets a row, the number of its drafts, and how many of them are tokens."""
+        """on_verified: called with a row, the number of its drafts, and how many of them were right."""
         self._rows, self._delta, self._release, self._on_verified = rows, delta, release, on_verified
 
     def process(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
@@ -109,12 +110,12 @@ class ResultProcessor:
         return new_tokens, finished
 
     def _unknown_tokens(self, output: ModelRunnerOutput, entry: LedgerEntry) -> _Columns:
-        """Return the new tokens of requests that still have their rows. A row may bring any number of tokens; one that
-        brings none computes its last token again. ProtocolError if a token differs from the one known there."""
+        """Return the new tokens of requests that still have their rows. A row without a token computes its last token
+        again. ProtocolError if a row has no result, or a token differs from the known one at its position."""
         # Steps overlap: this one was made before the results of those before it had come. Since then a row may
-        #  - have another request, or none: its epoch is another one, and the result is void;
-        #  - have been rewound, since an earlier step brought no token for it: the result begins one position earlier;
-        #  - have got jump-forward tokens: the result repeats the first of them, which is known.
+        #  - have another request, or none: its epoch has changed, and the result is dropped;
+        #  - have been rewound, since an earlier step had no token for it: the result begins one position earlier;
+        #  - have received jump-forward tokens: the result repeats the first of them, which is known.
         batch, state = entry.batch, self._rows
         rows = batch.sampled_rows
         counts = _counts_of(output, rows)
@@ -145,8 +146,8 @@ class ResultProcessor:
     def _settle_drafts(
         self, output: ModelRunnerOutput, batch: Batch, is_live: npt.NDArray[np.bool_], counts: Ids, token_ids: Ids
     ) -> None:
-        """Take back the drafts of live rows that are no tokens. ProtocolError if a row keeps more draws than are valid:
-        all but the last must equal their drafts. counts, token_ids: those that came, of all sampled rows."""
+        """Take back the wrong drafts of live rows. ProtocolError if the tokens of a row do not fit its drafts: all but
+        the last must equal them. counts, token_ids: the result's tokens of all sampled rows."""
         ends = np.cumsum(counts).tolist()
         for row, end, count, has_row in zip(
             batch.sampled_rows.tolist(), ends, counts.tolist(), is_live.tolist(), strict=True
@@ -165,7 +166,8 @@ class ResultProcessor:
         self._rows.version += 1
 
     def _finish_masked(self, new: _Columns, masked_rows: bytes) -> tuple[_Columns, list[FinishedRequest]]:
-        """Finish requests in `masked_rows` with an error: their rules leave no token. Return the other tokens, too."""
+        """Finish the requests of `masked_rows`, whose rules allow no token, with an error. Return the tokens of the
+        other rows, and these requests."""
         is_masked = np.isin(new.rows, np.frombuffer(masked_rows, np.int32))
         rows = np.unique(new.rows[is_masked]).tolist()
         return new.select(~is_masked), [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows]
@@ -196,9 +198,9 @@ class ResultProcessor:
         return reasons
 
     def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append jump-forward tokens: the step in flight samples the first, and a later step computes all. They are cut
-        before a stop token and the last token of a request; it gets none if fewer than 2 are left or the next step is
-        in flight, too."""
+        """Append jump-forward tokens and return those that were appended. The step in flight samples the first of a
+        request; a later step computes all. They are cut before a stop token and before a request's last token. A
+        request gets none if fewer than 2 are left, or if its next step is in flight, too."""
         state, rows, positions, new_ids = self._rows, list[int](), list[int](), list[int]()
         for request, token_ids in jumps:
             row = request.row
@@ -228,7 +230,8 @@ class ResultProcessor:
         return table.by_frontend(state.frontend_id[rows], state.request_key[rows], positions)
 
     def _prompt_logprobs(self, columns: RowLogprobs, entry: LedgerEntry) -> KeyLogprobsByFrontend:
-        """Return logprobs of prompt tokens under their requests' keys; note in the requests that they are delivered."""
+        """Return logprobs of prompt tokens under their requests' keys, and record in the requests that they are
+        delivered."""
         table, state = self._live_logprobs(columns, entry), self._rows
         rows = table.rows
         for row in np.unique(rows).tolist():
@@ -236,7 +239,8 @@ class ResultProcessor:
         return table.by_frontend(state.frontend_id[rows], state.request_key[rows], table.positions)
 
     def _live_logprobs(self, columns: RowLogprobs, entry: LedgerEntry) -> LogprobTable:
-        """Return the logprobs of rows that still belong to the same request. ProtocolError for rows not in the step."""
+        """Return the logprobs of rows that still belong to the same request. ProtocolError if a row is not in the
+        step."""
         table, batch = LogprobTable.of(columns), entry.batch
         index = np.searchsorted(batch.rows, table.rows)
         if (index == len(batch.rows)).any() or (batch.rows[index] != table.rows).any():
@@ -244,7 +248,8 @@ class ResultProcessor:
         return table.select(self._rows.epoch[table.rows] == batch.epochs[index])
 
     def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
-        """Finish the requests whose prompts the step has embedded, if they still have their rows."""
+        """Finish and return the requests whose prompts the step has embedded, if they still have their rows.
+        ProtocolError if the result has vectors of other rows than the step."""
         batch = entry.batch
         rows, epochs = batch.pooled_rows.tolist(), batch.pooled_epochs.tolist()
         vector_by_row = {pooled.row: pooled.vector for pooled in output.pooled}
@@ -266,7 +271,8 @@ def _new_tokens(token_owners: TokenOwners, new: _Columns) -> NewTokens:
 
 
 def _counts_of(output: ModelRunnerOutput, asked_rows: npt.NDArray[np.intp]) -> Ids:
-    """Return the number of tokens of each asked row: [len(asked_rows)], -1 without a result. Others: ProtocolError."""
+    """Return the number of tokens of each asked row: [len(asked_rows)], -1 if it has no result. ProtocolError if the
+    result has other rows, or rows out of order."""
     rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
     index = np.searchsorted(asked_rows, rows)
     is_asked = len(rows) == 0 or (index[-1] < len(asked_rows) and np.array_equal(asked_rows[index], rows))

@@ -1,8 +1,8 @@
 """Scheduler: decides which row computes how many tokens in the next step.
 
 There is no prefill phase and no decode phase: the scheduled tokens of each request catch up with its known tokens
-under one token budget a step. Step n+1 is scheduled while step n runs; a result for a row that has another request
-since is dropped by its epoch.
+under one token budget a step. Step n+1 is scheduled while step n runs; if a row has been given to another request
+since, its epoch has changed, and the result is dropped.
 
 A step: `schedule` chooses token counts in `_counts`, gets a Batch of them (or the last Batch again), lets the features
 add their orders and enters it in the ledger; StepDelta adds the changes of rows and blocks to the message;
@@ -31,7 +31,7 @@ from .step.step_delta import StepDelta
 from .step_feature import StepFeatures, StepPlan
 from .waiting_queue import WaitingQueue
 
-MAX_SKIPS = 64  # admissions of later requests while one does not fit
+MAX_SKIPS = 64  # admissions of later requests while one does not fit; then they wait for it
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, tried in one step
 MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones in one step
 
@@ -51,7 +51,7 @@ class Scheduler:
         generation: int,
         preempts_for_waiting: bool = False,
     ) -> None:
-        """preempts_for_waiting: a new request may take the place of running ones behind it."""
+        """preempts_for_waiting: a new request may take the place of running ones that come after it in order."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
         self.features = StepFeatures()
@@ -79,7 +79,7 @@ class Scheduler:
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Queue the answers of one request; each fits into an empty pool. If the prompt is longer than a block, and
+        """Queue the answers of one request; each must fit into an empty pool. If the prompt is longer than a block, and
         blocks are shared, the first computes it and the others wait until they find its blocks."""
         has_blocks = requests[0].num_prompt_tokens > self.kv_cache.block_size
         if len(requests) > 1 and has_blocks and self.kv_cache.shares_blocks(requests[0]):
@@ -114,7 +114,7 @@ class Scheduler:
             self.waiting.release(successor, WaitReason.PROMPT)
 
     def in_work(self) -> dict[Request, int]:
-        """Return the requests for which the workers now do something, with their numbers of known tokens: those of the
+        """Return the requests on which the workers work now, with their numbers of known tokens: the requests of the
         oldest step in flight, and those that a feature names."""
         oldest = self.ledger.oldest
         named = [request for feature in self.features.in_order for request in feature.in_work(oldest)]
@@ -124,7 +124,7 @@ class Scheduler:
         return found
 
     def take_step(self) -> int:
-        """Return the next step number, and use it up, for a message in place of a step. No step may be in flight."""
+        """Return the number of the next step, for a message that takes its place. No step may be in flight."""
         self.num_steps += 1
         return self.num_steps
 
@@ -156,7 +156,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
-        message. None if no row has anything to compute and no feature an order."""
+        message. None if no row has anything to compute and no feature has an order."""
         batch = self.batches.repeated()
         if batch is not None:
             budget = self._budget - batch.num_tokens
@@ -195,7 +195,7 @@ class Scheduler:
 
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
         """Cache the blocks of these rows, which are full of tokens already sent, and give each row another block. If
-        the pool is short, rows take theirs in the policy's order, and requests behind them are preempted."""
+        the pool is short, rows get theirs in the policy's order, and requests after them are preempted."""
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
@@ -224,8 +224,8 @@ class Scheduler:
         return budget
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the table to `num_tokens` tokens, preempting requests behind this one if needed. False: the pool has
-        too few blocks even then, and the request itself was preempted."""
+        """Extend a request's blocks to `num_tokens` tokens; if needed, preempt requests after it in order. Return False
+        if the pool has too few blocks even then: the request itself was preempted."""
         while (blocks := self.kv_cache.allocate_slots(request, num_tokens)) is None:
             victim = self._preemption.cheapest_behind(request) or request
             self.preempt(victim)
@@ -290,7 +290,8 @@ class Scheduler:
             self.waiting.add(request)
 
     def _admit(self, request: Request, budget: int) -> int | None:
-        """Move a waiting request to a row; return its tokens in this step, None if it does not fit."""
+        """Move a waiting request to a row; return the number of its tokens in this step, or None if it does not fit or
+        its blocks are to be loaded first."""
         computed = self.kv_cache.get_computed_blocks(request)
         if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
             return None
@@ -347,7 +348,7 @@ class Scheduler:
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)
         new_tokens, finished = self.processor.process(output, entry)
-        self.ledger.entries.popleft()  # not before: a step with a senseless result is lost with its workers
+        self.ledger.entries.popleft()  # last: if the result is invalid, the step must be lost with its workers
         return entry, new_tokens, finished
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,11 +1,11 @@
 """StepFeature: the interface of a part of the engine that has a say in steps, such as adapters, media or grammars.
 
-A feature lives in core/features/ and defines the verbs that it needs; one that it lacks costs nothing. Its requests:
+A feature lives in core/features/ and defines the verbs that it needs; others cost nothing. The verbs of a request:
 
     arrive → wait → (holds)* → admit → leave → wait … → end
 
 Each request that arrives ends once, and each that was admitted leaves once, before it waits again or ends. A feature
-changes no row, and `plan` writes into the StepDelta alone.
+changes no row, and `plan` writes only into the StepDelta.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ class Engine(Protocol):
         """Send masks for the oldest step in flight to the workers."""
 
     def append_jump_tokens(self, jumps: list[tuple[Request, list[int]]]) -> NewTokens:
-        """Append tokens of running requests that need no sampling; return those that were."""
+        """Append tokens of running requests that need no sampling; return those that were appended."""
         ...
 
     def enter_namespace(self, namespace: bytes | None) -> None:
-        """Name blocks from now on after the given weights, or at random."""
+        """Compute block keys from now on in the given namespace, or in a random one if None."""
 
 
 class StepPlan:
-    """The step that is being made, when its tokens are chosen."""
+    """The step that is being made, after its tokens are chosen."""
 
     def __init__(self, counts: Ids, delta: StepDelta) -> None:
-        """counts: [max_num_seqs] its tokens by row, changed in place by the scheduler. delta: of its message."""
+        """counts: [max_num_seqs] tokens of the step by row, changed in place by the scheduler. delta: changes that the
+        step's message will carry."""
         self.counts, self.delta = counts, delta
         self.number = 0
 
@@ -57,10 +58,11 @@ class StepFeature:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def arrive(self, request: Request) -> None:
-        """Note a new request, before it waits. It may get a WaitReason."""
+        """Record a new request, before it waits. The feature may give it a WaitReason."""
 
     def wait(self, request: Request) -> None:
-        """Note that a request begins to wait for a row, also after it has lost one. It may get a WaitReason."""
+        """Record that a request starts to wait for a row: a new one, or one that has lost its row. The feature may give
+        it a WaitReason."""
 
     def holds(self, request: Request) -> bool:
         """Return whether a request must wait, although it is the first in order that has no WaitReason. Features are
@@ -68,18 +70,19 @@ class StepFeature:
         return False
 
     def admit(self, request: Request, num_computed: int) -> None:
-        """Note that a request has got a row. Its first `num_computed` tokens were in the prefix cache."""
+        """Record that a request has received a row. Its first `num_computed` tokens were in the prefix cache."""
 
     def leave(self, request: Request, last_step: int) -> None:
-        """Note that a request has lost its row. last_step: number of the last step that was scheduled."""
+        """Record that a request has lost its row. last_step: number of the last step that was scheduled."""
 
     def end(self, request: Request, reason: FinishReason | None) -> None:
-        """Note that a request has ended, after it has left its row or the queue. None: another attempt replaces it."""
+        """Record that a request has ended, after it has left its row or the queue. reason: None if another attempt
+        replaces it."""
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def delays_step(self) -> bool:
-        """Return whether to make no step before the one in flight is back."""
+        """Return whether the next step must wait for the result of the one in flight."""
         return False
 
     def is_due(self) -> bool:
@@ -87,46 +90,45 @@ class StepFeature:
         return False
 
     def limit(self, ahead: Ids) -> None:
-        """Lower the numbers of tokens that rows could compute: [max_num_seqs]."""
+        """Lower, in place, the numbers of tokens that rows could compute in the next step. ahead: [max_num_seqs]."""
 
     def num_later(self) -> int:
-        """Return how many running and waiting requests are no prompts of the next step, whatever the budget."""
+        """Return how many running and waiting requests cannot be prefilled in the next step, whatever the budget."""
         return 0
 
     def make_room(self) -> None:
-        """Prepare for admissions: requests wait."""
+        """Make room for waiting requests, just before the scheduler admits some."""
 
     def cut(self, request: Request, count: int, most: int) -> int:
-        """Return how many of the next `count` tokens of a request its row may compute in the step: more only if they
-        belong together, and at most `most`."""
+        """Return how many tokens of a request its row computes in the step, given that the scheduler has chosen
+        `count`: fewer, or as many more (at most `most` in all) as must be computed together with them."""
         return count
 
     def plan(self, step: StepPlan) -> None:
-        """Write orders for the workers into the delta of a step. If they are all that it has, it is sent too."""
+        """Write orders for the workers into the delta of a step. A step without tokens is sent if it has orders."""
 
     # ── a step's result, losses and time ─────────────────────────────────────────────────────────────────────────
 
     def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
-        """Apply a step's result. Its tokens and ends are queued already."""
+        """Apply a step's result. Its tokens and the ends of requests are in the outbox already."""
 
     def reset(self, lost: Sequence[LedgerEntry]) -> None:
-        """Note that the workers hold nothing any more, and that no result of the steps `lost` comes. No request has a
-        row."""
+        """Forget what the workers hold, and the steps `lost`, whose results will not come. No request has a row."""
 
     def in_work(self, oldest: LedgerEntry | None) -> Iterable[Request]:
-        """Return requests for which the workers now do something, beside those in the rows of `oldest`, the oldest
-        step in flight."""
+        """Return requests on which the workers work now, besides those in the rows of `oldest`, the oldest step in
+        flight."""
         return ()
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire` if nothing else happens, by the engine's clock; None: at no time."""
+        """Return when to call `expire` if nothing else happens, by the engine's clock; None: not at all."""
         return None
 
     def expire(self, now: float) -> None:
-        """Apply the deadlines until `now`."""
+        """Act on the deadlines that have passed at `now`, by the engine's clock."""
 
     def report(self) -> Mapping[str, object]:
-        """Return fields of Progress."""
+        """Return the fields of Progress that the feature knows, by name."""
         return {}
 
     def check_invariants(self, requests: Sequence[Request]) -> None:
@@ -134,14 +136,14 @@ class StepFeature:
 
 
 class StepFeatures:
-    """For each verb of a request, a step or a turn the features that define it, in order, as bound methods: a verb
-    without features is an empty loop. They are bound once, by `use`. Of the other verbs there is no need."""
+    """The features of an engine: for each verb that is called often, the bound methods of those features that define
+    it, in order, so that an undefined verb is an empty loop. Other verbs are called on the features `in_order`."""
 
     def __init__(self) -> None:
         self.use([])
 
     def use(self, features: Sequence[StepFeature]) -> None:
-        """Have these features from now on, and no others."""
+        """Use exactly these features from now on."""
         self.in_order = features
         self.arrive = self._bound(StepFeature.arrive)
         self.wait = self._bound(StepFeature.wait)
@@ -165,7 +167,7 @@ class StepFeatures:
         return [getattr(each, name) for each in self.in_order if getattr(type(each), name) is not verb]
 
     def delays_step(self) -> bool:
-        """Return whether a feature delays the next step; the others are not asked then."""
+        """Return whether a feature delays the next step; stop at the first that does."""
         for delays_step in self._delays_step:  # noqa: SIM110 - any() would call a generator, in each step
             if delays_step():
                 return True

@@ -1,7 +1,7 @@
-"""Waiting requests, in the policy's order.
+"""WaitingQueue: the waiting requests, in the policy's order.
 
-A heap with lazy removal: an aborted request is skipped when it surfaces. A request with a WaitReason stays beside the
-heap until `release` has taken its last reason away.
+A heap with lazy removal: an aborted request is skipped when it surfaces. A request with a WaitReason stays outside the
+heap until `release` has removed its last reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..request import Request, State, WaitReason
 
 
 class WaitingQueue:
-    """Holds each waiting request once. `num_tokens` is the sum of their known tokens."""
+    """Queue that holds each waiting request once. `num_tokens` is the sum of their known tokens."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
