@@ -1,8 +1,8 @@
-"""CopyPlan: copies between blocks of the pool and slots of the arena, of the next step and of steps in flight.
+"""CopyPlan: copies between blocks of the pool and slots of the arena, for the next step and for steps in flight.
 
 Only the tier process works outside the order of steps (step_copies.py): it gets a slot when no step in flight refers
-to it. Invariant: a slot has a reference for each step that refers to it, in flight or lost: workers may copy until they
-have ended.
+to it. Invariant: a slot has one reference for each step that refers to it, in flight or lost, since the workers of a
+lost step may copy until they have ended.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .slots import Slots
 
 
 class CopyPlan:
-    """Collects the copies of the next step."""
+    """Collection of the copies for the next step. It also refers to the slots of lost steps until `release_lost`."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._lost: list[StepCopies] = []  # that workers may be making still
+        self._lost: list[StepCopies] = []  # copies that workers of lost steps may still make
         self._clear()
 
     def _clear(self) -> None:
@@ -30,8 +30,8 @@ class CopyPlan:
         return bool(self._stores or self._loads or self._writes)
 
     def store(self, block: int, key: bytes, owner: int) -> int | None:
-        """Copy a tenant's block to a slot, which is found by its key from now on; return the slot, None if all are in
-        use."""
+        """Plan the copy of a tenant's block to a slot, which can be found by its key from now on. Return the slot; None
+        if all slots are in use."""
         slot = self._slots.allocate_for(owner)
         if slot is None:
             return None
@@ -41,18 +41,18 @@ class CopyPlan:
         return slot
 
     def load(self, slot: int, block: int) -> None:
-        """Copy a slot to a block."""
+        """Plan the copy of a slot to a block."""
         self._slots.touch([slot])
         self._loads += (slot, block)
         self._used.append(slot)
 
     def write(self, key: bytes, slot: int, targets: int, owner: int) -> None:
-        """Pass a slot on to the tier process when the step is done."""
+        """Plan to pass a slot on to the tier process, for `targets`, when the step is done."""
         self._slots.touch([slot])
         self._writes.append(Write(key, slot, targets, owner))
 
     def references(self) -> list[int]:
-        """Return the slots that it refers to, once for each reference."""
+        """Return the slots that the plan and lost steps refer to, once for each reference."""
         lost = [slot for copies in self._lost for slot in copies.slots]
         return [*self._used, *(write.slot for write in self._writes), *lost]
 
@@ -66,7 +66,7 @@ class CopyPlan:
         return copies
 
     def done(self, copies: StepCopies) -> None:
-        """Note that a step has copied: filled slots have their content."""
+        """Record that a step has copied: filled slots have their content, and its references end."""
         self._slots.mark_written(copies.filled)
         self._slots.free(copies.slots)
 
@@ -79,18 +79,19 @@ class CopyPlan:
         return copies.writes
 
     def lost(self, copies: StepCopies) -> list[Write]:
-        """Note that a sent step may not have copied, or may copy late; return its writes as `drop`."""
+        """Record that a sent step may not have copied, or may still copy; return its writes, which have no slots any
+        more."""
         self._forget(copies)
         self._lost.append(copies)
         return copies.writes
 
     def _forget(self, copies: StepCopies) -> None:
-        """Let nobody find the slots that a step fills, nor write them."""
+        """Remove the slots that a step was to fill from the index, and release those that it was to write."""
         self._slots.forget(slot for slot, key in copies.filled if self._slots.holds(slot, key))
         self._slots.free(write.slot for write in copies.writes)
 
     def release_lost(self) -> None:
-        """Release the slots of lost steps: nobody copies any more."""
+        """Release the slots of lost steps: their workers have ended."""
         for copies in self._lost:
             self._slots.free(copies.slots)
         self._lost = []

@@ -1,4 +1,4 @@
-"""The cost of computing a prompt's tokens and of loading blocks from a source, learned while the engine runs."""
+"""Costs, in seconds, of computing a prompt's tokens and of loading blocks from a source, learned as the engine runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Iterable
 
 MIN_SAMPLE = 64  # prompt tokens in a step to learn from
-MAX_DECODES = 0.1  # decoding rows per prompt token, beyond which their part of the step is too large
-_FADING = 0.95  # of older steps, with each new one
-NUM_TIMES = 32  # busy times of a source that its cost is learned from
-NUM_COUNTED = 64  # blocks after which a long busy time counts as one, and the next begins
+MAX_DECODES = 0.1  # decoding rows per prompt token: with more, a step is not learned from
+_FADING = 0.95  # factor of the weight of older steps, with each new one
+NUM_TIMES = 32  # latest busy times of a source that its cost is computed from
+NUM_COUNTED = 64  # blocks after which a long busy time is recorded, and counting starts again
 
 
 class ComputeCost:
-    """Seconds for a prompt token: c0 + c1 · its position, as attention reads all tokens before it. The least squares
-    of finished steps, new ones weighing more."""
+    """Estimate of the seconds for a prompt token: c0 + c1 · its position, since attention reads all tokens before it. A
+    least-squares fit to finished steps, in which newer steps weigh more."""
 
     def __init__(self, token_s: float) -> None:
-        """token_s: c0 until a step has told better; rather too little."""
+        """token_s: c0 until a step has been measured; should rather be too small."""
         self._c0, self._c1 = token_s, 0.0
         self._nn = self._np = self._pp = self._nt = self._pt = 0.0
 
@@ -45,9 +45,9 @@ class ComputeCost:
 
 
 class SourceCost:
-    """How long a source takes for a load: the slow quartile of its last busy times. A busy time begins with an order
-    to an idle source. Its first report tells the latency, and those that follow the seconds for a block, whatever the
-    orders are in which the blocks were asked for."""
+    """Estimate of the seconds that a source takes for a load: the slow quartile of its last busy times. A busy time
+    starts with an order to an idle source. Its first report gives the latency, and the later reports give the seconds
+    for a block, however the blocks were divided into orders."""
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)
@@ -58,7 +58,7 @@ class SourceCost:
         self._num_counted = 0  # blocks since then
 
     def on_order(self, num_blocks: int, now: float) -> None:
-        """Note that the source was asked for blocks."""
+        """Record that blocks were ordered from the source."""
         if not self._num_ordered:
             self._begun_at, self._first_at, self._num_counted = now, 0.0, 0
         self._num_ordered += num_blocks
@@ -81,7 +81,7 @@ class SourceCost:
                 self._first_at, self._num_counted = now, 0
 
     def on_lost(self) -> None:
-        """Note that the source will report nothing of all that was ordered."""
+        """Record that no report will come for the blocks that were ordered."""
         self._num_ordered = 0
 
     def seconds(self, num_blocks: int) -> float:

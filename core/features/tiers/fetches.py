@@ -1,11 +1,12 @@
-"""Fetches: waiting requests get blocks from the disk, the remote or peers into slots, if that is faster than computing.
+"""Fetches: loads blocks of waiting requests from the disk, the remote store or peers into slots, if that is faster than
+computing them.
 
-    begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → every block is there → the request may run
+    begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → all blocks loaded → the request may run
 
-A waiting request must not lose: it waits no longer than computing the blocks that have come would have taken, and GRACE
-of the whole. Then it runs with the blocks that are there; those that come before its admission are used too. A fetch
-holds each slot with a block of it, in any order, until its request is admitted or ends: else the blocks of a prompt
-that is larger than the arena would evict each other.
+Waiting must not make a request slower: it waits no longer than it would take to compute the blocks that have come, plus
+GRACE of the time for all. Then it runs with the blocks that are loaded; those that come before its admission are used,
+too. A fetch holds each slot with one of its blocks, in any order, until its request is admitted or ends: otherwise the
+blocks of a prompt that is larger than the arena would evict each other.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from .hits import FIRST_SOURCE, Hits
 from .slots import Slots
 
 GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
-MIN_GRACE_S = 0.001  # with less, the question alone would take too long
-MIN_BLOCKS = 2  # missing, that are worth a question
+MIN_GRACE_S = 0.001  # with less, asking the tier process would take too long
+MIN_BLOCKS = 2  # fewest missing blocks that are worth asking for
 WORTH = 0.8  # of the time to compute: a load must be expected to take less
 PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
 PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
-LANDING_SHARE = 0.25  # of these, at least, that are copied to the pool at once while others are being filled
+LANDING_SHARE = 0.25  # of these, the fewest that are copied to the pool at once while others are being filled
 
 
 class MissingBlocks(NamedTuple):
-    """Blocks of a prompt to look for, from block `start` on."""
+    """The blocks of a prompt to look for in the sources, from block `start` on."""
 
     start: int
     parent: bytes  # key of the block before them
@@ -49,15 +50,15 @@ class MissingBlocks(NamedTuple):
 
 @dataclass(eq=False)
 class Fetch:
-    """Blocks [start, start + len(keys)) of a chain on their way."""
+    """The loading of blocks [start, start + len(keys)) of a prompt into slots."""
 
     # Each block passes from right to left, and `keys` ends before the first block that is given up:
     #     0 ────────────── num_ready ──────────────── num_ordered ───────── len(keys)
     #       in slot or pool          being loaded, or here      waits for a slot
-    # Blocks may come in any order, but only those in a row from the first are of use. `num_ordered` goes back if a
-    # block that was here has lost its place meanwhile. `is_waiting` ends once, at the latest at `give_up_at`; the loads
-    # go on until the request is admitted, since it uses what has come by then, too.
-    request: Request | None  # None: nobody waits
+    # Blocks may come in any order, but only those without a gap from the first are of use. `num_ordered` goes back if
+    # a block that was loaded has been evicted since. `is_waiting` becomes False once, no later than `give_up_at`; the
+    # loads continue until the request is admitted, since it uses the blocks that have come by then, too.
+    request: Request | None  # None: a prefetch
     start: int
     first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks
     begun_at: float
@@ -66,28 +67,28 @@ class Fetch:
     on_end: Callable[[], None] | None = None  # for a fetch without a request
     keys: list[bytes] = field(default_factory=list)  # of found blocks
     index_by_key: dict[bytes, int] = field(default_factory=dict)  # of found blocks, given up or not
-    sources: bytes = b""  # of them
+    sources: bytes = b""  # source of each found block: index into SOURCES
     num_ordered: int = 0
-    num_ready: int = 0  # in a row, from the first: in a slot that it holds, or in the pool
-    held: dict[bytes, int] = field(default_factory=dict)  # slots by key
+    num_ready: int = 0  # blocks without a gap from the first, each in a slot that it holds or in the pool
+    held: dict[bytes, int] = field(default_factory=dict)  # slots to which it has a reference, by key
     jobs: set[int] = field(default_factory=set)
     give_up_at: float = 0.0
     is_waiting: bool = True  # its request waits for it
 
     def wants(self, key: bytes) -> bool:
-        """Whether it shall hold a slot with this block."""
+        """Whether the block is one of this fetch, and the fetch does not hold a slot with it yet."""
         return self.index_by_key.get(key, len(self.keys)) < len(self.keys) and key not in self.held
 
 
 @dataclass
 class _Load:
-    """A LoadBlocks that runs."""
+    """A LoadBlocks order under way."""
 
-    fetch: Fetch | None  # None: forgotten
+    fetch: Fetch | None  # None: the fetch has ended
     source: int
     key_by_slot: dict[int, bytes]
     num_blocks: int
-    is_void: bool = False  # nobody shall find what it brings
+    is_void: bool = False  # its blocks must not be found: all content was cleared
 
 
 class Fetches:
@@ -102,16 +103,16 @@ class Fetches:
         send: Callable[[CoreToTier], None],
         release: Callable[[Request], None],
     ) -> None:
-        """release: lets a request run."""
+        """send: sends a message to the tier process. release: lets a request run."""
         self._pool, self._slots, self._compute, self._block_size = pool, slots, compute, block_size
         self.hits = Hits(block_size, 4 * slots.num_blocks)
         self._send, self._release = send, release
         self.costs = [SourceCost() for _ in SOURCES]
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
-        self.reads_salted_remotely = True  # blocks of a tenant may be on the remote
+        self.reads_salted_remotely = True  # blocks of tenants may be in the remote store
         self._asked: dict[int, Fetch] = {}
-        self.by_request: dict[Request, Fetch] = {}  # also of those that wait no longer, until they are admitted
-        self._others: set[Fetch] = set()  # without a request
+        self.by_request: dict[Request, Fetch] = {}  # until the request is admitted, even if it waits no longer
+        self._others: set[Fetch] = set()  # prefetches
         self._loads: dict[int, _Load] = {}
         self._loading: dict[bytes, int] = {}  # jobs by key
         self._numbers = count(1)
@@ -123,7 +124,7 @@ class Fetches:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a request or a prefetch gives up waiting, in monotonic seconds."""
+        """Time of the next call of `tick` that ends a wait or a prefetch, in monotonic seconds; None: nothing waits."""
         waiting = [each for each in self.by_request.values() if each.is_waiting]
         return min((each.give_up_at for each in (*waiting, *self._others)), default=None)
 
@@ -134,8 +135,8 @@ class Fetches:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, request: Request, missing: MissingBlocks, now: float) -> bool:
-        """Ask for the missing blocks of a request. False: too few are missing to be worth it, and the request need not
-        wait."""
+        """Ask the tier process for the missing blocks of a request. Return False if too few are missing to be worth it:
+        then the request need not wait."""
         num_blocks = len(missing.tokens) // (4 * self._block_size)
         grace_s = GRACE * self._seconds(missing.start, missing.start + num_blocks)
         if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
@@ -146,7 +147,7 @@ class Fetches:
         return True
 
     def prefetch(self, missing: MissingBlocks, now: float, on_end: Callable[[], None]) -> None:
-        """Load missing blocks into slots for later requests, as many as there is room for within PREFETCH_S; then call
+        """Load missing blocks into slots for later requests, as many as fit, for at most PREFETCH_S; then call
         `on_end`."""
         fetch = Fetch(
             request=None,
@@ -182,7 +183,7 @@ class Fetches:
         return self._compute.seconds(start * self._block_size, end * self._block_size)
 
     def on_found(self, message: BlocksFound, now: float) -> None:
-        """Order the loads of found blocks that are worth it."""
+        """Order the loads of those found blocks that are faster to load than to compute."""
         fetch = self._asked.pop(message.serial, None)
         if fetch is None:
             return
@@ -205,7 +206,8 @@ class Fetches:
         self._go_on(fetch, now)
 
     def _num_worth(self, fetch: Fetch) -> int:
-        """Return how many of the found blocks are faster loaded than computed: all, or those before a slow source."""
+        """Return how many of the found blocks, from the first, are faster to load than to compute: all, or those before
+        the blocks of a source that is too slow. All for a prefetch."""
         if fetch.request is None:
             return len(fetch.keys)
         num_by_source = [0] * len(SOURCES)
@@ -221,7 +223,7 @@ class Fetches:
     # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _order(self, fetch: Fetch, now: float) -> None:
-        """Order loads while slots are free; one order for each run of blocks from one source."""
+        """Order the loads of missing blocks while slots are free; one order for each run of blocks from one source."""
         run: dict[int, bytes] = {}
         source = -1
         while fetch.num_ordered < len(fetch.keys):
@@ -239,7 +241,7 @@ class Fetches:
         self._send_load(fetch, source, run, now)
 
     def _hold(self, fetch: Fetch, key: bytes) -> bool:
-        """Refer to the slot with a block that the fetch wants; False if no slot has it."""
+        """Take a reference to the slot with a block, if the fetch wants it. Return whether a slot has the block."""
         slot = self._slots.lookup(key)
         if slot is not None and fetch.wants(key):
             self._slots.touch([slot])
@@ -258,7 +260,7 @@ class Fetches:
         self._send(LoadBlocks(job=job, keys=keys, slots=encode_ids(key_by_slot), sources=sources))
 
     def on_loaded(self, message: BlocksLoaded, now: float) -> None:
-        """Take back slots with or without content, and let requests run that have all their blocks."""
+        """Take back the slots that a load has filled or given up, and let requests run that have all their blocks."""
         load = self._loads.get(message.job)
         if load is None:
             return
@@ -287,13 +289,14 @@ class Fetches:
             self._go_on(fetch, now)
 
     def _cut(self, fetch: Fetch, num_blocks: int) -> None:
-        """Give up the blocks from `num_blocks` on."""
+        """Give up the blocks of a fetch from `num_blocks` on, and release their slots."""
         self._slots.free(fetch.held.pop(key) for key in reversed(fetch.keys[num_blocks:]) if key in fetch.held)
         del fetch.keys[num_blocks:]
         fetch.num_ordered = min(fetch.num_ordered, num_blocks)
 
     def _go_on(self, fetch: Fetch, now: float) -> None:
-        """Hold the blocks that have come, order the missing ones, and let the request run if it has all."""
+        """Hold the blocks that have come, order missing ones, and let the request run, or end the prefetch, if all are
+        loaded."""
         self._take_ready(fetch)
         self._order(fetch, now)
         request = fetch.request
@@ -307,7 +310,7 @@ class Fetches:
         while fetch.num_ready < len(fetch.keys):
             key = fetch.keys[fetch.num_ready]
             if self._pool.lookup(key) is None and not self._hold(fetch, key):
-                if key not in self._loading:  # it was there, but its place has been given to another block
+                if key not in self._loading:  # it was loaded, but has been evicted since
                     fetch.num_ordered = min(fetch.num_ordered, fetch.num_ready)
                 return
             fetch.num_ready += 1
@@ -322,7 +325,7 @@ class Fetches:
             fetch.on_end()
 
     def tick(self, now: float) -> None:
-        """Let requests run that have waited long enough; their loads go on. End prefetches that take too long."""
+        """Let requests run that have waited long enough; their loads continue. End prefetches that take too long."""
         for fetch in self._open:
             if (fetch.is_waiting or fetch.request is None) and now >= fetch.give_up_at:
                 self._let_run(fetch)
@@ -330,17 +333,18 @@ class Fetches:
     # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────
 
     def stalled(self) -> list[Fetch]:
-        """Return the fetches that need slots which only their own can give: several at once, or nothing else comes."""
+        """Return the fetches that can only get more slots by giving up their own: those that hold enough to be worth a
+        copy to the pool, or that hold any and have no load under way."""
         loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
         short = [each for each in self.by_request.values() if each.num_ordered < len(each.keys)]
         return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]
 
     def held_keys(self, fetch: Fetch) -> list[bytes]:
-        """Return the keys of the blocks in slots that it holds, in the prompt's order."""
+        """Return the keys of the blocks whose slots a fetch holds, in the prompt's order."""
         return sorted(fetch.held, key=fetch.index_by_key.__getitem__)
 
     def let_go(self, fetch: Fetch, keys: list[bytes]) -> None:
-        """Release slots that were copied to the pool."""
+        """Release the slots of these blocks, which the fetch holds."""
         self._slots.free(fetch.held.pop(key) for key in keys)
 
     def on_slots_free(self, now: float) -> None:
@@ -352,7 +356,7 @@ class Fetches:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def forget(self, request: Request) -> None:
-        """End the fetch of a request that is admitted or ends."""
+        """End the fetch of a request that is admitted or ends, if there is one."""
         if (fetch := self.by_request.pop(request, None)) is not None:
             fetch.is_waiting = False
             self._drop(fetch)
@@ -368,7 +372,8 @@ class Fetches:
                     self._send(CancelLoad(job=job))
 
     def void(self) -> None:
-        """Make all blocks on their way unfindable: all content is to be forgotten. Requests run without it."""
+        """Give up all fetches because all content is cleared: blocks that still come are not found, and requests run
+        without them."""
         for load in self._loads.values():
             load.is_void = True
         self._asked.clear()
@@ -391,7 +396,7 @@ class Fetches:
             self._let_run(fetch)
 
     def references(self) -> list[int]:
-        """Return the slots that it refers to, once for each reference."""
+        """Return the slots that fetches and loads refer to, once for each reference."""
         fetches = self._open
         held = [slot for fetch in fetches for slot in fetch.held.values()]
         return held + [slot for load in self._loads.values() for slot in load.key_by_slot]

@@ -1,4 +1,4 @@
-"""Hits: how many tokens of prompts were found in a cache, by the place that their blocks came from."""
+"""Hits: counts the tokens of prompts that were found in a cache, by the place that their blocks came from."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from ...kv.outer_blocks import POOL
 from ...request import Request
 
 HOST = 1  # index into PLACES
-FIRST_SOURCE = 2  # place of SOURCES[0]; the other sources follow
+FIRST_SOURCE = 2  # index into PLACES of SOURCES[0]; the other sources follow
 
 
 class Hits:
-    """Owns the counts. Each block of a request counts once for one place, so that their sum is the number of tokens
-    found. A block that was brought to the pool or a slot counts for its origin when it is used first."""
+    """Token counts by place. Each block of a request counts once for one place, so that their sum is the number of
+    tokens found. A block that was loaded into the pool or a slot counts for its origin when it is first used."""
 
     def __init__(self, block_size: int, max_origins: int) -> None:
-        """max_origins: number of brought blocks whose origin is known until they are used."""
+        """max_origins: largest number of loaded blocks whose origin is remembered until they are used."""
         self._block_size, self._max_origins = block_size, max_origins
         self.num_tokens_by_place = [0] * len(PLACES)
         self._origin_by_key: dict[bytes, int] = {}
 
     def note_origin(self, key: bytes, place: int) -> None:
-        """Note that a block was brought from `place`; the first origin counts."""
+        """Record that a block was loaded from `place` (index into PLACES), unless it has an origin already."""
         self._origin_by_key.setdefault(key, place)
         if len(self._origin_by_key) > self._max_origins:
             del self._origin_by_key[next(iter(self._origin_by_key))]
 
     def forget(self, key: bytes) -> None:
-        """Note that a block has left the pool."""
+        """Forget the origin of a block that has left the pool."""
         self._origin_by_key.pop(key, None)
 
     def shares(self, num_queried: int) -> str:
-        """Return the shares of prompts that came from each place, for the log line; `num_queried`: all tokens."""
+        """Return the shares of prompt tokens that came from each place, as text for the log line. num_queried: the
+        number of all prompt tokens."""
         found = zip(PLACES, self.num_tokens_by_place, strict=True)
         shares = [f"{num / max(num_queried, 1):.0%} {place}" for place, num in found if num]
         return f" ({', '.join(shares)})" if shares else ""

@@ -1,8 +1,8 @@
-"""Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote, and which come back.
+"""Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote store, and which come back.
 
 Copies between pool and slots are part of the steps (copy_plan.py); the tier process moves blocks between slots and
-disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool. With a host tier, a block that the pool
-evicts is stored in a slot; a slot that is found at an admission is loaded.
+disk, remote store and peers (fetches.py, write_behind.py). Offload connects both with the pool. With a host tier, a
+block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
 
 Knows no sockets, and no steps: tier_feature.py takes part in them.
 """
@@ -42,11 +42,11 @@ from .peer_pins import PeerPins
 from .slots import Slots, owner_of
 from .write_behind import WriteBehind
 
-COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
+COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step with running rows loads: about 10 ms
 
 
 class Offload:
-    """Owns the slots. An observer of the pool: it hears of written and evicted blocks."""
+    """Owner of the slots, and observer of the pool, which reports written and evicted blocks to it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Offload:
         release: Callable[[Request, WaitReason], None],
         change_namespace: Callable[[bytes], None],
     ) -> None:
-        """release: lets a request run. change_namespace: gets the namespace of the weights."""
+        """release: lets a request run. change_namespace: called with the namespace of the weights."""
         options, send, record, self.clock = tiers
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
         self._record, pool = record, kv_cache.pool
@@ -74,7 +74,7 @@ class Offload:
         self._options, self._kv_cache, self._pool, self._send = options, kv_cache, pool, send
         self._arriving: set[int] = set()  # blocks that get their content from a slot
         self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
-        self._owner_by_block: dict[int, int] = {}  # of requests with a salt
+        self._owner_by_block: dict[int, int] = {}  # tenant, for blocks of requests with a salt
         self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
         self._release, self._change_namespace = release, change_namespace
         self._opening = Opening(options.facts, send)
@@ -84,22 +84,22 @@ class Offload:
 
     @property
     def is_open(self) -> bool:
-        """Whether content can be found and written under its name."""
+        """Whether blocks can be loaded and written: the namespace of the weights is known."""
         return self._opening.is_open
 
     def open(self, model_folder: str) -> None:
-        """Begin to use the tier process, for the weights in `model_folder`. A host tier alone needs none."""
+        """Start to use the tier process, for the weights in `model_folder`. A host tier alone needs no process."""
         if self._options.uses_process:
             self._opening.ask(model_folder)
 
     def close(self) -> None:
-        """Ask for nothing and write nothing until `open` is answered: the weights are about to change."""
+        """Load and write nothing until `open` is answered: the weights are about to change."""
         self._opening.close()
         self.writes.targets = 0
         self.writes.forget()
 
     def on_tier_lost(self) -> None:
-        """Note that the tier process has ended: it touches no slot any more."""
+        """Take back the slots of the tier process, which has ended, and use none until `open`."""
         self.close()
         self.writes.on_tier_lost()
         self.fetches.on_tier_lost()
@@ -132,14 +132,14 @@ class Offload:
             self.writes.targets = self._options.sources
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from slots, disk and remote; call `done` then."""
+        """Remove all blocks from slots, disk and remote store; then call `done`."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
         self._opening.clear(done)
 
     def lose_slots(self, arena: int) -> None:
-        """Forget the content of the slots: a host with a part of each is lost, and with it arena `arena` - 1."""
+        """Forget the content of all slots: a host that had a part of each was lost. arena: number of the new arena."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
@@ -154,8 +154,8 @@ class Offload:
         self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
 
     def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
-        """Note that a step that writes these blocks is sent, or the next to be: later steps may copy them. salt: of the
-        request that fills them."""
+        """Record that a step that writes these blocks was sent or is the next to be sent: later steps may copy them.
+        salt: cache salt of the request that fills them."""
         owner = owner_of(salt)
         for block, key in blocks:
             self._is_sent[block] = self._pool.holds(block, key)
@@ -163,7 +163,7 @@ class Offload:
                 self._owner_by_block[block] = owner
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Store a block in a slot, before the next step overwrites it."""
+        """Store an evicted block in a slot, before the next step overwrites it, if it is worth keeping."""
         is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)
         self.hits.forget(key)
         self.forgotten(group, block, key)
@@ -193,8 +193,8 @@ class Offload:
     def find_missing(
         self, key: Callable[[int], bytes], num_blocks: int, tokens: bytes, media: list[MediaSpan], salt: str | None
     ) -> MissingBlocks | None:
-        """Return the first blocks of a prompt without those that are here; None if there are none or none can be
-        loaded. key: returns the key of a block, for -1 their root. tokens: int32."""
+        """Return a prompt's blocks from the first that is neither in the pool nor in a slot; None if all are, or if
+        none can be loaded. key: returns the key of a block, for -1 the root of the keys. tokens: int32."""
         start = self._num_here(key, num_blocks)
         if start >= num_blocks or not self.is_open or not self._options.has_sources:
             return None
@@ -226,7 +226,7 @@ class Offload:
             self.fetches.prefetch(missing, self.clock(), on_end=end)
 
     def _num_here(self, key: Callable[[int], bytes], num_blocks: int) -> int:
-        """Return how many first blocks are in the pool or a slot."""
+        """Return how many blocks, from the first without a gap, are in the pool or a slot."""
         for i in range(num_blocks):
             if self._pool.lookup(key(i)) is None and self.slots.lookup(key(i)) is None:
                 return i
@@ -236,9 +236,9 @@ class Offload:
         self._release(request, WaitReason.TIER)
 
     def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
-        """Load blocks [start, end) of a request from their slots in the next step, up to the first that is nowhere;
-        return them and those of the pool among them, referenced, each with its place. None: there are too many for one
-        step; the first ones move to the pool, where they will be found.
+        """Load blocks [start, end) of a request from their slots in the next step, up to the first that is neither in a
+        slot nor in the pool. Return (pool block, HOST or POOL) for each block in order, all referenced. None if there
+        are too many for one step: then the first ones are copied to the pool, where a later call finds them.
 
         The request references its blocks before `start`, and the pool has room for all blocks of the request."""
         blocks: dict[bytes, int] = {}  # in the pool
@@ -278,7 +278,7 @@ class Offload:
         self.num_loaded += 1
 
     def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
-        """Count the first blocks of an admitted request, each found at a place: POOL or HOST."""
+        """Count the first blocks of an admitted request. found: (pool block, place) of each; place: POOL or HOST."""
         for i, (block, place) in enumerate(found):
             key = self._kv_cache.key(request, i)
             self.hits.count(request, key, place)
@@ -286,7 +286,7 @@ class Offload:
                 self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
 
     def hit_shares(self, num_queried: int) -> str:
-        """Return the shares of prompts that came from each place, for the log line."""
+        """Return the shares of prompt tokens that came from each place, as text for the log line."""
         return self.hits.shares(num_queried)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -296,8 +296,8 @@ class Offload:
         return self._max_loads if has_rows else self.slots.num_blocks
 
     def land(self, num_rows: int) -> None:
-        """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
-        num_rows: that run, for each of which a free block of the pool is left alone."""
+        """Copy loaded blocks of requests that need more slots than there are to the pool, where they can be found.
+        num_rows: number of running rows; as many free blocks of the pool are left."""
         for fetch in self.fetches.stalled():
             held = self.fetches.held_keys(fetch)
             void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them
@@ -308,7 +308,8 @@ class Offload:
             self.fetches.let_go(fetch, landed)
 
     def land_slots(self, found: list[tuple[bytes, int]]) -> None:
-        """Copy slots to free blocks of the pool, where their keys find them."""
+        """Plan copies of slots into free blocks of the pool, where they can be found by their keys. The pool must have
+        len(found) free blocks. found: (key, slot) of each."""
         blocks = self._pool.allocate(len(found)) or []
         for block, (key, slot) in zip(blocks, found, strict=True):
             self._copy_back(slot, block, key)
@@ -316,7 +317,7 @@ class Offload:
         self._pool.free(reversed(blocks))
 
     def on_workers_ended(self) -> None:
-        """Note that workers whose steps were lost have ended: the slots of these steps may be used again."""
+        """Release the slots of lost steps: the workers that ran them have ended and no longer copy."""
         self.plan.release_lost()
 
     def tick(self, *, is_idle: bool) -> None:
@@ -328,13 +329,13 @@ class Offload:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, in monotonic seconds."""
+        """Time at which to call `tick` next, in monotonic seconds; None: nothing is due."""
         deadlines = (self.fetches.next_deadline, self.writes.next_deadline)
         return min((each for each in deadlines if each is not None), default=None)
 
     @property
     def num_used_slots(self) -> int:
-        """Number of slots that somebody refers to."""
+        """Number of slots with references."""
         return self.slots.num_slots - self.slots.num_free
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────

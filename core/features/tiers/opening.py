@@ -1,7 +1,7 @@
-"""Opening: whether blocks have the names of the weights, and the orders that clear the tiers.
+"""Opening: whether the namespace of the weights is known, and the orders that clear the tiers.
 
-Until the tier process has told the namespace of the weights, and after its loss, nothing is asked for and nothing
-written: no content is found under the wrong name.
+Until the tier process has sent the namespace of the weights, and after its loss, no block is loaded or written, so that
+no block is found under keys of other weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ....ipc.messages.tier import ClearTier, CoreToTier, OpenTier, TierOpened
 
 
 class Opening:
-    """Owns the state of the tier process as the core knows it."""
+    """State of the tier process as the core knows it. `is_open`: it has sent the namespace of the present weights."""
 
     def __init__(self, facts: bytes, send: Callable[[CoreToTier], None]) -> None:
         self._facts, self._send = facts, send
@@ -29,17 +29,17 @@ class Opening:
         self._send(OpenTier(serial=self._num_opens, model_folder=model_folder, facts=self._facts))
 
     def take(self, message: TierOpened) -> bool:
-        """Open the tiers and return True if this answers the last question."""
+        """Open the tiers and return True if this answers the last `ask`."""
         is_last = message.serial == self._num_opens and self.has_process
         self.is_open |= is_last
         return is_last
 
     def close(self) -> None:
-        """Wait for the answer to the next question: the weights are about to change."""
+        """Close the tiers until the next `ask` is answered: the weights are about to change."""
         self.is_open = False
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all objects from disk and remote; call `done` then."""
+        """Remove all blocks from disk and remote store, then call `done`; at once if the tiers are closed."""
         if not self.is_open:
             done()
             return
@@ -52,7 +52,7 @@ class Opening:
             done()
 
     def on_lost(self) -> None:
-        """Note that the tier process has ended: its orders to clear count as done."""
+        """Record that the tier process has ended: its orders to clear count as done."""
         self.is_open = self.has_process = False
         clears, self._clears = self._clears, {}
         for done in clears.values():

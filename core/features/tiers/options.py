@@ -1,4 +1,4 @@
-"""The options of an engine's tiers, and the facts on which the bytes of a block depend."""
+"""OffloadOptions: the options of an engine's tiers, with the facts on which the bytes of a block depend."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.version import numerics_digest
 from ...kv.block_record import BlockRecord
 
-FLOPS = {"cpu": 4e11, "cuda": 5e14}  # a second that a rank may reach; rather too many
-FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
+FLOPS = {"cpu": 4e11, "cuda": 5e14}  # per second that a rank may reach; rather too many
+FORMAT = 1  # version of a block's layout: [layers, 2, kv heads of the rank, tokens, head_dim], rank after rank
 
 
 class OffloadOptions(NamedTuple):
@@ -27,11 +27,11 @@ class OffloadOptions(NamedTuple):
     block_size: int
     device: str
     facts: bytes  # as in OpenTier
-    token_s: float  # to compute a token of a prompt, until steps have told
+    token_s: float  # seconds to compute a token of a prompt, until steps were measured
     is_host_tier: bool
-    sources: int = 0  # bits of targets that are configured
-    has_sources: bool = False  # to load from
-    uses_process: bool = True  # sources, or peers that ask us
+    sources: int = 0  # bits of the targets to write to that are configured
+    has_sources: bool = False  # there are sources to load from
+    uses_process: bool = True  # there are sources, or peers that load from this engine
     writes_salted_remotely: bool = True
     quota: float = 1.0
 
@@ -46,7 +46,7 @@ class Tiers(NamedTuple):
 
 
 def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOptions:
-    """Return the options for this engine's tiers. kernels: their name, as workers tell it."""
+    """Return the options for this engine's tiers. kernels: their name, as workers report it."""
     config = spec.config
     targets = (STORE_ON_DISK if config.kv_disk else 0) | (STORE_REMOTELY if config.kv_remote else 0)
     has_sources = any((config.kv_disk, config.kv_remote, config.kv_peers))
@@ -69,7 +69,7 @@ def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOpti
 def block_facts(spec: EngineSpec, kernels: str) -> bytes:
     """Return canonical JSON of all facts, except the weights, on which the bytes of a block depend. Engines with equal
     facts and weights can use each other's blocks. Under --deterministic the kernels and their sources count too, since
-    others have other bits. max_model_len counts where rotary embeddings depend on it."""
+    other kernels give other bits. max_model_len counts if rotary embeddings depend on it."""
     config = spec.config
     facts = {
         "format": FORMAT,

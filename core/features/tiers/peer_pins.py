@@ -12,14 +12,15 @@ from ...kv.block_pool import BlockPool
 
 
 class PeerPins:
-    """Holds a reference to each slot for each time that it was pinned."""
+    """Pins of slots for other engines. Holds one reference to a slot for each time that it was pinned."""
 
     def __init__(self, slots: BlockPool) -> None:
         self._slots = slots
         self._counts: Counter[int] = Counter()
 
     def pin(self, message: PinBlocks) -> PinnedBlocks:
-        """Pin the slots of blocks that are in slots."""
+        """Pin the slots that hold the blocks with these keys. Return them in the order of the keys, -1 for a block that
+        is in no slot."""
         keys = (message.keys[i : i + KEY_BYTES] for i in range(0, len(message.keys), KEY_BYTES))
         slots = [self._slots.lookup(key) or -1 for key in keys]
         found = [slot for slot in slots if slot > 0]
@@ -28,17 +29,17 @@ class PeerPins:
         return PinnedBlocks(serial=message.serial, slots=encode_ids(slots))
 
     def unpin(self, frame: bytes) -> None:
-        """Release slots, once each; skip those that are not pinned."""
+        """Remove one pin from each slot in `frame` (int32); skip slots that are not pinned."""
         for slot in decode_ids(frame):
             if self._counts[slot]:
                 self._counts[slot] -= 1
                 self._slots.free([slot])
 
     def clear(self) -> None:
-        """Release all: the process that reads them is gone."""
+        """Remove all pins: the process that reads the slots has ended."""
         self._slots.free(self.references())
         self._counts.clear()
 
     def references(self) -> Iterable[int]:
-        """Return the slots that it refers to, once for each reference."""
+        """Return the pinned slots, once for each pin."""
         return list(self._counts.elements())

@@ -1,4 +1,4 @@
-"""Slots: the arena as a cache of blocks by key, least recently used first, with a share of it for each tenant."""
+"""Slots: the arena as a cache of blocks by key that evicts the least recently used, with a quota for each tenant."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ...kv.block_pool import BlockObserver, BlockPool
 
 
 def owner_of(salt: str | None) -> int:
-    """Return the number of the tenant that has this salt, 0 without a salt."""
+    """Return the number of the tenant with this cache salt; 0 without a salt."""
     return 0 if salt is None else int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little") or 1
 
 
 class Slots(BlockPool):
-    """A pool of slots. A tenant at its quota gets its own oldest slot; requests without a salt have no quota."""
+    """A pool of slots. A tenant at its quota gets its own least recently used slot; requests without a salt have no
+    quota."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class Slots(BlockPool):
         self._num_owned: Counter[int] = Counter()
 
     def allocate_for(self, owner: int) -> int | None:
-        """Allocate a slot for a tenant; its former content leaves the index. None: all that it may have are in use."""
+        """Allocate a slot for a tenant; its former content leaves the index. Return None if all slots that the tenant
+        may have are in use."""
         if owner and self._num_owned[owner] >= self._max_owned:
             oldest = next((slot for slot in self._free if self._owner_by_slot.get(slot) == owner), None)
             if oldest is None:

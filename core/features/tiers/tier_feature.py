@@ -1,7 +1,7 @@
-"""TierFeature: the requests and the steps of an engine that keeps KV blocks outside the pool.
+"""TierFeature: connects an Offload, which keeps KV blocks outside the pool, with requests and steps.
 
-A request waits (WaitReason.TIER) while its blocks are on their way to slots; copies between slots and the pool are
-orders of a step. Offload decides what is where.
+A request waits (WaitReason.TIER) while its blocks are being loaded into slots; copies between slots and the pool are
+orders of a step. Offload decides which blocks are where.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .write_behind import STORES_PER_STEP
 
 
 class TierFeature(StepFeature):
-    """Lets an Offload take part in steps; owns nothing."""
+    """Feature that calls an Offload at requests and steps; owns nothing."""
 
     def __init__(self, offload: Offload, scheduler: Scheduler) -> None:
         self._offload, self._kv_cache = offload, scheduler.kv_cache
@@ -31,14 +31,15 @@ class TierFeature(StepFeature):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait(self, request: Request) -> None:
-        """Look for the blocks of a new request at once; for those of a preempted one, which are still in the pool, not
-        before it is the first in order."""
+        """Look for the blocks of a new request at once, but for those of a preempted one, which may still be in the
+        pool, only when it is the first in order."""
         request.is_looked_up = False
         if request.num_preemptions == 0 and not request.waits_for:
             self.holds(request)
 
     def holds(self, request: Request) -> bool:
-        """Look for blocks of a request, once after each time that it ran; True: it waits (WaitReason.TIER) for them."""
+        """Look for blocks of a request, once after it came or was preempted. Return True if it must wait for them
+        (WaitReason.TIER)."""
         if request.is_looked_up or request.cache_root is not None or not self._offload.is_open:
             return False
         request.is_looked_up = True
@@ -60,7 +61,7 @@ class TierFeature(StepFeature):
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_due(self) -> bool:
-        """Return whether copies wait for a step."""
+        """Return whether copies wait for a step to be sent with."""
         return bool(self._offload.plan) or self._offload.writes.can_store
 
     def make_room(self) -> None:
@@ -75,7 +76,8 @@ class TierFeature(StepFeature):
         step.delta.copies = offload.plan.take()
 
     def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
-        """Pass on the slots that the step has filled, and learn the cost of its prompt tokens."""
+        """Apply the copies of a finished step, queue the slots that are to be written, and learn the cost of its prompt
+        tokens."""
         offload, now = self._offload, self._offload.clock()
         if entry.copies is not None:
             offload.plan.done(entry.copies)
@@ -90,7 +92,7 @@ class TierFeature(StepFeature):
             offload.compute.on_step(int(counts.sum()), positions, num_decodes, output.execute_s)
 
     def reset(self, lost: Sequence[LedgerEntry]) -> None:
-        """Forget the copies of steps in flight, and those that wait for one: they may not happen."""
+        """Forget the copies of lost steps and those that wait for a step: they may not happen."""
         plan, writes = self._offload.plan, self._offload.writes
         writes.on_steps_lost(plan.drop())
         for entry in lost:

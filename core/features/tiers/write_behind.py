@@ -1,9 +1,9 @@
-"""WriteBehind: which blocks go to the disk and the remote, and when.
+"""WriteBehind: decides which blocks are written to the disk and the remote store, and when.
 
-Blocks are written when they have been computed, not when the pool evicts them, so that an engine that is killed finds
-them again. A block goes out when it is seen for the second time: computed again, or found in the pool. To the disk it
-goes at first sight too while few writes are queued, so that a lone user's restart is warm. The tier process is woken
-for many blocks at once, since each wake-up may disturb a step.
+Blocks are written when they have been computed, not when the pool evicts them, so that an engine that was killed finds
+them when it starts again. A block is written when it is seen for the second time: computed again, or found in the pool.
+While few writes are queued, it is written to the disk at first sight, so that a lone user's restart is warm. The tier
+process is woken for many blocks at once, since each wake-up may disturb a step.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from ...scheduling.step.step_copies import Write
 from .copy_plan import CopyPlan
 from .slots import Slots
 
-MARK_BYTES = 8  # of a key, to remember it by
+MARK_BYTES = 8  # of a key, by which it is remembered
 NUM_MARKS = 1 << 17  # keys that are remembered, at least
 BATCH = 64  # blocks for which the tier process is woken
-BATCH_S = 0.1  # after which it is woken for fewer
-STORES_PER_STEP = 8  # blocks stored to be written, beside decoding rows: about 1 % of a step
-WRITING_SHARE = 0.25  # of the slots, at most, that are to be written
-WRITING_BYTES = 256 << 20  # likewise; the tier process takes no more
+BATCH_S = 0.1  # seconds after which it is woken for fewer
+STORES_PER_STEP = 8  # blocks that a step with decoding rows copies to slots to be written: about 1 % of its time
+WRITING_SHARE = 0.25  # of the slots, at most, may be about to be written
+WRITING_BYTES = 256 << 20  # likewise, in bytes; the tier process takes no more
 MAX_CANDIDATES = 4096
-FIRST_SIGHT = 256  # candidates, fewer than which blocks go out at first sight: more than two steps bring
+FIRST_SIGHT = 256  # with fewer candidates, blocks are written at first sight: more than two steps add
 
 
 class WriteBehind:
-    """Owns the candidates, and the references to slots that are to be written or being written."""
+    """Queue of blocks to write. Owns the candidates (blocks to copy to slots), and the references to slots that are to
+    be written or being written."""
 
     def __init__(self, pool: BlockPool, slots: Slots, plan: CopyPlan, slot_bytes: int, *, is_host_tier: bool) -> None:
-        """is_host_tier: written slots keep their content for later."""
+        """is_host_tier: slots keep their content after it is written."""
         self._pool, self._slots, self._plan, self._is_host_tier = pool, slots, plan, is_host_tier
-        self.targets = 0  # that are open
+        self.targets = 0  # bits of the targets that may be written to now; 0: the tiers are closed
         self.writes_salted_remotely = True
         self._max_writing = max(min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slot_bytes), 1)  # slots
         self._num_writing = 0  # slots that have left the candidates
@@ -46,11 +47,11 @@ class WriteBehind:
         self.next_deadline: float | None = None  # monotonic seconds
         self._num_marks = max(NUM_MARKS, 4 * slots.num_blocks)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._kept: OrderedDict[bytes, int] = OrderedDict()  # where blocks are, by mark: bits of targets
+        self._kept: OrderedDict[bytes, int] = OrderedDict()  # targets that have a block, by its mark
         self._candidates: deque[tuple[int, bytes, int, int]] = deque()  # block, key, targets, owner
         self._queued: set[bytes] = set()  # keys of candidates, and of slots to be written or being written
         self._ready: list[Write] = []
-        self._jobs: dict[int, dict[int, Write]] = {}  # by slot
+        self._jobs: dict[int, dict[int, Write]] = {}  # by job and slot
         self._job_numbers = count(1)
 
     @property
@@ -69,8 +70,8 @@ class WriteBehind:
     # ── which ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def see(self, block: int, key: bytes, owner: int, *, is_computed: bool) -> None:
-        """Note that a written block was computed, or found in the pool. A computed one was not found at the targets, so
-        that it is written even if it was there."""
+        """Record that a block was computed or found in the pool, and queue it if it is to be written. A computed block
+        was not found at the targets, so it is written again even if it should be there."""
         if not self.targets or key in self._queued:
             return
         if targets := self._missing_targets(key, owner, 0 if is_computed else self._kept.get(key[:MARK_BYTES], 0)):
@@ -81,7 +82,8 @@ class WriteBehind:
                 self._candidates.append((block, key, targets, owner))
 
     def _missing_targets(self, key: bytes, owner: int, kept: int) -> int:
-        """Return where the block shall be written now, and remember that it was seen. kept: where it is."""
+        """Return the targets that a block is to be written to now, and remember that it was seen. kept: the targets
+        that have it."""
         mark = key[:MARK_BYTES]
         wanted = self.targets & ~kept
         if owner and not self.writes_salted_remotely:
@@ -97,7 +99,7 @@ class WriteBehind:
         return wanted & STORE_ON_DISK if len(self._candidates) < FIRST_SIGHT else 0
 
     def note_kept(self, keys: Iterable[bytes], targets: int) -> None:
-        """Note that blocks are at `targets`."""
+        """Record that `targets` have these blocks."""
         for key in keys:
             mark = key[:MARK_BYTES]
             self._kept[mark] = self._kept.get(mark, 0) | targets
@@ -106,7 +108,7 @@ class WriteBehind:
             self._kept.popitem(last=False)
 
     def forget(self) -> None:
-        """Forget all keys seen, the places of blocks, and all candidates."""
+        """Forget the keys that were seen, the targets that have blocks, and all candidates."""
         self._seen.clear()
         self._kept.clear()
         self._drop_candidates()
@@ -118,8 +120,8 @@ class WriteBehind:
     # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan_stores(self, limit: int) -> None:
-        """Add the stores of at most `limit` candidates to the next step. A candidate that the pool has evicted is in a
-        slot already, or lost."""
+        """Plan copies of at most `limit` candidates to slots in the next step, and their writes after it. A candidate
+        that the pool has evicted is in a slot already, or dropped."""
         while self.can_store and limit > 0:
             block, key, targets, owner = self._candidates.popleft()
             slot = self._slots.lookup(key)
@@ -134,7 +136,7 @@ class WriteBehind:
                 self._num_writing += 1
 
     def add(self, writes: list[Write], now: float) -> None:
-        """Take slots that are filled now."""
+        """Add slots that a step has filled to those that are ready to be written."""
         if writes and not self._ready:
             self.next_deadline = now + BATCH_S
         self._ready += writes
@@ -151,7 +153,7 @@ class WriteBehind:
             if self._slots.holds(write.slot, write.key):
                 writes.append(write)
             else:
-                self._give_back(write)  # all content was cleared meanwhile
+                self._give_back(write)  # all content was cleared since
         if not writes:
             return None
         job = next(self._job_numbers)
@@ -188,7 +190,7 @@ class WriteBehind:
             self._slots.forget([write.slot])
 
     def on_tier_lost(self) -> None:
-        """Take back all slots: the process that wrote them is gone."""
+        """Take back all slots: the process that wrote them has ended."""
         for job in self._jobs.values():
             for write in job.values():
                 self._give_back(write)
@@ -205,6 +207,6 @@ class WriteBehind:
             self._num_writing -= 1
 
     def references(self) -> list[int]:
-        """Return the slots that it refers to, once for each reference."""
+        """Return the slots that are to be written or being written, once for each reference."""
         writing = [write for job in self._jobs.values() for write in job.values()]
         return [write.slot for write in (*self._ready, *writing)]
