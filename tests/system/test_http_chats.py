@@ -50,7 +50,8 @@ def test_tokenize_returns_the_chats_prompt(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("name", ["add", "sub"])
 def test_a_forced_call_uses_an_allowed_tool(http: httpx2.Client, name: str) -> None:
-    tools = [{"type": "function", "function": {"name": each, "parameters": {"type": "object"}}} for each in NAMES]
+    one = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": each, "parameters": one}} for each in NAMES]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     body = {"messages": QUESTION, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 60}

@@ -264,4 +264,5 @@ def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
             )
         schemas = {each: tool.schema for each, tool in tool_by_name.items()}
         is_parallel = body.parallel_tool_calls is not False
-        return StructuredOutputsParams(json=forcing_schema(schemas, name, is_parallel=is_parallel))
+        schema = forcing_schema(schemas, name, is_parallel=is_parallel)
+        return StructuredOutputsParams(json=schema, disable_any_whitespace=True)

@@ -17,6 +17,7 @@ PUBLIC = {
         "enable_tokenizer_info_endpoint",
         "tokenizer",
         "tokenizer_revision",
+        "default_max_tokens",
         "max_num_batched_tokens",
         "max_waiting_tokens",
     ),
