@@ -1,10 +1,10 @@
-"""CrashIsolation: finds the request that kills workers, by bisection, so that all others can go on.
+"""CrashIsolation: finds the request that makes workers crash, by bisection, so that all others can continue.
 
 A worker group may fail for other reasons, so the first crash makes no suspects. When a request was in the crashing
 step twice without a new token in between, the requests of that step become suspects: half of them run alone until
 each has a new token. If the group crashes again, that half is bisected; if all get a token, the other half runs. A
-request fails only after it crashed a group while it was alone in the step. One that comes from a lost core, or from
-lost workers of another core, brings the number of its crashes with it.
+request fails only after it crashed a group while it was alone in the step. A request that is
+resubmitted after the loss of another core or its workers carries the number of these losses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CRASHES_TO_FAIL = 3
 
 
 class CrashIsolation(StepFeature):
-    """Finder of the request that kills workers. Invariant: while suspects run, no other request is admitted; further
-    suspects wait only while these run."""
+    """Finder of the request that makes workers crash. Invariant: while suspects run, no other request is admitted;
+    further suspects wait only while these run."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -66,8 +66,8 @@ class CrashIsolation(StepFeature):
         return None
 
     def suspect(self, requests: list[Request], num_losses: int) -> None:
-        """Count the losses of cores and workers, elsewhere, while they computed these requests, which have just come.
-        From CRASHES_TO_SUSPECT on each of them is to run alone."""
+        """Record how many cores or worker groups were lost elsewhere while they computed these new requests. From
+        CRASHES_TO_SUSPECT losses on, each of the requests must run alone."""
         for request in reversed(requests):  # the first one, which may compute the prompt for all, is to run first
             self.crashes_by_request[request] = request.num_tokens, num_losses
             if num_losses >= CRASHES_TO_SUSPECT:
@@ -75,8 +75,8 @@ class CrashIsolation(StepFeature):
         self._take_next_suspects()
 
     def on_progress(self, num_tokens_of: dict[Request, int]) -> None:
-        """Forget the crashes of requests that have a new token or are finished: they are no suspects. num_tokens_of:
-        known tokens of the running requests after a step."""
+        """Forget the crashes of requests that have a new token or are finished: they are not suspects. num_tokens_of:
+        number of known tokens of each running request after a step."""
         self.crashes_by_request = {
             request: (at_first, count)
             for request, (at_first, count) in self.crashes_by_request.items()
@@ -86,20 +86,22 @@ class CrashIsolation(StepFeature):
         self._take_next_suspects()
 
     def _take_next_suspects(self) -> None:
-        """Remove finished requests from the suspects; if none are left, run the part that was put off last."""
+        """Remove finished requests from the suspects; if none are left, continue with the part that was deferred
+        last."""
         self._suspects = _unfinished(self._suspects)
         while not self._suspects and self._next_suspects:
             self._suspects = _unfinished(self._next_suspects.pop())
 
 
 class AdmissionNotes(StepFeature):
-    """Notes each request that is about to be admitted, so that it is known if this ends the core."""
+    """Feature that records each request that is about to be admitted, so that it is known if the core then crashes."""
 
     def __init__(self, note: Callable[[Request], None]) -> None:
         self._note = note
 
     def holds(self, request: Request) -> bool:
-        """Note a request that no feature before this one holds. At `admit` its prefix would be looked up already."""
+        """Record a request that no feature before this one holds, and return False. In `admit` it would be too late:
+        its prefix has been looked up by then."""
         self._note(request)
         return False
 

@@ -25,18 +25,18 @@ from .tiers.tier_feature import TierFeature
 
 
 class Surroundings(NamedTuple):
-    """The parts of other processes that the features use."""
+    """The connections to other processes that the features use."""
 
     grammar_host: GrammarHost
     grammar_prover: GrammarHost | None = None  # compiles unknown grammars first; None: nothing protects the host
     tiers: Tiers | None = None  # places for blocks outside the pool
-    blobs: NeededBlobs | None = None  # of requests of gateways
+    blobs: NeededBlobs | None = None  # adapters and media of the requests of gateways
     on_admission: Callable[[Request], None] | None = None  # is called before a request is admitted to a step
     has_exact_drafts: bool = False  # as in Initialize
 
 
 class Features(NamedTuple):
-    """The features that get messages."""
+    """The features that the engine also calls directly, to pass them messages and orders."""
 
     pause: Pause
     isolation: CrashIsolation
@@ -49,8 +49,8 @@ class Features(NamedTuple):
 def new_features(
     engine: Engine, spec: EngineSpec, scheduler: Scheduler, clock: AwakeClock, around: Surroundings
 ) -> Features:
-    """Make the features of an engine and let its scheduler use them, in an order that counts: each verb asks them in
-    turn, and for requests that the first ones hold no block is fetched and no slot is filled."""
+    """Make and return the features of an engine, and give them to its scheduler in an order that matters: each verb
+    calls them in this order, and no block is fetched and no slot is filled for a request that an earlier one holds."""
     waiting, kv_cache, drafting = scheduler.waiting, scheduler.kv_cache, scheduler.batches.drafting
     pause = Pause()
     isolation = CrashIsolation(scheduler.rows)

@@ -1,7 +1,7 @@
-"""Pause: an engine that is to become quiet.
+"""Pause: holds requests while an engine pauses.
 
-keep and abort: no step is made until the end of the pause, so that no request need be held; wait: only requests that
-have run before go on.
+Modes keep and abort: no step is made until the pause ends, so no request need be held. Mode wait: only requests that
+have run before continue; the others are held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..scheduling.step_feature import StepFeature
 
 
 class Pause(StepFeature):
-    """Owns the mode; None: there is no pause."""
+    """Feature that owns the mode of the pause; None: there is no pause."""
 
     def __init__(self) -> None:
         self.mode: PauseMode | None = None

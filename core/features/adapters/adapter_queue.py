@@ -1,9 +1,9 @@
-"""AdapterQueue: gets the adapters of waiting requests into slots.
+"""AdapterQueue: loads the adapters of waiting requests into the workers' slots.
 
-A request with an adapter waits (WaitReason.ADAPTER) until all ranks hold it. Adapters are loaded in the policy's order
-of the first requests that wait for them, however far behind in the queue these are, so that loading is ahead of
-admission. A slot is taken from an adapter without rows: one that no request waits for, the least recently used first,
-else one with waiting requests behind, the last in order first.
+A request with an adapter waits (WaitReason.ADAPTER) until all ranks hold the adapter. Adapters are loaded in the
+policy's order of the first requests that wait for them, however far back in the queue these are, so that loading is
+ahead of admission. A slot is taken from an adapter without rows: one that no request waits for, the least recently used
+first; or else one whose waiting requests come later in order, the last of these first.
 
 Requests with other adapters may overtake a request that waits for a slot, MAX_OVERTAKES times. Then the slot with the
 fewest rows is closed: it admits no more rows, drains, and is filled.
@@ -31,9 +31,9 @@ from ...scheduling.step.ledger import LedgerEntry
 from ...scheduling.step_feature import Engine, StepFeature, StepPlan
 from .adapter_table import AdapterSlot, AdapterTable, SlotState
 
-MAX_FILLS = 2  # under way
+MAX_FILLS = 2  # fills under way at once
 MAX_OVERTAKES = 64  # admissions of requests with other adapters past one that waits for a slot
-MAX_REPORTED = 64  # digests of adapters that requests wait for
+MAX_REPORTED = 64  # largest number of adapters with waiting requests in a report
 
 
 class AdapterDemand:
@@ -65,8 +65,8 @@ class AdapterDemand:
 
 
 class AdapterQueue(StepFeature):
-    """Owns the table of slots and the demand for each adapter. Invariant: `wanting` has the demands with waiting
-    requests and neither a ready slot nor a fill under way."""
+    """Owner of the table of slots and of the demand for each adapter. Invariant: `wanting` has the demands with waiting
+    requests and neither a ready slot nor a fill under way. `closed`: the slot that is being drained, if any."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AdapterQueue(StepFeature):
         engine: Engine,
         is_held: Callable[[Request], bool],
     ) -> None:
-        """is_held: whether a waiting request must not run now; no slot is filled or kept for it."""
+        """is_held: returns whether a waiting request must not run now; no slot is filled or kept for it."""
         self.table = AdapterTable(spec.config.max_loras if spec.config.enable_lora else 0, spec.ranks)
         self.wanting: dict[bytes, AdapterDemand] = {}
         self.closed: AdapterSlot | None = None
@@ -89,7 +89,8 @@ class AdapterQueue(StepFeature):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait(self, request: Request) -> None:
-        """Note that a request begins to wait. If its adapter is in no slot, it gets WaitReason.ADAPTER."""
+        """Add a request to the demand for its adapter. If no slot is ready with the adapter, the request gets
+        WaitReason.ADAPTER."""
         if request.adapter is None:
             return
         digest = request.adapter.digest
@@ -106,15 +107,15 @@ class AdapterQueue(StepFeature):
             self.wanting[digest] = demand
 
     def holds(self, request: Request) -> bool:
-        """Whether a waiting request gets WaitReason.ADAPTER now, since its adapter has lost its slot."""
+        """Return whether a waiting request's adapter has lost its slot; then the request gets WaitReason.ADAPTER."""
         if request.adapter is None or self._is_ready(request.adapter.digest):
             return False
         self._block(request)
         return True
 
     def admit(self, request: Request, num_computed: int) -> None:
-        """Give a request that has got a row its slot, and count it as an overtake of each request that waits for one
-        and is ahead of it."""
+        """Assign its adapter's slot to a request that has received a row, and count an overtake for each adapter
+        without a slot whose first waiting request comes before it in order."""
         if request.adapter is None:
             return
         slot = self.table.find(request.adapter.digest)
@@ -183,11 +184,12 @@ class AdapterQueue(StepFeature):
             step.delta.fills = self._begin_fills(step.number, last_done)
 
     def _begin_fills(self, step: int, last_done: int) -> list[FillSlot]:
-        """Begin fills, which go with the next step, `step`. last_done: the last step with a result."""
+        """Start as many fills as possible and return them, to be sent with the next step, `step`. last_done: number of
+        the last step with a result."""
         fills: list[FillSlot] = []
         while (demand := self._first_wanting()) is not None:
             slot = self.table.find(demand.adapter.digest)
-            if slot is not None:  # it was closed for a request behind
+            if slot is not None:  # it was closed for a later request
                 self._reopen(slot)
                 continue
             slot = self._free_slot(self._key(demand), last_done) if len(self.table.filling) < MAX_FILLS else None
@@ -222,16 +224,16 @@ class AdapterQueue(StepFeature):
         return next((request for request in demand.requests() if not self._is_held(request)), None)
 
     def _key(self, demand: AdapterDemand | None) -> float:
-        """Return the place in the policy's order of the first request that may run; infinite without one."""
-        # Not `sort_key`, the place of the first request: that one may be held (paused, isolated after a crash, without
+        """Return the sort key of the first request of a demand that may run; infinite if there is none."""
+        # Not `sort_key`, the key of the first request: that one may be held (paused, isolated after a crash, without
         # its blobs), and a slot filled or kept for it would stand idle while others wait. Without held requests the
-        # place can only be later, so `_first_wanting` looks at `sort_key` first and seldom sorts a demand's requests.
+        # key can only be larger, so `_first_wanting` looks at `sort_key` first and seldom sorts a demand's requests.
         first = None if demand is None else self._first_of(demand)
         return math.inf if first is None else first.sort_key
 
     def _free_slot(self, sort_key: float, last_done: int) -> AdapterSlot | None:
-        """Return the slot to fill for a request with this place in the policy's order. None: all are used, or kept for
-        requests ahead of it."""
+        """Return the slot to fill for a request with this sort key; None if all are used, or kept for requests before
+        it in order."""
         free = [slot for slot in self.table.slots if slot.is_free(last_done)]
         if (at_once := next((slot for slot in free if slot.state is not SlotState.READY), None)) is not None:
             return at_once
@@ -240,12 +242,13 @@ class AdapterQueue(StepFeature):
         return max(behind, key=lambda slot: (next_keys[slot], -slot.used_until), default=None)
 
     def _want(self, digest: bytes) -> None:
-        """Note that an adapter loses its slot, or that this is closed: requests that wait for a row want one again."""
+        """Record that an adapter loses its slot, or that the slot is closed: its waiting requests need a slot again."""
         if (demand := self._demand_by_digest.get(digest)) is not None:
             self.wanting[digest] = demand
 
     def _close_one(self, sort_key: float) -> None:
-        """Close the slot with the fewest rows. Requests ahead of the one with `sort_key` keep their slots."""
+        """Close the slot with the fewest rows, for a request with this sort key. Slots for which earlier requests wait
+        stay open."""
         ready = [slot for slot in self.table.slots if slot.state is SlotState.READY]
         behind = [slot for slot in ready if self._key(self._demand_by_digest.get(slot.digest)) > sort_key]
         if behind:
@@ -269,7 +272,7 @@ class AdapterQueue(StepFeature):
 
     def on_filled(self, message: SlotFilled) -> None:
         """Apply a rank's answer to a FillSlot. When all ranks have filled the slot, requests with its adapter may run;
-        at the first error they end."""
+        at the first error they end with an error."""
         slot = self.table.slot_of(message.slot, message.step, message.rank)
         if slot is None:
             return
@@ -282,13 +285,13 @@ class AdapterQueue(StepFeature):
             self._serve(slot.digest)
 
     def next_deadline(self) -> float | None:
-        """Return when the oldest fill under way has taken too long."""
+        """Return the time, by the clock, at which the oldest fill under way has taken too long; None without fills."""
         filling = self.table.filling
         return filling[0].begun_at + self._timeout_s if filling else None
 
     def expire(self, now: float) -> None:
-        """End requests with adapters that take too long to load, and all that wait for a slot if every slot waits for
-        such a fill."""
+        """End requests whose adapter takes too long to load. If every slot has such a fill, end all requests that wait
+        for a slot."""
         if self.table.filling or self.wanting:
             overdue = [slot for slot in self.table.slots if slot.ranks_left and now > slot.begun_at + self._timeout_s]
             for slot in overdue:

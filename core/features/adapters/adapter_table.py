@@ -1,8 +1,8 @@
-"""AdapterTable: the adapter in each of the workers' slots.
+"""AdapterTable: which adapter is in each of the workers' slots.
 
 Rows may use a slot when every rank has filled it. It is filled with another adapter only when no row and no step in
 flight uses it. If a fill fails on a rank or takes too long, the slot is spoiled until every rank has answered, since
-some may still write into it. Knows no requests and no queue.
+some ranks may still write into it. Knows no requests and no queue.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ HOLDS_CONTENT = (SlotState.READY, SlotState.CLOSED)
 
 @dataclass(eq=False)
 class AdapterSlot:
-    """One slot. `digest` is that of its content, or of the adapter that it is being filled with."""
+    """One slot. `digest`: of the adapter that it holds, or is being filled with; empty if neither."""
 
     number: int
     state: SlotState = SlotState.EMPTY
     digest: bytes = b""
-    num_rows: int = 0  # that use it
+    num_rows: int = 0  # rows that use it
     used_until: int = 0  # no step after this one has a row of it, if `num_rows` is 0; also the order of last use
     fill_step: int = 0  # number of the step with its FillSlot
-    ranks_left: set[Rank] = field(default_factory=set)  # that have not answered the FillSlot
-    begun_at: float = 0.0
+    ranks_left: set[Rank] = field(default_factory=set)  # ranks that have not answered the FillSlot
+    begun_at: float = 0.0  # when the fill started, by the clock
 
     def move(self, state: SlotState) -> None:
         """Change state; an illegal move raises and changes nothing."""
@@ -77,7 +77,7 @@ class AdapterTable:
         self._slot_by_digest: dict[bytes, AdapterSlot] = {}
 
     def adopt(self, contents: Iterable[SlotContent]) -> None:
-        """Note that all ranks hold these adapters from an earlier core. The table must be empty."""
+        """Record that all ranks hold these adapters, loaded for an earlier core. The table must be empty."""
         for content in contents:
             if NO_SLOT < content.slot <= self._num_slots and content.digest not in self._slot_by_digest:
                 slot = self.slot(content.slot)
@@ -89,14 +89,14 @@ class AdapterTable:
         return self.slots[number - NO_SLOT - 1]
 
     def find(self, digest: bytes) -> AdapterSlot | None:
-        """Return the slot that holds an adapter or is being filled with it."""
+        """Return the slot that holds an adapter or is being filled with it; None if there is none."""
         return self._slot_by_digest.get(digest)
 
     def count(self, state: SlotState) -> int:
         return sum(slot.state is state for slot in self.slots)
 
     def fill(self, slot: AdapterSlot, adapter: AdapterRef, step: int, now: float, num_waiting: int = 1) -> FillSlot:
-        """Begin to fill a free slot; return the order, which goes with `step`."""
+        """Start to fill a free slot; return the order for the workers, to be sent with `step`. now: by the clock."""
         assert slot.num_rows == 0 and adapter.digest not in self._slot_by_digest, "the slot is used, or not needed"
         slot.move(SlotState.FILLING)
         self.filling.append(slot)
@@ -108,12 +108,12 @@ class AdapterTable:
         return FillSlot(slot=slot.number, digest=adapter.digest, folder=adapter.folder, num_waiting=num_waiting)
 
     def slot_of(self, number: int, step: int, rank: Rank) -> AdapterSlot | None:
-        """Return the slot of a rank's answer to the FillSlot of `step`; None if the answer is not awaited."""
+        """Return the slot to which a rank's answer to the FillSlot of `step` belongs; None if no answer is expected."""
         slot = self.slot(number) if NO_SLOT < number <= self._num_slots else None
         return slot if slot is not None and slot.fill_step == step and rank in slot.ranks_left else None
 
     def answer(self, slot: AdapterSlot, rank: Rank) -> None:
-        """Note that a rank has answered. After the last answer the slot is ready, or empty if it was spoiled."""
+        """Record that a rank has answered. After the last answer the slot is ready, or empty if it was spoiled."""
         slot.ranks_left.remove(rank)
         if not slot.ranks_left and slot.state is SlotState.FILLING:
             slot.move(SlotState.READY)
@@ -123,7 +123,7 @@ class AdapterTable:
             slot.digest = b""
 
     def spoil(self, slot: AdapterSlot) -> None:
-        """Note that a fill has failed, before the answer of the last rank."""
+        """Record that a fill has failed, before the last rank has answered."""
         slot.move(SlotState.SPOILED)
         self.filling.remove(slot)
         del self._slot_by_digest[slot.digest]

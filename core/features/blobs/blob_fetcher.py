@@ -1,10 +1,10 @@
-"""BlobFetcher: finds blobs in the stores of this host, or fetches them from gateways into these, in a thread.
+"""BlobFetcher: finds blobs in this host's stores, or fetches them from gateways into these stores, in a thread.
 
     want → thread: look, else fetch → eventfd → `take`: requests for gateways, and news of blobs
     chunks of gateways → thread: hash, write
 
-Chunks are small and few at a time, so that neither this loop nor other messages on a gateway's connection wait for
-them. If a store is full, a blob is tried again for WAIT_S.
+Chunks are small and few at a time, so that neither the core's loop nor other messages on a gateway's connection wait
+for them. If a store is full, the fetch is tried again for WAIT_S.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ....ipc.shortages.threads import start_thread
 from .needed_blobs import Failed, Found, Missing, News, Wanted
 
 MAX_FETCHES = 4  # at once
-WAIT_S = 60.0  # for room in a full store
+WAIT_S = 60.0  # longest wait for room in a full store
 RETRY_S = 0.5
-USER = "requests of gateways"  # of pins
+USER = "requests of gateways"  # name of the user of the pins
 
 
 class Ask(NamedTuple):
-    """A request for a frontend of a gateway."""
+    """A message to send to a frontend of a gateway."""
 
     frontend_id: int
     message: GetBlob
@@ -62,7 +62,7 @@ class _GatewayFetch(BlobFetch):
 
 @dataclass(eq=False)
 class _Job:
-    """A blob that is not here. `fetch`: once it has begun."""
+    """A blob that must be fetched. `fetch`: None until it has started, and while it waits to be tried again."""
 
     want: _Want
     store: BlobStore
@@ -77,14 +77,15 @@ class BlobFetcher:
     def __init__(
         self, media: BlobStore, adapters: BlobStore | None, wait_s: float = WAIT_S, retry_s: float = RETRY_S
     ) -> None:
-        """`adapters`: of whole adapters; None: the engine serves none."""
+        """media, adapters: the stores of this host for media and for whole adapters. adapters: None if the engine
+        serves none. wait_s: longest wait for room in a full store; retry_s: time between tries."""
         self._wait_s, self._retry_s = wait_s, retry_s
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._media, self._adapters = media, adapters
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._done: SimpleQueue[Ask | News] = SimpleQueue()
         self._has_thread = False
-        self._jobs: dict[bytes, _Job] = {}  # by digest, those that wait for room last; used by the thread alone
+        self._jobs: dict[bytes, _Job] = {}  # by digest, those that wait for room last; used only by the thread
 
     # ── the core's loop ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,7 +107,7 @@ class BlobFetcher:
         self._tasks.put(_Reply(frontend_id, reply))
 
     def take(self) -> list[Ask | News]:
-        """Return the requests to send, and what is new of blobs."""
+        """Return the messages to send to gateways, and the news of blobs."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         return [self._done.get() for _ in range(self._done.qsize())]
@@ -122,11 +123,11 @@ class BlobFetcher:
                 self._advance(job, now)
 
     def _due(self, now: float) -> list[_Job]:
-        """Return the jobs that are done now, the first of those that do not wait for room."""
+        """Return the jobs to work on now: the first MAX_FETCHES of those that do not wait for room."""
         return [*itertools.islice((job for job in self._jobs.values() if job.begin_at <= now), MAX_FETCHES)]
 
     def _patience_s(self) -> float | None:
-        """Return the time until something is due; None: not before a task comes."""
+        """Return the seconds until a job is due; None if none is due before a task comes."""
         now = time.monotonic()
         times = [now if job.fetch is None else job.fetch.deadline for job in self._due(now)]
         times += [job.begin_at for job in self._jobs.values() if job.begin_at > now]
@@ -156,7 +157,7 @@ class BlobFetcher:
         return self._adapters if wanted.kind == "adapter" else self._media
 
     def _want(self, want: _Want) -> None:
-        """Find a blob, or begin a job; let one that has begun go on with another frontend."""
+        """Find a blob in its store, or start a job to fetch it; a job that exists continues with the given frontend."""
         digest = want.wanted.digest
         if (job := self._jobs.get(digest)) is not None:
             job.want = want
@@ -164,7 +165,7 @@ class BlobFetcher:
                 job.fetch.resume()
         elif (store := self._store(want.wanted)) is None:
             self._post(Failed(want.wanted, RequestError("this engine takes no adapters: start it with --enable-lora")))
-        elif store.open(digest) is not None and store.pin(digest, USER):  # the first look at a blob hashes it
+        elif store.open(digest) is not None and store.pin(digest, USER):  # `open` hashes a blob at its first use
             self._post(Found(want.wanted))
         else:
             self._jobs[digest] = _Job(want, store, time.monotonic() + self._wait_s)
@@ -176,7 +177,7 @@ class BlobFetcher:
             job.fetch.cancel()
 
     def _advance(self, job: _Job, now: float) -> None:
-        """Request what is to be requested next of a blob, or note its end."""
+        """Request a blob's next chunks, or report its end; if the store is full, try again later."""
         wanted, fetch = job.want.wanted, job.fetch
         if fetch is None:
             fetch = job.fetch = _GatewayFetch(job.store, wanted.digest, USER)

@@ -1,4 +1,4 @@
-"""GatewayBlobs: the blobs of gateways on their way through the core: which requests need them, and the fetching."""
+"""GatewayBlobs: fetches the blobs that requests of gateways need, and releases the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PINS_SHARE = 4  # of the descriptors that this process may have, pinned blobs ta
 
 
 class GatewayBlobs:
-    """Owner of both. Ranks on this host find media where the frontends of this engine put them, too."""
+    """Owner of the NeededBlobs and of their fetcher. Media go to the same store as those of this engine's frontends,
+    where ranks on this host find them."""
 
     def __init__(self, spec: EngineSpec) -> None:
         config, run = spec.config, spec.run_directory
@@ -28,7 +29,7 @@ class GatewayBlobs:
         self.needed = NeededBlobs(self.fetcher, max(descriptor_limit() // PINS_SHARE, 16))
 
     def go_on(self, ask: Callable[[int, GetBlob], None]) -> None:
-        """Apply the news of blobs; `ask` sends a request to a frontend."""
+        """Apply the news of blobs, and send the fetcher's messages. `ask`: sends a message to a frontend."""
         for each in self.fetcher.take():
             if isinstance(each, Ask):
                 ask(each.frontend_id, each.message)

@@ -1,7 +1,7 @@
-"""NeededBlobs: the adapters and media that requests of gateways need, which lie at the gateways until asked for.
+"""NeededBlobs: the adapters and media that requests of gateways need; gateways keep them until they are fetched.
 
 A request waits (WaitReason.BLOB) until all of its blobs are in stores of this host, where they stay until it ends.
-Requests begin in the order of their arrival, each with all of its blobs, so that no two wait for what the other keeps.
+Requests start in the order of their arrival, each with all of its blobs, so that no two wait for each other's pins.
 Knows no sockets and no files.
 """
 
@@ -23,7 +23,7 @@ BlobKind: TypeAlias = Literal["adapter"] | MediaKind
 
 
 class Wanted(NamedTuple):
-    """A blob that requests need from now on. `number`: of this need, since a blob may be needed again later."""
+    """A blob that requests need from now on. `number`: tells this need from later needs of the same blob."""
 
     number: int
     digest: bytes
@@ -44,7 +44,7 @@ class Missing(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A blob cannot be kept here."""
+    """A wanted blob cannot be stored on this host."""
 
     wanted: Wanted
     error: TokenloomError
@@ -54,13 +54,13 @@ News: TypeAlias = Found | Missing | Failed
 
 
 class Fetcher(Protocol):
-    """Interface of the object that finds and fetches blobs; its news come later."""
+    """Interface of the object that finds and fetches blobs; it reports the results later, as News."""
 
     def want(self, wanted: Wanted, frontend_id: int) -> None:
-        """Find a blob here, or else get it from a frontend of a gateway; from now on only from this one. Pin it."""
+        """Find a blob in this host's stores, or else fetch it from this frontend of a gateway and no other; pin it."""
 
     def drop(self, wanted: Wanted) -> None:
-        """Unpin a blob, or stop to fetch it."""
+        """Unpin a blob, or stop fetching it."""
 
 
 @dataclass(eq=False)
@@ -68,36 +68,37 @@ class _Blob:
     """A blob that open requests need."""
 
     wanted: Wanted
-    source: int  # the frontend that is asked for it
+    source: int  # id of the frontend from which it is fetched
     users: dict[Request, None] = field(default_factory=dict)  # in the order of their arrival
     is_here: bool = False
     tried: set[int] = field(default_factory=set)  # frontends that do not have it
 
 
 class NeededBlobs(StepFeature):
-    """Owner of the table. Invariant: a blob is in it as long as a request that has begun and not ended names it."""
+    """Owner of the table of needed blobs. Invariant: a blob is in it exactly as long as a request that has started and
+    not ended names it."""
 
     def __init__(self, fetcher: Fetcher, max_blobs: int) -> None:
-        """max_blobs: that may be pinned at once, unless one request needs more."""
+        """max_blobs: largest number of blobs that may be pinned at once, unless one request needs more."""
         self._fetcher, self._max_blobs = fetcher, max_blobs
         self._remote: set[int] = set()  # frontends of gateways
         self._blobs: dict[bytes, _Blob] = {}  # by digest
         self._numbers = itertools.count()
-        self._queue: dict[Request, None] = {}  # that have not begun
-        self._num_missing: dict[Request, int] = {}  # blobs, of those that have begun and wait
+        self._queue: dict[Request, None] = {}  # requests that have not started
+        self._num_missing: dict[Request, int] = {}  # missing blobs of each request that has started and waits
 
     def connect(self, waiting: WaitingQueue, engine: Engine) -> None:
-        """`waiting`: the queue of the requests. `engine`: ends them."""
+        """Set the queue that releases requests, and the engine that ends them."""
         self._waiting, self._engine = waiting, engine
 
     def add_frontend(self, frontend_id: int) -> None:
-        """Note that a frontend is a gateway's."""
+        """Record that a frontend belongs to a gateway."""
         self._remote.add(frontend_id)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def arrive(self, request: Request) -> None:
-        """Let a new request wait for its blobs, if it is a gateway's and they are not here."""
+        """Let a new request of a gateway wait for its blobs, if it needs any."""
         if request.frontend_id in self._remote and (request.adapter is not None or request.media):
             request.waits_for.add(WaitReason.BLOB)
             self._queue[request] = None
@@ -122,7 +123,7 @@ class NeededBlobs(StepFeature):
         self._begin()
 
     def _begin(self) -> None:
-        """Begin waiting requests, in their order, as long as their blobs may be pinned."""
+        """Start waiting requests, in order, as long as their blobs may be pinned."""
         while (request := next(iter(self._queue), None)) is not None:
             kinds = _blobs_of(request)
             num_new = sum(digest not in self._blobs for digest in kinds)
@@ -163,7 +164,7 @@ class NeededBlobs(StepFeature):
             self._ask(blob)
 
     def _ask(self, blob: _Blob) -> None:
-        """Get a blob from another frontend whose requests need it; end them all if none has it."""
+        """Fetch a blob from another frontend whose requests need it; end these requests if no frontend has it."""
         sources = dict.fromkeys(request.frontend_id for request in blob.users)
         source = next((each for each in sources if each not in blob.tried), None)
         if source is not None:
@@ -175,7 +176,7 @@ class NeededBlobs(StepFeature):
         self._fail(blob, RequestError(f"{what} is no longer in the gateway's store, or damaged there: send it again"))
 
     def _fail(self, blob: _Blob, error: TokenloomError) -> None:
-        """Forget a blob that nobody can get, and end its requests."""
+        """Forget a blob that cannot be fetched, and end the requests that need it with `error`."""
         del self._blobs[blob.wanted.digest]
         self._fetcher.drop(blob.wanted)
         for request in blob.users:
@@ -196,6 +197,6 @@ class NeededBlobs(StepFeature):
 
 
 def _blobs_of(request: Request) -> dict[bytes, BlobKind]:
-    """Return the blobs that a request needs."""
+    """Return the blobs that a request needs: kind by digest."""
     blobs: dict[bytes, BlobKind] = {} if request.adapter is None else {request.adapter.digest: "adapter"}
     return blobs | {span.digest: span.kind for span in request.media}

@@ -1,8 +1,8 @@
 """EncodeQueue: chooses the media that a step encodes, for rows that still have to compute their tokens.
 
-Media are wanted in the policy's order of the rows and their order in a prompt, equal ones once. As many of the first
-as fit into the encoder cache are kept or encoded; entries that no row is bound to give way to them. One medium at a
-time is half encoded, and is completed even if nobody wants it any more. Knows no rows and no blocks.
+Media are taken in the policy's order of the rows and in their order in a prompt, each only once. As many of the first
+as fit into the encoder cache are kept or encoded; entries that no row is bound to are evicted for them. At most one
+medium is partly encoded, and it is completed even if no request needs it any more. Knows no rows and no blocks.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 
 PRODUCTS_PER_WEIGHT = 6  # multiplications of a piece; a decode step has as many per weight as it has rows
-MAX_SKIPS = 3  # steps in turn without a piece, since prompts have taken the share
+MAX_SKIPS = 3  # most successive steps without a piece because prompts took the encoder's share
 
 
 class EncodePlan(NamedTuple):
-    """Part of a step."""
+    """The encoder's part of a step."""
 
     encodes: list[Encode]
-    freed_entries: list[int]  # before they are run
+    freed_entries: list[int]  # numbers of entries that are freed before `encodes` run
 
 
 class EncodeQueue:
-    """Owns the encoder cache. `partial`: the medium with some pieces sent and others not."""
+    """Owner of the encoder cache. `partial`: the medium of which some pieces have been sent and others not."""
 
     def __init__(self, capacity: int, encoder: Encoder | None, max_embeds: int, max_products: float = math.inf) -> None:
-        """max_embeds: of media that one step encodes, if there are several. max_products: multiplications of a piece of
-        the largest stage, unless that is a single row."""
+        """max_embeds: largest number of embeddings of the media in one step, if there are several. max_products:
+        largest number of multiplications of a piece in the largest stage, unless the piece is a single row."""
         self.cache = EncoderCache(capacity)
         self.partial: Entry | None = None
         self._max_embeds, self.max_products = max_embeds, max_products
         self._encoder = encoder
         self._stages: Sequence[Stage] = () if encoder is None else encoder.stages
-        self._num_skipped = 0  # steps in turn
+        self._num_skipped = 0  # successive steps without a piece
         self.totals = EncoderProgress(capacity=capacity)
 
     @classmethod
     def of(cls, spec: EngineSpec) -> EncodeQueue:
-        """On a GPU a piece is a whole layer; on a CPU it takes at most about half as long as a decode step."""
+        """Return the queue of an engine. On a GPU a piece is a whole layer; on a CPU it takes at most about half as
+        long as a decode step."""
         most = PRODUCTS_PER_WEIGHT * spec.model.num_layer_weights if spec.device == "cpu" else math.inf
         return cls(spec.encoder_cache_tokens, spec.model.encoder, spec.max_num_batched_tokens, most)
 
     def reset(self) -> None:
-        """Note that the workers hold no entries any more. No row may be bound to one."""
+        """Forget all entries: the workers hold none any more. No row may be bound to one."""
         self.cache.reset()
         self.partial = None
 
@@ -64,8 +65,8 @@ class EncodeQueue:
         num_decodes: int,
         num_prompt_tokens: int,
     ) -> EncodePlan:
-        """Choose the pieces that `step` runs beside its decoding rows and its prompts. wanted: media of rows that are
-        not bound to an entry, the first in order first."""
+        """Choose the pieces that `step` runs in addition to its decoding rows and prompts. wanted: spans of rows that
+        are not bound to an entry yet, in order."""
         kept, missing = self._first_that_fit(wanted)
         plan = EncodePlan([], [])
         if self.partial is None and not missing:
@@ -88,8 +89,8 @@ class EncodeQueue:
         return plan
 
     def _first_that_fit(self, wanted: Iterable[MediaSpan]) -> tuple[set[bytes], list[MediaSpan]]:
-        """Return the digests of the first wanted media that fit into the cache together, beside entries that must stay,
-        and those of them that are not in it."""
+        """Return the digests of the pinned entries and of the first wanted media that fit into the cache with them, and
+        those of these media that are not in it."""
         pinned = [entry for entry in self.cache.entries() if self.cache.is_pinned(entry)]
         room = self.cache.capacity - sum(entry.span.num_embeds for entry in pinned)
         kept, missing = {entry.span.digest for entry in pinned}, list[MediaSpan]()
@@ -105,8 +106,8 @@ class EncodeQueue:
         return kept, missing
 
     def _num_pieces(self, span: MediaSpan, seconds: float, throttle: EncodeThrottle) -> tuple[int, float]:
-        """Return how many of a medium's next pieces take at most `seconds`, and the seconds left. Beside decoding rows
-        the first piece goes alone, since its cost, with reading the file, is another."""
+        """Return how many of a medium's next pieces take at most `seconds`, and the seconds left. If the time is
+        limited, the first piece runs alone, since its cost differs: it includes reading the file."""
         per_stage, num_rows = self._pieces_per_stage(span), self._rows_of(span)
         total = len(self._stages) * per_stage
         first = 0 if self.partial is None else total - self.partial.num_left
@@ -150,14 +151,15 @@ class EncodeQueue:
         return self._encoder.num_rows(medium.num_embeds)
 
     def _pieces_per_stage(self, span: MediaSpan) -> int:
-        """Pieces depend on the medium alone, so that its embeddings do, too."""
+        """Return into how many pieces each stage is cut. It depends only on the medium, so that its embeddings do,
+        too."""
         assert self._encoder is not None
         num_rows = self._rows_of(span)
         return min(max(math.ceil(self._encoder.num_products(num_rows) / self.max_products), 1), num_rows)
 
     def work_of(self, encodes: Sequence[Encode]) -> list[StageWork]:
-        """Return the parts of stages in these orders. A first piece that runs alone does not count: its cost is
-        another."""
+        """Return the parts of stages that these orders run. A first piece that runs alone does not count: its cost
+        differs."""
         parts = []
         for each in encodes:
             per_stage, num_rows = each.pieces_per_stage, self._rows_of(each)
@@ -172,7 +174,7 @@ class EncodeQueue:
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
     def on_encoded(self, step: int, encodes: Sequence[Encode], failed: Sequence[FailedEntry]) -> dict[bytes, str]:
-        """Apply the result of a step with `encodes`; return the errors of the media that could not be encoded."""
+        """Apply the result of a step with `encodes`; return the errors of media that failed, by digest."""
         error_by_entry = {each.entry: each.error for each in failed}
         errors: dict[bytes, str] = {}
         for encode in encodes:

@@ -1,9 +1,8 @@
-"""EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
+"""EncodeThrottle: limits the encoder's work in a step that also has decoding rows.
 
-As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
-piece goes with it. Without decoding rows a medium is encoded at once, and so it is in a burst: if more than two media
-are wanted for each decoding row, with those that were wanted then. Costs are learned from finished steps, by kinds of
-stages.
+As with prompts (prefill_throttle.py), this work may add half a decode step's time to a step, prompts included. Without
+decoding rows a medium is encoded at once. So are the media of a burst: if more than BURST media are wanted for each
+decoding row, all that are wanted then. Costs are learned from finished steps, for each kind of stage.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from ....ipc.spec.models.vision_config import Stage
 from ...scheduling.prefill_throttle import SHARE, PrefillThrottle, blend
 
-BURST = 2  # more media for each decoding row are encoded at once
+BURST = 2  # with more wanted media than this for each decoding row, all are encoded at once
 
 
 class StageWork(NamedTuple):
@@ -27,17 +26,17 @@ class StageWork(NamedTuple):
 
 
 class EncodeThrottle:
-    """Owns moving averages: seconds per row that goes through a stage, by stage and size of the medium (a power of
-    two of rows)."""
+    """Owner of moving averages: seconds per row that goes through a stage, by stage and size of the medium (a power
+    of two of rows)."""
 
     def __init__(self, prefills: PrefillThrottle) -> None:
         self._prefills = prefills
         self._row_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of rows
-        self._burst_media = 0  # that were wanted at once with the newest, and are left
+        self._burst_media = 0  # media of the burst that are still to be encoded
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
-        """Update the averages with a finished step that has run these parts of media. Those of several kinds tell
-        only how far their known costs together are off."""
+        """Update the averages with a finished step that has run these parts of media. If they are of several stages,
+        their known costs are scaled so that their sum fits `seconds`."""
         others_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
         if seconds <= 0 or not parts or others_s is None:
             return
@@ -54,8 +53,8 @@ class EncodeThrottle:
                 known[size] = blend(known.get(size), cost)
 
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
-        """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
-        prompts; infinite without a limit, 0 if the costs are unknown. Call it once for a step."""
+        """Return the seconds that the next step may spend on encoding `num_wanted` media, in addition to its decoding
+        rows and prompts; infinite without a limit, 0 if the costs are unknown. Call it once for each step."""
         left = num_wanted if num_wanted > BURST * num_decodes else min(self._burst_media, num_wanted)
         self._burst_media = max(left - 1, 0)
         if left:
@@ -70,11 +69,11 @@ class EncodeThrottle:
         return self._burst_media > 0
 
     def end_burst(self) -> None:
-        """Note that no media are wanted."""
+        """End a burst: no media are wanted."""
         self._burst_media = 0
 
     def row_s(self, stage: Stage, num_rows: int) -> float:
-        """Return the seconds that a row takes through a stage, by the known size next to this one; infinite if none
-        is known."""
+        """Return the seconds that a row takes through a stage, for a medium of the known size nearest to `num_rows`;
+        infinite if none is known."""
         known, size = self._row_s.get(stage, {}), num_rows.bit_length()
         return known[min(known, key=lambda each: abs(each - size))] if known else math.inf

@@ -1,8 +1,8 @@
-"""EncoderCache: the media that the workers hold encoded, or are encoding, by digest.
+"""EncoderCache: the media that the workers have encoded or are encoding, by digest.
 
-The core alone decides which entries there are. An entry is ready when the step with its last piece is back,
-since a medium may turn out to be damaged until then. A step that reads an entry may be in flight when the entry is
-freed, since workers run steps in order. Knows no rows and no requests.
+Only the core decides which entries there are. An entry is ready when the result of the step with its last piece has
+come, since a medium may turn out to be damaged until then. A step that reads an entry may be in flight when the entry
+is freed, since workers run steps in order. Knows no rows and no requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Entry:
     """A medium in the workers' encoder caches."""
 
     number: int  # ≥ 1
-    span: MediaSpan  # of the request for which it was begun
+    span: MediaSpan  # of the request for which its encoding was started
     begun_in: int  # number of the step with its first piece
-    num_left: int  # pieces that no step has been sent with
+    num_left: int  # pieces that were not sent with a step yet
     is_ready: bool = False
     num_refs: int = 0  # spans of rows that are bound to it and still to be computed
     was_used: bool = False
@@ -35,7 +35,7 @@ class EncoderCache:
         self.reset()
 
     def reset(self) -> None:
-        """Note that the workers hold no entries any more. None may be in use."""
+        """Forget all entries: the workers hold none any more. None may be in use."""
         self._entry_by_digest: dict[bytes, Entry] = {}  # the least recently used first
         self._free_numbers: list[int] = []  # heap, of those below _next_number
         self._next_number = 1
@@ -51,7 +51,7 @@ class EncoderCache:
         return self._entry_by_digest.get(digest)
 
     def ready(self, digest: bytes) -> Entry | None:
-        """Return the entry of a medium if rows may use it."""
+        """Return the entry of a medium if rows may use it, else None."""
         entry = self._entry_by_digest.get(digest)
         return entry if entry is not None and entry.is_ready else None
 
@@ -60,8 +60,9 @@ class EncoderCache:
         return entry.num_refs > 0 or not entry.is_ready
 
     def begin(self, span: MediaSpan, step: int, kept: Container[bytes], num_pieces: int) -> tuple[Entry, list[int]]:
-        """Make the entry of a medium that `step` begins to encode, in `num_pieces`. Return it and the entries freed for
-        it, the least recently used first; none of the media in `kept`, whose sizes leave room for it."""
+        """Make the entry of a medium that `step` starts to encode, in `num_pieces` pieces. Return the entry and the
+        numbers of those freed for it, the least recently used first. kept: digests that must not be freed; the others
+        must leave enough room."""
         freed = []
         for entry in self.entries():
             if self.num_used + span.num_embeds <= self.capacity:
@@ -77,14 +78,14 @@ class EncoderCache:
         return entry, freed
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry without a row, which the workers drop."""
+        """Forget an entry to which no row is bound; the workers free it, too."""
         assert entry.num_refs == 0, "a row is bound to the entry"
         del self._entry_by_digest[entry.span.digest]
         heapq.heappush(self._free_numbers, entry.number)
         self.num_used -= entry.span.num_embeds
 
     def bind(self, entry: Entry) -> None:
-        """Note that a span of a row will be computed from a ready entry, until `release`."""
+        """Record that a span of a row will be computed from a ready entry, which stays until `release`."""
         entry.num_refs += 1
         entry.was_used = True
         self._entry_by_digest[entry.span.digest] = self._entry_by_digest.pop(entry.span.digest)

@@ -1,8 +1,8 @@
-"""RowMedia: the media that running rows still have to compute.
+"""RowMedia: the media of running requests whose tokens are still to be computed.
 
-A row computes the tokens of a span only when the medium's entry is ready; it is bound to it from the first step with
-such a token until the step with the last one is sent. If the placeholders of a medium attend to one another in both
-directions, all tokens of a span are computed in one step. Spans that the prefix cache covers need no entry.
+A row computes the tokens of a span only when the medium's entry is ready; the row is bound to the entry from the first
+step with such a token until the step with the last one is sent. If the placeholders of a medium attend to one another
+in both directions, all tokens of a span are computed in one step. Spans in the prefix cache need no entry.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .encoder_cache import Entry
 
 @dataclass(eq=False)
 class SpansLeft:
-    """The spans of a request from index `first` on, which it has not wholly sent, and entries of the first of them. The
-    first `num_cached` tokens were in the prefix cache."""
+    """The spans of a request, from index `first` on, whose tokens have not all been sent with steps. `bound`: entries
+    of the first of these spans. The first `num_cached` tokens of the request were in the prefix cache."""
 
     num_cached: int
     first: int
@@ -38,8 +38,8 @@ class SpansLeft:
 
 
 class RowMedia(StepFeature):
-    """`left`: the running requests with spans left, or with later tokens of such a prompt. Reads the rows; binds to
-    entries of the queue's cache."""
+    """Feature that binds rows to entries of the encoder cache, and lets steps encode media. `left`: running requests
+    that have spans left, or prompt tokens after them."""
 
     def __init__(self, spec: EngineSpec, scheduler: Scheduler, engine: Engine) -> None:
         encoder = spec.model.encoder
@@ -63,11 +63,11 @@ class RowMedia(StepFeature):
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def is_due(self) -> bool:
-        """Return whether a medium is half encoded, which is completed even if no row needs it any more."""
+        """Return whether a medium is partly encoded: it is completed even if no row needs it any more."""
         return self.encodes.partial is not None
 
     def limit(self, ahead: Ids) -> None:
-        """Lower the numbers of tokens that rows could compute, by row, to those before media that are not ready."""
+        """Lower the number of tokens that each row could compute to those before its first medium that is not ready."""
         for request in self.left:
             row = request.row
             ahead[row] = min(int(ahead[row]), self._num_ready(request))
@@ -90,15 +90,16 @@ class RowMedia(StepFeature):
         return count
 
     def num_later(self) -> int:
-        """Return how many of the requests with media, in rows or waiting, are no prompts of the next step: all but one,
-        since each becomes ready with its medium; in a burst those that come to a medium that is not ready."""
+        """Return how many requests with media, running or waiting, cannot be prefilled in the next step: all but one,
+        since media become ready one by one; in a burst, those whose next token is of a medium that is not ready."""
         num_requests = len(self.left) + self._waiting.num_with_media
         if num_requests and self.throttle.is_burst:
             return sum(self._num_ready(request) == 0 for request in self.left)
         return max(num_requests - 1, 0)
 
     def _num_ready(self, request: Request) -> int:
-        """Return how many tokens of the request lie before the first medium that is not ready."""
+        """Return how many of the request's next tokens come before its first medium that is not ready; its token limit
+        if all are ready."""
         left, cache = self.left[request], self.encodes.cache
         for index, span in enumerate(left.spans):
             if index >= len(left.bound) and cache.ready(span.digest) is None:
@@ -106,7 +107,7 @@ class RowMedia(StepFeature):
         return int(self._rows.token_limit[request.row])
 
     def plan(self, step: StepPlan) -> None:
-        """Add the encodes of a step, the entries freed before them, and those to which rows are bound from it on."""
+        """Add to a step its encodes, the entries freed before them, and the bindings of rows to entries."""
         if not self.left and self.encodes.partial is None:
             return
         counts = step.counts
@@ -119,7 +120,7 @@ class RowMedia(StepFeature):
         step.delta.span_entries = bound
 
     def _wanted(self) -> Iterator[MediaSpan]:
-        """Yield the spans that are left and not bound, in the policy's order of their requests."""
+        """Yield the spans that are not bound to an entry yet, in the policy's order of their requests."""
         for request in sorted(self.left, key=lambda request: request.sort_key):
             left = self.left[request]
             yield from (span for index, span in enumerate(left.spans) if index >= len(left.bound))
@@ -141,8 +142,8 @@ class RowMedia(StepFeature):
         return triples
 
     def _release_sent(self, counts: Ids) -> None:
-        """Release rows from the entries of spans that are wholly sent with this step. A row may still compute its last
-        known token again, which keeps that of a span at the end of a prompt."""
+        """Release the entries of spans whose last token is sent with this step. A row may compute its last known token
+        again, so a span that ends with that token keeps its entry."""
         for request, left in list(self.left.items()):
             row = request.row
             end = min(int(self._rows.num_scheduled[row] + counts[row]), int(self._rows.num_tokens[row]) - 1)
@@ -156,7 +157,7 @@ class RowMedia(StepFeature):
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
     def in_work(self, oldest: LedgerEntry | None) -> list[Request]:
-        """Return the requests with rows that still need one of the media that a step encodes."""
+        """Return the running requests that still need one of the media that the step `oldest` encodes."""
         digests = set() if oldest is None else {encode.digest for encode in oldest.encodes}
         return [
             request
@@ -165,7 +166,8 @@ class RowMedia(StepFeature):
         ]
 
     def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
-        """Let rows use the media of a finished step; end the requests that need one that could not be read."""
+        """Let rows use the media that a finished step has encoded; end requests with a medium that could not be
+        read."""
         if not entry.encodes:
             return
         errors = self.encodes.on_encoded(entry.step, entry.encodes, output.failed_entries)

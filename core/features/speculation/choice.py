@@ -1,7 +1,8 @@
-"""DraftChoice: how many drafts a step gets, and whether steps wait for the one before, by what brings most tokens.
+"""DraftChoice: decides how many drafts a step gets, and whether it waits for the result of the step before, so that the
+most tokens are generated per second.
 
-Drafts follow known tokens, so they need the result of the step before. Where two steps are in flight, waiting for each
-result costs time in every step; it pays if the drafts that can be sent then bring more than that.
+Drafts follow known tokens, so they need the result of the step before. If two steps are in flight, waiting for each
+result costs time in every step; this pays only if the drafts that can then be sent gain more than that.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import numpy as np
 
 from .step_costs import StepCosts
 
-GAIN = 1.03  # tokens for each second, against steps without drafts, from which on drafts are sent
-FIRST_PAUSE, LAST_PAUSE = 64, 1024  # choices from one that is made to learn its cost to the next
-NUM_PLAIN = 4  # steps without drafts then, so that some are sent ahead of a result
+GAIN = 1.03  # factor in tokens per second, against steps without drafts, from which on drafts are sent
+FIRST_PAUSE, LAST_PAUSE = 64, 1024  # choices between two that are made only to learn a cost
+NUM_PLAIN = 4  # successive steps without drafts at such a choice, so that some are sent before the last result
 _WEIGHT = 0.1  # of the newest step in the averages
 
 
 class DraftChoice:
-    """Owns the costs, and the averages of the tokens and seconds of the best step where each waits for a result."""
+    """Owner of the step costs, and of moving averages of the tokens and the seconds of the best step that waits for the
+    result of the one before it."""
 
     def __init__(self, most_draws: int) -> None:
-        """most_draws: of a step."""
+        """most_draws: largest number of tokens that a step may sample."""
         self.costs = StepCosts()
         self._most_draws = most_draws
         self._tokens = self._seconds = 0.0
@@ -30,7 +32,8 @@ class DraftChoice:
         self._num_choices, self._pause, self._num_plain = 0, FIRST_PAUSE, 0
 
     def on_result(self, num_rows: int, num_drafts: int, seconds: float | None, *, is_alone: bool) -> None:
-        """Learn what a step has cost, if that is known; arguments as of StepCosts.on_step."""
+        """Learn what a step has cost. seconds: None if that is unknown. is_alone: the step was sent after the result of
+        the step before."""
         self._num_plain = max(self._num_plain - 1, 0)
         if seconds is not None:
             self.costs.on_step(num_rows, num_drafts, seconds, is_alone=is_alone)
@@ -40,18 +43,19 @@ class DraftChoice:
         return self.costs.plain_s(num_rows) is not None
 
     def waits(self, num_rows: int) -> bool:
-        """Return whether steps of so many rows should wait for the step before."""
+        """Return whether steps of `num_rows` rows should wait for the result of the step before."""
         plain_s = self.costs.plain_s(num_rows)
         if plain_s is None or num_rows != self._num_rows or self._num_plain:
             return False
         return self._tokens * plain_s > GAIN * num_rows * self._seconds
 
     def pays(self, chances: Sequence[float], num_rows: int) -> bool:
-        """Return whether a step with drafts of these chances, the best first, brings more than one without."""
+        """Return whether a step with drafts generates more tokens per second than one without. chances: how likely each
+        draft is right, the best first."""
         return not self._num_plain and self._best(chances, num_rows, is_alone=False)[0] > 0
 
     def consider(self, chances: Sequence[float], num_rows: int) -> None:
-        """Note the drafts that a step could have had if it had waited."""
+        """Update the averages with the drafts that a step could have if it waited for the step before."""
         _, tokens, seconds = self._best(chances, num_rows, is_alone=True)
         if num_rows != self._num_rows:
             self._num_rows, self._tokens = num_rows, float(num_rows)
@@ -60,7 +64,7 @@ class DraftChoice:
         self._seconds += _WEIGHT * (seconds - self._seconds)
 
     def choose(self, chances: Sequence[float], num_rows: int) -> int:
-        """Return how many of these drafts to send, the best first; rarely another number, to learn its cost."""
+        """Return how many drafts to send, the best first; rarely another number than the best, to learn its cost."""
         if self._num_plain:
             return 0
         is_alone = self.waits(num_rows)
@@ -79,8 +83,8 @@ class DraftChoice:
     def _best(
         self, chances: Sequence[float], num_rows: int, *, is_alone: bool, least: int = 0
     ) -> tuple[int, float, float]:
-        """Return the best number of drafts, at least `least`, with the tokens and the seconds of its step. is_alone: a
-        step without drafts waits for the step before, too."""
+        """Return the best number of drafts, at least `least`, with the expected tokens and seconds of its step.
+        is_alone: a step without drafts waits for the step before, too."""
         most = min(len(chances), self._most_draws - num_rows, self.costs.most_drafts(num_rows))
         seconds = np.array(self.costs.seconds(num_rows, max(most, 0)))
         if is_alone:

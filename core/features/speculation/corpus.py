@@ -1,7 +1,7 @@
 """Corpus: tokens of finished answers, in which later requests of the same owner find matches.
 
-An owner is a cache salt with an adapter; requests of different owners never find each other's tokens, since each token
-carries its owner and a match with another owner's is none.
+An owner is a cache salt with an adapter. Requests of different owners never find each other's tokens, since each token
+is stored with its owner, and tokens of other owners do not match.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _OWNER_FACTOR = np.uint64(0xD1B54A32D192ED03)
 
 
 class Corpus:
-    """A ring of `num_tokens` tokens, oldest first out, with one table of places. `num_bytes` never changes."""
+    """A ring of tokens, in which new answers overwrite the oldest, with a hash table of places. `num_bytes` never
+    changes."""
 
     def __init__(self, num_tokens: int) -> None:
         self._tokens: Ids = np.full(num_tokens, _END, np.int32)
@@ -30,7 +31,7 @@ class Corpus:
         self._head = 0
         self._num_written = 0
         self._next_owner = 1
-        self._owner_by_name: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # number, tokens written at its last
+        self._owner_by_name: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # number, tokens written with its last
         self.num_matches = 0
 
     @property
@@ -39,16 +40,16 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of answers in the ring."""
+        """Number of tokens in the ring."""
         return min(self._num_written, len(self._tokens))
 
     @property
     def num_owners(self) -> int:
-        """Owners with tokens in the ring."""
+        """Number of owners with tokens in the ring."""
         return len(self._owner_by_name)
 
     def add(self, owner: bytes, answer: Ids) -> None:
-        """Add a finished answer of an owner."""
+        """Add a finished answer of an owner, unless it is too short; at most its last tokens, half a ring."""
         size = len(self._tokens)
         answer = answer[-(size // 2) :] if size else answer[:0]
         if len(answer) <= MAX_LENGTH:
@@ -81,7 +82,7 @@ class Corpus:
 
     def find(self, owner: bytes, text: Ids, end: int, hashes: Hashes, most: int) -> Match | None:
         """Return the longest match of the tokens before `end` of `text` in the owner's answers, with up to `most`
-        tokens that follow. hashes: [len(LENGTHS)] of the text there."""
+        tokens that follow it; None without one of two tokens or more. hashes: [len(LENGTHS)], of the text at `end`."""
         known = self._owner_by_name.get(owner)
         if known is None or end <= MAX_LENGTH:
             return None
@@ -102,7 +103,7 @@ class Corpus:
         return Match("corpus", best_length, following.tolist())
 
     def _owned_before(self, place: int, number: int) -> int:
-        """Return how many of the tokens before `place` are of one owner, at most LONGEST."""
+        """Return how many tokens just before `place` belong to the owner `number`, at most LONGEST."""
         owners = self._owners[max(place - LONGEST, 0) : place]
         is_other = owners[::-1] != number
         return int(is_other.argmax()) if is_other.any() else len(owners)

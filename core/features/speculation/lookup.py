@@ -1,9 +1,9 @@
-"""LookupProposer: drafts from what the same tokens were followed by before, as many as their cost pays for.
+"""LookupProposer: finds where a row's last tokens occurred before, and drafts the tokens that followed there.
 
     tokens that came → indexes → a match for each row → chances of its drafts → N best of all rows → drafts
 
-The chances are learned whether drafts are sent or not: each match is compared with the tokens that come after it. A
-step gets the drafts that bring the most tokens for each second, 0 among the choices.
+The chances are learned even if no drafts are sent: each match is compared with the tokens that come after it. A step
+gets the number of drafts that gives the most tokens per second, which may be 0.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .survival import Survival
 
 logger = logging.getLogger("tokenloom.core")
 
-IDLE_CHOICES = 8  # choices without drafts after which a step more passes without a look for matches
-MANY_ROWS, MANY_ROWS_REST, FEW_ROWS_REST = 8, 31, 3  # most such steps in succession
+IDLE_CHOICES = 8  # after as many choices without drafts, one more step passes between two searches for matches
+MANY_ROWS, MANY_ROWS_REST, FEW_ROWS_REST = 8, 31, 3  # rows that count as many; most such steps with many, with few
 MOST_LOOKED = 32  # rows for which matches are looked for at once
 
 
 class _Guess(NamedTuple):
-    """A match that tokens will confirm."""
+    """A match that coming tokens will confirm or refute."""
 
     request: Request
     match: Match
@@ -49,7 +49,7 @@ class _Guess(NamedTuple):
 
 
 class LookupProposer(StepFeature):
-    """Owns the indexes, and what is learned of chances and costs."""
+    """Proposer that owns the indexes, and the learned chances of drafts and costs of steps."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class LookupProposer(StepFeature):
         vocab_size: int,
         steps_in_flight: int,
     ) -> None:
-        """corpus: of finished answers. shares_corpus: requests without a cache salt use it, too."""
+        """corpus: tokens of finished answers; None: only a request's own tokens are searched. shares_corpus: requests
+        without a cache salt share their answers."""
         self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
         self._options, self._corpus, self._shares_corpus = options, corpus, shares_corpus
@@ -71,7 +72,7 @@ class LookupProposer(StepFeature):
         self.choice, self.survival = DraftChoice(max(max_num_seqs, 16)), Survival()
         self._vocab_size = vocab_size
         self._guess_by_row: dict[int, _Guess] = {}  # the newest match of each row
-        self._open_by_row: dict[int, _Guess] = {}  # the match of each row that the tokens that come are compared with
+        self._open_by_row: dict[int, _Guess] = {}  # the match of each row with which coming tokens are compared
         self._known_tokens: Ids = np.zeros(max_num_seqs, np.int32)  # by row, when its match was looked for
         self._last_result_at, self._has_next, self._was_busy = 0.0, False, False
         self._steps_in_flight = steps_in_flight
@@ -95,8 +96,8 @@ class LookupProposer(StepFeature):
         return self._holds
 
     def _should_wait(self, state: Rows) -> bool:
-        """Return whether the next step should wait for the one in flight, by the drafts that could be sent now, and by
-        those that follow if that step brings the first of each match."""
+        """Return whether the next step should wait for the result of the one in flight. It depends on the drafts that
+        could be sent now, and on those that could follow if that step samples the first token of each match."""
         if (looked := self._looked(state)) is None:
             return False
         chances = self._chances(state, looked)
@@ -130,7 +131,7 @@ class LookupProposer(StepFeature):
     # ── StepFeature ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_result(self, entry: LedgerEntry, output: ModelRunnerOutput, new_tokens: NewTokens) -> None:
-        """Learn what a step has cost: the seconds from the result before to its own."""
+        """Learn what a step has cost: the seconds between the result before it and its own."""
         batch, now = entry.batch, self.clock()
         seconds, was_ahead = now - self._last_result_at, self._has_next or self._steps_in_flight == 1
         was_busy, self._was_busy = self._was_busy, self._scheduler.rows.num_active > 0
@@ -144,7 +145,7 @@ class LookupProposer(StepFeature):
         self.choice.on_result(num_rows, batch.num_tokens - num_rows, cost_s, is_alone=not was_ahead)
 
     def end(self, request: Request, reason: FinishReason | None) -> None:
-        """Keep whole answers in the corpus."""
+        """Add the answer of a request that has ended by itself to the corpus."""
         self.survival.forget(request)
         is_whole = reason in ("stop", "length")
         if is_whole and self._corpus is not None and (owner := self._owner_of(request)) is not None:
@@ -153,7 +154,7 @@ class LookupProposer(StepFeature):
     # ── matches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _owner_of(self, request: Request) -> bytes | None:
-        """Return the name under which a request shares its answer; None: it shares it with nobody."""
+        """Return the owner name under which a request shares its answer; None if it shares it with no other request."""
         salt, group = request.params.cache_salt, request.prompt_group
         adapter = b"" if request.adapter is None else request.adapter.digest
         if salt is not None:
@@ -163,7 +164,7 @@ class LookupProposer(StepFeature):
         return b"group" + group.to_bytes(8, "little") if group else None
 
     def _look(self, state: Rows, rows: npt.NDArray[np.intp]) -> None:
-        """Confirm the guesses of rows with new tokens, and look for their next matches."""
+        """Compare the guesses of rows with their new tokens, and search for their next matches."""
         rows = rows[state.num_tokens[rows] != self._known_tokens[rows]]
         self._known_tokens[rows] = state.num_tokens[rows]
         rows = rows[state.num_tokens[rows] > state.num_prompt_tokens[rows]]
@@ -184,7 +185,8 @@ class LookupProposer(StepFeature):
             self._confirm(row, state)
 
     def _confirm(self, row: int, state: Rows) -> None:
-        """Compare the row's open match with the tokens that came; open the newest once it is decided."""
+        """Compare the row's open match with the tokens that came. If it was refuted or used up, learn from it and open
+        the newest match."""
         guess = self._open_by_row.get(row)
         if guess is not None and guess.request is state.request_by_row[row]:
             num_right, num_came = self._num_right(guess, state)
@@ -197,13 +199,13 @@ class LookupProposer(StepFeature):
             self._open_by_row[row] = newest
 
     def _open(self, row: int, guess: _Guess) -> None:
-        """Compare the tokens that come with the match whose drafts are sent."""
+        """Make the match whose drafts are sent the open one, with which the coming tokens are compared."""
         if (known := self._open_by_row.get(row)) is not guess and known is not None and known.request is guess.request:
             self.survival.learn(known.match, known.request, guess.start - known.start, is_wrong=False)
         self._open_by_row[row] = guess
 
     def _num_right(self, guess: _Guess, state: Rows) -> tuple[int, int]:
-        """Return how many drafts of a match are tokens, up to the first that is not, and how many tokens came."""
+        """Return how many drafts of a match were right, up to the first wrong one, and how many tokens have come."""
         came = state.tokens[guess.request.row, guess.start : state.num_tokens[guess.request.row]].tolist()
         pairs = zip(guess.match.token_ids, came, strict=False)
         wrong = next((i for i, (draft, token) in enumerate(pairs) if draft != token), None)
@@ -219,7 +221,7 @@ class LookupProposer(StepFeature):
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _looked(self, state: Rows) -> npt.NDArray[np.intp] | None:
-        """Return the rows whose matches are known now; None if no row may get drafts soon."""
+        """Search for matches and return the rows that were searched for; None if no row may get drafts soon."""
         rows = np.flatnonzero(state.is_active)
         if not len(rows) or (state.num_tokens[rows] - state.num_scheduled[rows] > 1).any():  # prompts come first
             self._next_look = self._num_results + 1
@@ -233,7 +235,7 @@ class LookupProposer(StepFeature):
         return looked
 
     def _chances(self, state: Rows, rows: npt.NDArray[np.intp]) -> list[tuple[float, int]]:
-        """Return the chances of all drafts of these rows, each with its row, the best first."""
+        """Return the chances of all drafts of these rows, (chance, row) each, the best first."""
         found = list[tuple[float, int]]()
         for row in rows.tolist():
             guess = self._guess_by_row.get(row)
@@ -243,14 +245,15 @@ class LookupProposer(StepFeature):
         return sorted(found, reverse=True)
 
     def _rest(self, num_rows: int, *, is_idle: bool) -> None:
-        """Look for matches more rarely while they bring nothing, so that looking costs little."""
+        """Search for matches less often while they are of no use, so that searching costs little."""
         self._num_idle = self._num_idle + 1 if is_idle else 0
         most = MANY_ROWS_REST if num_rows > MANY_ROWS else FEW_ROWS_REST
         self._next_look = self._num_results + min(self._num_idle // IDLE_CHOICES, most)
 
 
 def lookup_of(spec: EngineSpec, scheduler: Scheduler, *, has_exact_drafts: bool) -> LookupProposer | None:
-    """Return the proposer that the options ask for; None: there is none, or the model cannot take drafts back."""
+    """Return the proposer that the options ask for; None if they ask for none, if drafts could change rounding under
+    `auto`, or if the model cannot take drafts back."""
     config, model = spec.config, spec.model
     options = speculation_options(config.speculation)
     if options is None:

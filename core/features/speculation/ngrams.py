@@ -1,7 +1,7 @@
-"""Hashes of the last tokens of a text, and the table that finds where the same tokens came before.
+"""Hashes of the last tokens of a text, by which hash tables find where the same tokens occurred before.
 
-A table holds one place for each slot, the newest wins; so it loses old places, never grows, and every place that it
-gives must be compared with the tokens.
+Such a table (OwnIndex, Corpus) keeps only the newest place of each slot: it never grows and loses old places, and each
+place found must be compared with the tokens.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ...request import Ids
 
-LENGTHS = (8, 5, 3, 2)  # of matches that are looked for, the longest first
+LENGTHS = (8, 5, 3, 2)  # numbers of tokens that are hashed together, the largest first
 MAX_LENGTH = LENGTHS[0]
-LONGEST = 32  # tokens of a match that are compared
+LONGEST = 32  # most tokens of a match that are compared
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -22,7 +22,8 @@ _BACK = np.arange(MAX_LENGTH)
 
 
 def hashes_at(tokens: Ids, ends: npt.NDArray[np.integer]) -> Hashes:
-    """Return hashes of the LENGTHS tokens before each of `ends`: [len(LENGTHS), n]. tokens: flat; ends ≥ MAX_LENGTH."""
+    """Return, for each of LENGTHS, the hashes of as many tokens before each of `ends`: [len(LENGTHS), n]. tokens: flat;
+    ends: [n], each ≥ MAX_LENGTH."""
     windows = tokens[ends[:, None] - 1 - _BACK].astype(np.uint64)  # the last token first
     found = np.empty((len(LENGTHS), len(ends)), np.uint64)
     value = np.zeros(len(ends), np.uint64)

@@ -1,4 +1,4 @@
-"""OwnIndex: where the last tokens of each running request came before in its own prompt and answer."""
+"""OwnIndex: finds where the last tokens of a running request occurred before in its own prompt and answer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy.typing as npt
 from ...scheduling.step.rows import Rows
 from .ngrams import MAX_LENGTH, Hashes, hashes_at, match_length
 
-MAX_SLOTS = 1 << 20  # of a row's table: 4 MiB
+MAX_SLOTS = 1 << 20  # largest size of a row's table: 4 MiB
 MAX_NEW_TOKENS = 4096  # indexed in one step, so that a long prompt does not stall the streams
 
 
 class Match(NamedTuple):
     """An earlier place with the same tokens before it."""
 
-    source: str
-    length: int  # of the equal tokens, as far as they were compared
-    token_ids: list[int]  # that followed there
+    source: str  # "own" or "corpus"
+    length: int  # number of equal tokens, as far as they were compared
+    token_ids: list[int]  # the tokens that followed there
 
 
 class OwnIndex:
-    """A table of places for each row; its memory is used as rows fill. A table that still has places of the request
-    before does no harm, since each place is compared with the row's tokens."""
+    """A hash table of places for each row; its memory is used as rows fill. Places of a row's former request do no
+    harm, since each place found is compared with the row's tokens."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         num_slots = min(1 << (8 * max_model_len - 1).bit_length(), MAX_SLOTS)
@@ -34,8 +34,8 @@ class OwnIndex:
         self._epochs = np.full(max_num_seqs, -1, np.int32)
 
     def update(self, state: Rows, rows: npt.NDArray[np.intp]) -> Hashes:
-        """Index the tokens that `rows` have got since the last call, at most MAX_NEW_TOKENS in all, but for the last of
-        each. Return the hashes of the tokens before the end of each row: [len(LENGTHS), n]."""
+        """Index the new tokens of `rows` since the last call, at most about MAX_NEW_TOKENS in all. Return the hashes of
+        the tokens before the end of each row: [len(LENGTHS), n]."""
         is_new = self._epochs[rows] != state.epoch[rows]
         self._num_indexed[rows[is_new]], self._epochs[rows] = MAX_LENGTH, state.epoch[rows]
         starts, ends = self._num_indexed[rows], state.num_tokens[rows]
@@ -52,8 +52,8 @@ class OwnIndex:
         return hashes[:, len(owners) :]
 
     def find(self, state: Rows, row: int, hashes: Hashes, most: int) -> Match | None:
-        """Return the longest match before the end of a row, with the `most` tokens that follow it; a match that runs
-        into the end repeats itself. hashes: [len(LENGTHS)] of the row."""
+        """Return the longest match of a row's last tokens, with the `most` tokens that follow it; if these reach the
+        row's end, they are repeated. None without a match of two tokens. hashes: [len(LENGTHS)] of the row."""
         end, tokens = int(state.num_tokens[row]), state.tokens[row]
         if end <= MAX_LENGTH:
             return None

@@ -1,7 +1,7 @@
-"""StepCosts: seconds of a step by its rows and its tokens, learned from steps that came back.
+"""StepCosts: the seconds of a step by its numbers of rows and drafts, learned from finished steps.
 
-A size that no step had yet is taken to cost little more than the largest known one below it, so that it is tried; what
-it takes is known from then on.
+A size that no step has had is assumed to cost little more than the largest known size below it, so that it is tried;
+from then on its cost is known.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ...scheduling.prefill_throttle import blend
 _TOKEN_SHARE = 0.02  # of a plain step's time that a token of an unknown step adds: less than any device takes
 _FIRST_DRAFTS = 15
 _WEIGHT = 0.25  # of the newest step in the averages
-_SLOWER_WEIGHT = 0.1  # of a step far above its average, perhaps for other work on the machine
+_SLOWER_WEIGHT = 0.1  # of a step far above its average, perhaps because of other work on the machine
 _FAR = 1.3
-_ALONE = 1.03  # of a plain step's time that one takes which waited for the step before, if that is unknown
+_ALONE = 1.03  # of a plain step's time: a step that waits for the one before it, while that is unknown
 
 
 class StepCosts:
-    """Owns moving averages of seconds, by the size of the batch (a power of two of rows) and drafts beside the rows."""
+    """Owner of moving averages of seconds, by the size of the batch (a power of two of rows) and number of drafts."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[int, float]] = {}
@@ -45,11 +45,12 @@ class StepCosts:
         return max(self._alone_s.get(num_rows.bit_length(), _ALONE * plain_s), plain_s)
 
     def most_drafts(self, num_rows: int) -> int:
-        """Return the most drafts to try: twice as many as a step has had."""
+        """Return the largest number of drafts to try: twice as many as a step had so far, at least _FIRST_DRAFTS."""
         return max(2 * max(self._seconds[num_rows.bit_length()]), _FIRST_DRAFTS)
 
     def seconds(self, num_rows: int, most: int) -> list[float]:
-        """Return the seconds of a step with 0 … `most` drafts, which never fall; the step without drafts is known."""
+        """Return the seconds of a step with 0 … `most` drafts, never falling: [most + 1]. The seconds without
+        drafts must be known."""
         known = self._seconds[num_rows.bit_length()]
         sizes = sorted(known)
         values = [known[size] for size in sizes]
@@ -72,6 +73,7 @@ def _blended(old: float | None, seconds: float) -> float:
 
 
 def _size_of(num_drafts: int) -> int:
-    """Return the number under which a step is learned: exact up to 16, then in eight sizes for each power of two."""
+    """Return the size under which a step with `num_drafts` drafts is learned: exact up to 16, then one of eight sizes
+    for each power of two."""
     step = 1 << max(num_drafts.bit_length() - 4, 0)
     return num_drafts // step * step
