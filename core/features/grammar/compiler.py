@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 CACHE_SIZE = 64  # compiled grammars
-CACHE_BYTES = 512 << 20  # of them; one may take 10 MB, or 200
-MAX_ROW_ITEMS = 8000  # of the parser: 4 for each property that may be absent, 1 for each alternative
+CACHE_BYTES = 512 << 20  # of compiled grammars; one may take 10 MB, or 200
+MAX_ROW_ITEMS = 8000  # parser items for one token: 4 for each property that may be absent, 1 for each alternative
 MAX_STEP_ITEMS = 200_000
 MAX_ERROR_CHARACTERS = 1000
 MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
@@ -48,20 +48,22 @@ JSON_OPTIONS: dict[GrammarKind, JsonCompileOptions] = {
     "compact_json": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
 }
 
-# a rule `start` or an option of Lark: else the grammar is llama.cpp's. Lines are read once, however many are empty
+# A rule `start` or an option of Lark; without one the grammar is llama.cpp's. Reads each line once, even if many are
+# empty.
 _LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 
 Words = npt.NDArray[np.uint32]
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Matcher:
-    """The position in a grammar. `error` is set when a token is refused or a limit of the library is reached."""
+    """The position of one text in a grammar. `error` is set when a token is refused or a limit of the library is
+    reached."""
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
@@ -75,7 +77,8 @@ class Matcher:
         self.fill_at(words.ctypes.data, words.nbytes)
 
     def fill_at(self, address: int, num_bytes: int) -> None:
-        """Write the mask at an address, which the caller has: asking an array for it takes as long as a small mask."""
+        """Write the mask to memory at `address`. For callers that keep the address of an array: computing it takes as
+        long as a small mask."""
         self.inner.unsafe_compute_mask_ptr(address, num_bytes)
 
     @property
@@ -97,7 +100,7 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Owns the vocabulary in bytes and the last grammars. `num_words` is the width of a mask."""
+    """Owner of the vocabulary, as bytes, and of the grammars compiled last. `num_words`: 32-bit words of a mask."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class GrammarCompiler:
         return matcher.copy()
 
     def _keep(self, key: tuple[GrammarKind, str], matcher: Matcher, num_bytes: int) -> None:
-        """Add to the cache and drop its oldest grammars. num_bytes: growth of the process meanwhile, about its size."""
+        """Add a matcher to the cache and drop the oldest ones. num_bytes: growth of the process, about its size."""
         with self._lock:
             _, old_bytes = self._cache.pop(key, (None, 0))  # of another thread, which compiled it, too
             self._cache[key] = matcher, num_bytes
@@ -158,7 +161,8 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
 
     def _compile_schema(self, text: str, options: JsonCompileOptions) -> LLMatcher:
-        """Compile a schema as it is or, if the library would round its numbers, in Lark; else with narrower bounds."""
+        """Compile a schema. If the library would round its numbers, compile it as a Lark grammar or, if that fails,
+        with narrower bounds."""
         schema = _adapted(text)
         if isinstance(schema, str):
             return self._matcher(LLMatcher.grammar_from_json_schema(schema, overrides=options))
@@ -185,8 +189,8 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {reason}")
 
     def _locate(self, text: str, reason: str) -> str:
-        """Return " at #POINTER" of the smallest part of a schema that alone fails for the same reason, with " or below"
-        if MAX_LOCATE_TRIES parts or MAX_LOCATE_S did not suffice; "" if unknown."""
+        """Return " at #POINTER" of the smallest part of a schema that fails alone for the same reason, with " or below"
+        added if MAX_LOCATE_TRIES or MAX_LOCATE_S did not suffice; "" if unknown."""
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError):
@@ -230,7 +234,8 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
 
 
 def _adapted(text: str) -> Schema | str:
-    """Translate a schema for the library. Text that is no schema stays, and the library reports the fault."""
+    """Translate the text of a schema for the library. Text that is not a schema is returned as it is: the library
+    reports the error. RequestError as in `adapted`."""
     try:
         schema = json.loads(text)
         if schema is True:

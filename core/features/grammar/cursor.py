@@ -14,21 +14,21 @@ import numpy as np
 from .compiler import Matcher, Words
 
 MAX_AHEAD = 64  # jump-forward tokens at once
-AHEAD_S = 0.02  # of CPU, after which a look ahead ends: the masks of other answers wait for it
-MASK_S = 0.1  # of CPU, for a mask; the slowest of everyday schemas take 0.02
-MAX_OVERTIME_S = 0.4  # of CPU, beyond MASK_S for each mask so far
+AHEAD_S = 0.02  # CPU time after which a look ahead ends: the masks of other answers wait for it
+MASK_S = 0.1  # CPU time that a mask may take; the slowest of everyday schemas take 0.02
+MAX_OVERTIME_S = 0.4  # CPU time that all masks so far may take beyond MASK_S each
 
 
 class GrammarCursor:
-    """Owns the matcher. Invariant: it has consumed the answer's tokens, and then `ahead`: the tokens that the grammar
-    forces next. `overtime_s`: CPU time of its masks beyond MASK_S each."""
+    """Owner of the matcher. Invariant: it has consumed the answer's tokens, and then `ahead`: the tokens that the
+    grammar forces next. `overtime_s`: CPU time of the masks beyond MASK_S each."""
 
     def __init__(self, matcher: Matcher, vocab_size: int, thread_time: Callable[[], float] = time.thread_time) -> None:
-        """vocab_size: of the model; the matcher's may be larger."""
+        """vocab_size: the model's; that of the matcher may be larger."""
         self._matcher, self._thread_time = matcher, thread_time
         self._vocab_size = vocab_size
         self.ahead: list[int] = []  # the next tokens, without alternatives
-        self._known_mask: Words | None = None  # of the token after `ahead`
+        self._known_mask: Words | None = None  # mask of the token after `ahead`, if it was made
         self.overtime_s = 0.0
         self.is_watched = False  # its next mask is made, and timed, alone: some mask was slow
 
@@ -41,7 +41,8 @@ class GrammarCursor:
             raise AssertionError(f"token {token_id} came where the grammar allows another one alone")
 
     def spend(self, seconds: float, num_masks: int) -> None:
-        """Count the CPU time of masks, or of a token if there are none. Quick masks make up for slow ones."""
+        """Count the CPU time of `num_masks` masks, or of a token if there are none. Quick masks make up for slow
+        ones."""
         self.overtime_s = max(0.0, self.overtime_s + seconds - num_masks * MASK_S)
 
     @property
@@ -50,7 +51,7 @@ class GrammarCursor:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the answer's tokens complete the grammar or have led to an error; cheap."""
+        """Whether the answer's tokens complete the grammar or have led to an error. Quick to compute."""
         return not self.ahead and self._matcher.has_stopped
 
     @property
@@ -63,7 +64,8 @@ class GrammarCursor:
         return None if self.ahead or self._known_mask is not None else self._matcher
 
     def finish_mask(self, words: Words) -> None:
-        """Write the next token's mask to `words` if it is known; else `words` holds it: look ahead from that mask."""
+        """Write the next token's mask to `words` if it is known; else `words` must hold it already. Then look ahead
+        from that mask, unless tokens are ahead already."""
         if self.ahead:
             words[:] = 0
             words[self.ahead[0] // 32] = np.uint32(1 << self.ahead[0] % 32)
@@ -73,8 +75,8 @@ class GrammarCursor:
         self._look_ahead(words)
 
     def draft_masks(self, words: Words, token_ids: Sequence[int]) -> list[Words]:
-        """Return the masks after each of `token_ids`, up to the first that is not allowed or lets no token follow. The
-        position does not change. words: the next token's mask, after `finish_mask` if that is for it to call."""
+        """Return the masks after each of `token_ids`, up to the first token that is not allowed or that lets no token
+        follow. The position does not change. words: the next token's mask, as completed by `finish_mask`."""
         masks = list[Words]()
         walker: Matcher | None = None
         for i, token_id in enumerate(token_ids):
@@ -112,7 +114,7 @@ class GrammarCursor:
                 return
 
     def _single(self, words: Words) -> int | None:
-        """Return the only token of a mask; None if there are others or none."""
+        """Return the only token that a mask allows; None if it allows none or several."""
         used = np.flatnonzero(words)
         if len(used) != 1:
             return None

@@ -1,8 +1,8 @@
-"""Numbers of a schema that the grammar library would round: it reads all of them as float64, and writes the bounds of
-ranges with int64.
+"""Exact numbers of a schema: the grammar library reads them as float64 and writes the bounds of ranges with int64, so
+that it rounds some.
 
-`digits_expression` keeps integers exact, as regular expressions over their digits. `narrowed` is for places where
-no expression can stand: a bound is moved inwards to the next number that both can hold, so that each answer still
+`digits_expression` keeps integers exact, as regular expressions over their digits. `narrowed` is for places where no
+expression is possible: a bound is moved inwards to the next number that both types can hold, so that each answer still
 conforms.
 """
 
@@ -23,7 +23,7 @@ LOWER, UPPER = BOUNDS[:2], BOUNDS[2:]
 
 
 def inexact_number(value: object) -> int | float | None:
-    """Return a number in a value of `const` or `enum` that the library would change; None if there is none."""
+    """Return a number in `value` (of `const` or `enum`) that the library would change; None if there is none."""
     return _find(value, lambda number: not _is_exact(number))
 
 
@@ -71,14 +71,16 @@ def narrowed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def integer_bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return the least and the greatest integer within the bounds, moved inwards to LIMIT; None: it has no bound."""
+    """Return the smallest and the largest integer within a schema's bounds, limited to numbers below LIMIT; None for a
+    side without a bound."""
     low = [_first_integer(bound, 1, is_exclusive) for bound, is_exclusive in _bounds(schema, *LOWER)]
     high = [_first_integer(bound, -1, is_exclusive) for bound, is_exclusive in _bounds(schema, *UPPER)]
     return max(1 - LIMIT, *low) if low else None, min(LIMIT - 1, *high) if high else None
 
 
 def decimal_bounds(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the bounds cut to numbers below 2^53, the only ones of float64 with decimals; None if there are none."""
+    """Return a schema's bounds cut to numbers below 2^53, the only ones that float64 holds with decimals; None if no
+    such number is within the bounds."""
     bounds: dict[str, Any] = {}
     for names, sign in ((LOWER, 1), (UPPER, -1)):
         for bound, is_exclusive in _bounds(schema, *names):
@@ -92,8 +94,8 @@ def decimal_bounds(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def digits_expression(low: int | None, high: int | None) -> str:
-    """Return a terminal of Lark for the integers from `low` to `high`, None: all; "" if there is none. Its length is
-    that of the numbers, squared."""
+    """Return a terminal of Lark for the integers from `low` to `high` (None: no bound); "" if there is none. Its length
+    grows with the square of the number of digits."""
     if low is not None and (low >= LIMIT or (high is not None and low > high)):
         return ""
     if high is not None and high <= -LIMIT:
@@ -158,7 +160,7 @@ def _rounded(bound: int | float, sign: int) -> int | float:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number of JSON."""
+    """Whether a value is a JSON number: a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

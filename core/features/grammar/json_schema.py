@@ -32,10 +32,10 @@ NAME_PATTERNS = {  # of keys, for which the library has no formats
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
 }
-MAX_UNIQUE_VALUES = 5  # values, all arrangements listed: 326 arrays
+MAX_UNIQUE_VALUES = 5  # values of which all arrangements are listed: 326 arrays
 MAX_CONTAINED = 64
-MAX_INLINED = 2000  # schemas repeated because their references have keywords beside them
-OTHER_KEYWORDS = {  # that would be ignored or switch off others, with the names to use
+MAX_INLINED = 2000  # schemas repeated because their references have other keywords next to them
+OTHER_KEYWORDS = {  # keywords that would be ignored or switch off others, with what to use instead
     "disallow": "use not",
     "divisibleBy": "use multipleOf",
     "extends": "use allOf",
@@ -49,15 +49,15 @@ _KEYS = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 def adapted(schema: Schema) -> Schema:
-    """Translate a user's schema for the library: `schema` accepts all that the result accepts, annotations apart.
-    RequestError if the result would be too large or take too long."""
+    """Translate a user's schema for the library. All that the result accepts conforms to `schema`, annotations apart.
+    RequestError if the result would be too large or take too long, or if a keyword or number cannot be served."""
     result = _Adapter(schema).adapt(schema, is_open=False)
     assert isinstance(result, dict)
     return result
 
 
 class _Adapter:
-    """Translates one schema. Owns the root, which references point into, and the references being inlined."""
+    """Translator of one schema. Owns the root, into which references point, and the references being inlined."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -67,7 +67,7 @@ class _Adapter:
         self._inlining: list[str] = []
 
     def adapt(self, schema: object, *, is_open: bool) -> object:
-        """Return the translation of a part of the root. is_open: leave it open, since a schema around it closes it."""
+        """Return the translation of a part of the root. is_open: leave it open, since a schema around it is closed."""
         if not isinstance(schema, dict):
             return schema
         self.budget.enter(schema)
@@ -106,7 +106,7 @@ class _Adapter:
             raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
 
     def resolve(self, schema: object) -> Schema:
-        """Return `schema` or, if it is a reference, the schema that it leads to; {} if that is not found."""
+        """Return `schema` or, if it is a reference, the schema that it refers to; {} if that is not found."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break
@@ -118,8 +118,8 @@ class _Adapter:
         return at_pointer(self._root, reference)
 
     def _inline(self, node: Schema) -> list[Schema]:
-        """Remove the reference of `node` and return its target, to be closed with the keywords beside it; nothing if
-        the reference must stay."""
+        """Remove the reference of `node` and return its translated target, which is to be closed together with the
+        other keywords of `node`; an empty list if the reference must stay."""
         reference = node["$ref"]
         target = self._at(reference) if isinstance(reference, str) else None
         self._num_inlined += 1
@@ -204,13 +204,13 @@ class _Adapter:
         return joined
 
     def _matches(self, pattern: str, name: str) -> bool:
-        """Whether a pattern matches a key. False for a wrong pattern, which the library refuses."""
+        """Whether a pattern matches a key. False for an invalid pattern, which the library refuses."""
         self.budget.spend(1)
         return self._key_patterns.matches(pattern, name) is True
 
     def _replace_used_up(self, part: object, names: list[str]) -> None:
-        """Replace patterns that match no other keys than `names`, those of all schemas joined with `part`, by
-        properties: the library would begin such a key and find no end."""
+        """Replace patterns that match no other keys than `names` by properties: the library would start another key
+        that matches and could not complete it. names: those of all schemas that are joined with `part`."""
         if not isinstance(part, dict):
             return
         patterns, properties = part.get("patternProperties", {}), part.get("properties", {})
@@ -318,7 +318,7 @@ def _close(node: Schema, found: _Names) -> None:
 
 
 def _num_parts(node: Schema) -> int:
-    """Count the schemas that `node` joins: one per branch of allOf, one each for anyOf, oneOf, $ref and for _KEYS."""
+    """Return how many schemas `node` joins: one per branch of allOf, one each for anyOf, oneOf, $ref and for _KEYS."""
     num_branches = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
     others = ("anyOf" in node, "oneOf" in node, "$ref" in node, bool(node.keys() & set(_KEYS)))
     return num_branches + sum(others)

@@ -1,7 +1,7 @@
-"""KeyPatterns: which keys of an object a pattern of `patternProperties` matches, as the grammar library judges it.
+"""KeyPatterns: which keys of an object a pattern of `patternProperties` matches, according to the grammar library.
 
-A caller chooses both pattern and key, so they never meet in Python's `re`, which some patterns keep busy for ever with
-the interpreter's lock held. The library follows all ways through a pattern at once and bounds its own work.
+Clients choose both pattern and key, so they are never matched with Python's `re`: some patterns would keep it busy
+forever while it holds the GIL. The library does not backtrack, and it bounds its own work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=20_000, max
 
 
 class KeyPatterns:
-    """Owns the matchers of the patterns seen so far."""
+    """Owner of the matchers of all patterns so far."""
 
     def __init__(self) -> None:
         self._start_by_pattern: dict[str, LLMatcher] = {}
 
     def matches(self, pattern: str, key: str) -> bool | None:
-        """Whether `pattern` matches `key`; None if the library cannot say, since the pattern is wrong or too large."""
+        """Whether `pattern` matches `key`; None if the library cannot decide: the pattern is invalid or too large."""
         start = self._start_by_pattern.get(pattern)
         if start is None:
             schema = {"type": "string", "pattern": pattern}

@@ -1,9 +1,9 @@
-"""LarkSchema: a schema whose numbers the grammar library would round, as rules of Lark with the same texts.
+"""LarkSchema: translates a schema whose numbers the grammar library would round to a Lark grammar of the same texts.
 
-The library reads a schema's numbers as float64, but Lark holds both regular expressions and schemas. So the ways from
-the root to such numbers (objects, arrays, unions, references) become rules, the numbers expressions over their digits,
-and everything else stays a schema. Where a way leads through other keywords (patternProperties, minProperties,
-multipleOf) the schema stays too: bounds are moved inwards, and a `const` or `enum` is refused.
+The library reads a schema's numbers as float64, but a Lark grammar may contain both regular expressions and schemas. So
+the path from the root to each such number (objects, arrays, unions, references) becomes rules, the number becomes an
+expression over its digits, and everything else stays a schema. If the path contains other keywords (patternProperties,
+minProperties, multipleOf), the schema stays, too: bounds are moved inwards, and a `const` or `enum` is refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .translation_budget import TranslationBudget
 Schema = dict[str, Any]
 
 MAX_TAIL = 16  # items of a tuple that may be absent
-MAX_ALTERNATIVES = 64  # of a schema with several unions
-MAX_OPEN = 50  # references that lead to each other
-MAX_LEVELS = 8  # of references to references
+MAX_ALTERNATIVES = 64  # alternatives of a schema with several unions
+MAX_OPEN = 50  # nested targets of references that are written at once
+MAX_LEVELS = 8  # levels of references to references
 _OBJECT = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
 _ARRAY = ("prefixItems", "items", "additionalItems", "minItems", "maxItems")
 _KEYWORDS_BY_TYPE = {"object": _OBJECT, "array": _ARRAY, "integer": BOUNDS, "number": BOUNDS}
@@ -43,20 +43,20 @@ _KEYWORDS |= {"minLength", "maxLength", "pattern", "format"}
 _OWN = _KEYWORDS - {"$ref", "allOf", *_UNIONS}
 _CLASSES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
-# a text, with the escapes that the library writes: those of control characters
+# a JSON string, with the escapes that the library writes: those of control characters
 _TEXT = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00([01][0-9a-fA-F]|7[fF]))*"/'
 
 
 class LarkSchema:
-    """Owns a schema, which it does not change, and the rules written so far. `is_needed`: it has numbers that the
-    library would round."""
+    """Translator of one schema, which it does not change; owns the rules written so far. `is_needed`: the schema has
+    numbers that the library would round."""
 
     def __init__(self, root: Schema, options: Mapping[str, object]) -> None:
         self._root, self._options = root, options
         self._budget = TranslationBudget(root)
-        self._has_other_references = False  # than pointers into the root
-        self._on_the_way = self._find_ways()  # ids of the schemas on the ways
-        self._rules: dict[str, str] = {}  # names by definition
+        self._has_other_references = False  # others than pointers into the root
+        self._on_the_way = self._find_ways()  # ids of the schemas on the paths to such numbers
+        self._rules: dict[str, str] = {}  # rule names by definition
         self._name_by_target: dict[int, str] = {}
         self._made: list[Schema] = []  # schemas that the root does not hold: another must not get their ids
         self._targets: list[str] = []  # definitions of references
@@ -68,9 +68,9 @@ class LarkSchema:
         return bool(self._on_the_way)
 
     def _find_ways(self) -> set[int]:
-        """Return the ids of all schemas that lead to a number that would be rounded, themselves included. If there are
-        any, those that lead to a reference are such, too: its target would be repeated wherever it is named. So are
-        those that lead to `false`: in a schema alone the library refuses it."""
+        """Return the ids of all schemas that have, or contain at any depth, a number that would be rounded. If there
+        are any, schemas that contain a reference are added, since its target would be repeated wherever it is named;
+        and those that contain `false`, which the library refuses in a schema of its own."""
         outer_by_id: dict[int, list[int]] = {}
         todo, found, others = [self._root], list[int](), list[int]()
         while todo:
@@ -99,7 +99,7 @@ class LarkSchema:
         return ways
 
     def outline(self) -> Schema:
-        """Return the schema without the numbers that would be rounded: the library checks all else in it."""
+        """Return the schema without the numbers that would be rounded, so that the library can check the rest."""
         return dict(_changed(self._root, _without_inexact))
 
     def narrowed(self) -> Schema:
@@ -108,7 +108,7 @@ class LarkSchema:
         return dict(_changed(self._root, self._narrowed))
 
     def text(self) -> str | None:
-        """Return the grammar in Lark; None if a number cannot be kept exact, or that takes too much."""
+        """Return the grammar in Lark; None if a number cannot be kept exact, or the grammar would be too large."""
         if self._has_other_references:
             return None
         self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
@@ -127,7 +127,8 @@ class LarkSchema:
         return "\n".join([*head, f"start: {start}", *self._targets, *rules])
 
     def _rule(self, definition: str, kind: str = "r") -> str:
-        """Return the name of a rule, or of a terminal if kind is in capitals."""
+        """Return the name of the rule with this definition, or of the terminal if `kind` is in capitals; add it if it
+        is new."""
         if definition not in self._rules:
             self._budget.spend(1, len(definition))
             self._rules[definition] = f"{kind}{len(self._rules)}"
@@ -156,7 +157,7 @@ class LarkSchema:
         return self._own_value(schema)
 
     def _own_value(self, schema: Schema) -> str | None:
-        """Return a rule for a schema that applies no others to the same value."""
+        """Return a rule for a schema without $ref, allOf, anyOf or oneOf; None if it has no values."""
         if schema.keys().isdisjoint(_VALUES):
             return self._typed(schema)
         if schema.keys() & _KEYWORDS <= {*_VALUES, "type"}:
@@ -164,13 +165,13 @@ class LarkSchema:
         return self._schema(schema)
 
     def _alternatives(self, schema: object, level: int = 0) -> list[list[Schema]] | None:
-        """Return the alternatives that a schema leaves, each as schemas that hold together and apply no others to the
-        same value, in the library's order. None if they are too many, or it refers to itself."""
+        """Return the alternatives of a schema with unions, in the library's order. Each is a list of schemas without
+        $ref, allOf or unions that must all hold. None if there are too many, or if the schema refers to itself."""
         if not isinstance(schema, dict):
             return [] if schema is False else [[]]
         self._budget.spend(1)
         own = {name: value for name, value in schema.items() if name in _OWN}
-        own_at = "properties" if "properties" in own else next(iter(own), None)  # which decides their order
+        own_at = "properties" if "properties" in own else next(iter(own), None)  # its place decides the order
         found: list[list[Schema]] = [[]]
         for keyword, value in schema.items():
             if keyword == own_at:
@@ -192,8 +193,8 @@ class LarkSchema:
         return found
 
     def _joined(self, parts: list[Schema]) -> Schema | Literal[False] | None:
-        """Return one schema for schemas that hold together; False if nothing conforms to it, None if no keywords of
-        this file say it."""
+        """Return one schema for schemas that must all hold; False if no value conforms, None if the keywords known here
+        cannot express it."""
         result: Schema = {}
         objects = [part for part in parts if not part.keys().isdisjoint(_OBJECT)]
         for part in parts:
@@ -219,7 +220,8 @@ class LarkSchema:
         return None if together is None else result | together
 
     def _together(self, objects: list[Schema]) -> Schema | None:
-        """Return the keywords of objects that conform to several schemas; None if no keywords of this file say it."""
+        """Return the keywords of objects that conform to all of `objects`; None if those known here cannot express
+        it."""
         if any(part.keys() & {"patternProperties", "minProperties", "maxProperties"} for part in objects):
             return None
         others = [part.get("additionalProperties", True) for part in objects]
@@ -232,7 +234,7 @@ class LarkSchema:
         return {"properties": properties, "required": required, "additionalProperties": self._both(others)}
 
     def _both(self, schemas: list[object]) -> object:
-        """Return a schema for all of `schemas`."""
+        """Return a schema for values that conform to all of `schemas`."""
         if False in schemas:
             return False
         limits = [each for each in schemas if each not in (True, {})]
@@ -248,7 +250,8 @@ class LarkSchema:
         return self._rule(" | ".join(found)) if len(found) > 1 else found[0] if found else None
 
     def _schema(self, schema: Schema) -> str:
-        """Return a rule for a schema as it is, with bounds moved inwards. RequestError for other numbers."""
+        """Return a rule that contains the schema itself, with bounds moved inwards. RequestError if a `const` or `enum`
+        has a number that would be rounded."""
         name_by_reference: dict[str, str] = {}
         todo = list[str]()
 
@@ -282,8 +285,8 @@ class LarkSchema:
         return narrowed(schema)
 
     def _target(self, schema: object) -> str | None:
-        """Return the rule of a reference's target, which may refer to itself. One behind many others is written later,
-        by `text`."""
+        """Return the name of the rule for a reference's target, which may refer to itself; None if it has no values.
+        If MAX_OPEN targets are being written, `text` writes it later."""
         if id(schema) not in self._name_by_target:
             self._name_by_target[id(schema)] = f"t{len(self._name_by_target)}"
             self._waiting.append(schema)
@@ -292,7 +295,7 @@ class LarkSchema:
         return self._name_by_target[id(schema)]
 
     def _write_target(self) -> bool:
-        """Write the rule of the target that came last; return False if it has no values."""
+        """Write the rule of the last target in `_waiting`; return False if it has no values."""
         schema = self._waiting.pop()
         self._num_open += 1
         definition = self._value(schema)
@@ -319,7 +322,7 @@ class LarkSchema:
         return self._any([*options, self._schema({"enum": exact}) if exact else None])
 
     def _typed(self, schema: Schema) -> str | None:
-        """Return a rule for a schema that applies no others to the same value: one type of values after the other."""
+        """Return a rule for a schema without references, unions or listed values: the alternatives of its types."""
         others, options = list[str](), list[str | None]()
         for each in _listed(schema.get("type", _TYPES)):
             own = {name: schema[name] for name in _KEYWORDS_BY_TYPE.get(each, ()) if name in schema}
@@ -341,8 +344,8 @@ class LarkSchema:
         return any(part is False or id(part) in self._on_the_way for _, part in subschemas(own))
 
     def _numbers(self, schema: Schema, kind: str) -> list[str]:
-        """Return rules for the numbers within bounds: integers by their digits; where there are others, up to 2^53,
-        they stay a schema."""
+        """Return rules for the numbers within a schema's bounds: integers by their digits, and numbers with decimals,
+        which are below 2^53, as a schema."""
         if "multipleOf" in schema:
             own = {name: schema[name] for name in (*BOUNDS, "multipleOf") if name in schema}
             return [self._schema(own | {"type": kind})]
@@ -411,8 +414,8 @@ def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
 
 
 def _some_of(items: list[tuple[str, bool]]) -> str:
-    """Return an expression for items in order, with commas between them, at least one. An item: its rule, and whether
-    it must be there. Halves keep it from being nested as deep as it is long."""
+    """Return an expression for at least one of `items`, in order, with commas between them. An item: its rule, and
+    whether it is required. The list is halved so that the expression is not nested as deep as it is long."""
     if len(items) == 1:
         return items[0][0]
     left, right = items[: len(items) // 2], items[len(items) // 2 :]
@@ -430,7 +433,7 @@ def _is_inexact(schema: Schema) -> bool:
 
 
 def _values(schema: Schema) -> list[object]:
-    """Return the values of `const` and `enum` that have the type beside them."""
+    """Return the values that `const` and `enum` allow (both, if both are given) and that match the schema's `type`."""
     values = schema.get("enum", [schema.get("const")])
     if "const" in schema:
         constant = json.dumps(schema["const"], sort_keys=True)

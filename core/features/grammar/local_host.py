@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GrammarLocalHost:
-    """Owns a GrammarServer in the caller's process; answers are ready when `send` returns."""
+    """Host that owns a GrammarServer in the caller's process; answers are ready when `send` returns."""
 
     has_process = False
 

@@ -1,4 +1,4 @@
-"""Replaces a pattern with look-ahead at its start by several patterns without, which must all match.
+"""Replaces a pattern that starts with look-aheads by several patterns without any, all of which must match.
 
 (?=X)Y      X at the start, and Y                    passwords: ^(?=.*[A-Z])(?=.*\\d).{8,}$
 (?![c]*$)Y  a character that is none of c, and Y     Decimal of pydantic 2: ^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$

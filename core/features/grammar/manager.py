@@ -1,8 +1,8 @@
-"""GrammarManager: structured output in the core, from a request's submit to its finish.
+"""GrammarManager: structured output in the core, from a request's arrival to its end.
 
     proving ──▶ queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
        │          ▲                 └─ error: the request fails
-       │          └── the host was lost: all are opened again with the tokens they have
+       │          └── the host was lost: all are opened again with their answers' tokens so far
        └─ refused: the request fails
 
 The GrammarProver (prover.py) compiles what no host has compiled yet, in a process of its own. A GrammarHost (host.py)
@@ -59,7 +59,7 @@ from .host import (
 from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, may_jump
 from .prover import GrammarProver
 
-LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
+LATE_S = 0.25  # longest time that a step waits for masks; without other load the slowest take some 20 ms
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
 
 
@@ -73,16 +73,17 @@ class GrammarState(Enum):
 @dataclass(eq=False)
 class _Entry:
     request: Request
-    thought: OpenThought  # before its end the grammar is not in force
+    thought: OpenThought  # the reasoning before the answer, to which the grammar does not apply
     state: GrammarState = GrammarState.PROVING
     is_suspect: bool = False  # was being opened when a host was lost: open it alone
     num_losses: int = 0  # of hosts that opened it or made its mask
-    num_opened: int = 0  # output tokens that the host got when it opened the grammar
-    late_masks: GrammarMasks | None = None  # of the next token; they came when their step had gone on
+    num_opened: int = 0  # output tokens that were sent to the host to open the grammar
+    late_masks: GrammarMasks | None = None  # masks of the next token that came too late for their step
 
 
 class GrammarManager(StepFeature):
-    """Owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest step."""
+    """Feature that owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest
+    step."""
 
     def __init__(
         self,
@@ -103,20 +104,20 @@ class GrammarManager(StepFeature):
         self._next_id = HOST_IS_UP + 1
         self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
-        self._is_host_waiting = False  # for one of them; jump-forward tokens need no hurry
+        self._is_host_waiting = False  # an unsent token was sampled; jump-forward tokens need not be sent at once
         self._masked_step = 0  # the last step with requested masks
         self._fill: MaskFill | None = None
-        self._serial = 0  # of the newest fill
-        self._late_serial = 0  # of the newest fill that was given up
-        self._answered_serial = 0  # of the newest fill that the host has answered
-        self._asked: deque[list[int]] = deque()  # grammars to mask of each unanswered message
+        self._serial = 0  # number of the newest order for masks
+        self._late_serial = 0  # number of the newest order that was given up
+        self._answered_serial = 0  # number of the newest order that the host has answered
+        self._asked: deque[list[int]] = deque()  # for each unanswered message, the grammars whose masks it orders
         self._answer_deadline = 0.0
         self._sign_at = 0.0  # when to ask a host that compiles for a sign of life
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def arrive(self, request: Request) -> None:
-        """Let a request with a grammar wait until this is ready."""
+        """Let a request with a grammar wait until the grammar is open, and queue the grammar to be compiled."""
         params = request.params.structured_outputs
         if params is None:
             return
@@ -150,8 +151,8 @@ class GrammarManager(StepFeature):
             self.want_masks()
 
     def advance(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
-        """Note new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
-        wait for other tokens or for an order for masks."""
+        """Record new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
+        are sent only with other tokens or with an order for masks."""
         self._is_host_waiting |= not are_jump_tokens
         for grammar_id, token_id in zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True):
             entry = self._entry_by_id.get(grammar_id)
@@ -166,8 +167,8 @@ class GrammarManager(StepFeature):
                 self._advances.append((grammar_id, token_id))
 
     def want_masks(self) -> None:
-        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. Send
-        those that are there already if the host need make none. Also send noted tokens."""
+        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. If the
+        host has none to make, send the known masks at once. Also send recorded tokens to the host."""
         step = self._scheduler.ledger.oldest
         if step is None or step.step <= self._masked_step or not step.batch.grammar_ids:
             self._flush()
@@ -213,11 +214,12 @@ class GrammarManager(StepFeature):
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the host has not answered an order for masks that was given up: it would be late again."""
+        """Whether a mask order that was given up is still unanswered. A new order would probably be late, too."""
         return self._answered_serial < self._late_serial
 
     def _flush(self, mask_ids: list[int] | None = None, drafts: Iterable[list[int]] = ()) -> None:
-        """Send noted tokens to the host, if any was sampled, and with `mask_ids` the order for masks."""
+        """Send recorded tokens to the host if one of them was sampled or masks are ordered. mask_ids: the grammars
+        whose masks are ordered; drafts: the drafts of each."""
         if not (self._advances and self._is_host_waiting) and not mask_ids:
             return
         advances, self._advances, self._is_host_waiting = self._advances, [], False
@@ -240,7 +242,7 @@ class GrammarManager(StepFeature):
         self._answer_deadline = self._clock.now + ANSWER_TIMEOUT_S
 
     def _hold_back(self, grammar_ids: list[int]) -> None:
-        """Return requests to the queue until their masks are there or their grammars are open."""
+        """Return requests to the queue until their masks have come or their grammars are open."""
         for grammar_id in grammar_ids:
             entry = self._entry_by_id.get(grammar_id)
             if entry is not None and entry.request.row >= 0:
@@ -248,7 +250,7 @@ class GrammarManager(StepFeature):
                 self._scheduler.preempt(entry.request)
 
     def _give_up_masks(self) -> None:
-        """Let the oldest step go on without the rows whose masks are late."""
+        """Let the oldest step continue without the rows whose masks are late."""
         fill, self._fill = self._fill, None
         if fill is not None:
             self._late_serial = self._serial
@@ -340,7 +342,7 @@ class GrammarManager(StepFeature):
 
     def _on_masks(self, message: GrammarsAdvanced) -> None:
         """Send the masks that the oldest step waits for, and append their jump-forward tokens, so that the next step
-        computes them together. Keep masks that are late for the step that their requests are in next."""
+        computes these together. Keep masks that came too late for the next step of their requests."""
         found = [masks for masks in masks_in(message) if masks.grammar_id in self._entry_by_id]
         if self._fill is None or message.serial != self._serial:
             for masks in found:
@@ -358,9 +360,9 @@ class GrammarManager(StepFeature):
                     self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
 
     def _send_masks(self, all_masks: list[GrammarMasks]) -> None:
-        """Send the masks of requests that have a row for the oldest step, and append their jump-forward tokens; a
-        single one is left to the step in flight, which samples it. A row that got another request since the step
-        ignores its masks."""
+        """Send the masks of requests with rows for the oldest step, and append their jump-forward tokens; a single
+        token is left to the step in flight, which samples it. If a row has another request since the step was sent, the
+        workers ignore its masks."""
         rows, bits, counts, jumps = list[int](), list[bytes](), list[int](), list[tuple[Request, list[int]]]()
         for masks in all_masks:
             entry = self._entry_by_id.get(masks.grammar_id)
@@ -387,11 +389,11 @@ class GrammarManager(StepFeature):
 
     @property
     def _is_silent(self) -> bool:
-        """Whether a host that is up compiles, and owes no answer by which it would be found to hang."""
+        """Whether a host that is up compiles, and no answer is expected from it by whose absence a hang would show."""
         return self._is_host_up and bool(self._deadline_by_opening) and not self._asked
 
     def _expire(self) -> None:
-        """Go on without late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
+        """Give up late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
         now = self._clock.now
         if self._is_silent and now >= self._sign_at:
             self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
@@ -403,8 +405,8 @@ class GrammarManager(StepFeature):
             self._on_loss("it did not answer in time")
 
     def _on_loss(self, reason: str) -> None:
-        """Queue all grammars to be opened by the next host; fail those at which MAX_LOSSES hosts have ended. One that
-        ends before it has read its vocabulary is a matter of the machine, and no grammar is to blame."""
+        """Queue all grammars to be opened by the next host, and fail requests at whose grammars MAX_LOSSES hosts have
+        ended. If a host ends before it has read its vocabulary, no grammar is taken for the cause."""
         suspects = frozenset(self._deadline_by_opening if self._is_host_up else ())
         blamed = suspects or frozenset(chain.from_iterable(self._asked))
         if not self._is_host_up:

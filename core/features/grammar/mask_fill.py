@@ -1,5 +1,5 @@
-"""MaskFill: the order for the masks that a step waits for, from which token on there are some, and what the host's
-answer allows."""
+"""MaskFill: the masks that a step waits for; with OpenThought, which finds the first token that has a mask, and
+GrammarMasks, the masks in a host's answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ....ipc.params.sampling_params import SamplingParams
 
 
 class OpenThought:
-    """Detector of the end of a thought in which an answer begins: the grammar is not in force before it. `append` gets
-    each token of the answer in order, until `is_over`."""
+    """Detector of the end of the reasoning with which an answer starts; the grammar applies only after it. Call
+    `append` with each token of the answer in order, until `is_over`."""
 
     def __init__(self, end: bytes, tokens: bytes) -> None:
-        """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
+        """end, tokens: int32. end: the tokens that end the reasoning; empty: there is no reasoning. tokens: the answer
+        so far."""
         self._end = decode_ids(end).tolist()
         self._recent: list[int] = []
         self.is_over = not end
-        self.num_tokens = 0  # of the thought so far, with its end
+        self.num_tokens = 0  # tokens of the reasoning so far, with its end
         for token_id in decode_ids(tokens):
             if not self.is_over:
                 self.append(token_id)
@@ -36,13 +37,13 @@ class OpenThought:
 class MaskFill:
     """The masks that the oldest step in flight waits for."""
 
-    grammar_ids: list[int]  # the host makes theirs
-    there: list[GrammarMasks]  # of other rows of the step
-    deadline: float  # by the clock; then the step goes on without the rows of `grammar_ids`
+    grammar_ids: list[int]  # grammars whose masks the host makes
+    there: list[GrammarMasks]  # known masks, of other rows of the step
+    deadline: float  # by the clock; then the step continues without the rows of `grammar_ids`
 
 
 class GrammarMasks(NamedTuple):
-    """Masks of one grammar: of its next token, and of those after its first drafts."""
+    """Masks of one grammar: for its next token, and for the token after each of its first drafts."""
 
     grammar_id: int
     bits: bytes
@@ -51,7 +52,7 @@ class GrammarMasks(NamedTuple):
 
 
 def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
-    """Yield the masks of each grammar."""
+    """Yield the masks of each grammar in a host's answer."""
     ids, jump_counts, jump_ids = (
         decode_ids(each) for each in (message.mask_ids, message.jump_counts, message.jump_ids)
     )

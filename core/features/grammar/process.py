@@ -1,4 +1,4 @@
-"""The grammar process: python -m tokenloom.core.features.grammar.process --fd N [--prover]
+"""GrammarProcess: the grammar process, python -m tokenloom.core.features.grammar.process --fd N [--prover]
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 if a grammar crashes it or keeps it busy past a deadline: a stack overflow or an endless search in a library fails
@@ -30,8 +30,8 @@ from .compiler import CACHE_SIZE, Matcher
 from .host import HOST_IS_UP, NUM_COMPILERS
 from .server import GrammarServer
 
-STACK_BYTES = 512 << 20  # of address space; pages are touched as they are needed
-ADDRESS_SPACE_BYTES = 8 << 30  # largest memory before this process ends
+STACK_BYTES = 512 << 20  # address space of a thread's stack; memory is used only as it is needed
+ADDRESS_SPACE_BYTES = 8 << 30  # limit of this process's address space, beyond which allocations fail
 
 
 class GrammarProcess:

@@ -1,4 +1,4 @@
-"""GrammarProcessHost: a GrammarHost (host.py) that starts the grammar process and talks to it over a socket."""
+"""GrammarProcessHost: a GrammarHost (host.py) that starts the grammar process and uses it over a socket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GrammarProcessHost:
 
     @property
     def wakers(self) -> list[int]:
-        """Return the descriptors that are readable when there are answers, or the process has ended."""
+        """Descriptors that are readable when there are answers, or the process has ended."""
         return self._process.wakers
 
     def send(self, message: CoreToGrammar) -> None:

@@ -1,16 +1,16 @@
-"""GrammarProver: finds out whether unknown grammars can be compiled, in a process that holds no answer's grammar.
+"""GrammarProver: tries whether unknown grammars can be compiled, in a process without the grammars of answers.
 
     queued ──▶ compiling ──▶ proven, or refused with an error
                   └─ longer than the limit, or it ended the process twice: refused
 
-A caller's grammar may keep a compiler busy for ever, fill its memory or end it. Here it is killed with its process, and
-nobody else's answer notices; the other grammars that were being compiled are compiled again. Verdicts are kept by
-text, so that a grammar that is sent again and again costs nothing.
+A caller's grammar may keep a compiler busy forever, fill its memory or make it crash. Here only the prover's process is
+killed, and no other answer is affected; the other grammars that were being compiled are compiled again. Verdicts are
+kept by text, so that a grammar that is sent repeatedly costs nothing.
 
 Callers share the compilers by weighted fair queueing over time: the caller that has used them least is next, and one
 that comes back starts no lower than the virtual time, which runs as fast as an equal share. Of one caller's waiting
-grammars the oldest and the newest are taken in turn: behind a proxy, where many are one caller, a newcomer does not
-wait for a crowd, and none starves. A caller whose grammars would wait longer than MAX_WAIT_S is refused.
+grammars the oldest and the newest are taken alternately: behind a proxy, where many clients are one caller, a newcomer
+does not wait for all others, and none starves. A caller's grammars that would wait longer than MAX_WAIT_S are refused.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .host import (
 )
 
 MAX_VERDICTS = 4096
-REFUSED_S = 60.0  # for which a grammar that took too long, or ended its compiler, is not tried again
-PATIENCE = 10  # times the limit, for the grammar of a resumed request, which was compiled before
-SLOW_S = 0.1  # for a trial; beside others a caller whose trials take longer leaves them a compiler
-MAX_WAIT_S = 600.0  # of a caller's grammars, if each takes as long as its last ones: 300 refused ones, 60,000 usual
+REFUSED_S = 60.0  # time for which a grammar that took too long, or ended its compiler, is not tried again
+PATIENCE = 10  # factor of the time limit for the grammar of a resumed request, which was compiled before
+SLOW_S = 0.1  # a caller whose trials take longer leaves a compiler to other callers
+MAX_WAIT_S = 600.0  # longest wait of a caller's grammars, by its last trials: 300 that are refused, 60,000 usual ones
 
 Verdict: TypeAlias = ErrorInfo | None  # None: proven
 
@@ -51,10 +51,10 @@ class _Caller:
     """The waiting grammars of one caller, from old to new, and its use of the compilers."""
 
     keys: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    takes_newest: bool = False  # next
+    takes_newest: bool = False  # its newest grammar is next, not its oldest
     num_compiling: int = 0
-    used_s: float = 0.0  # of compilation, counted from the virtual time at which it came
-    trial_s: float = 0.0  # of a trial, a mean in which the last one counts a quarter
+    used_s: float = 0.0  # seconds of compilation, added to the virtual time at which it came
+    trial_s: float = 0.0  # mean seconds of a trial, in which the last one counts a quarter
 
     @property
     def is_active(self) -> bool:
@@ -67,7 +67,7 @@ class _Caller:
 
 @dataclass(eq=False)
 class _Trial:
-    """A text to compile, while `grammar_ids` wait for it or it is being compiled."""
+    """A text to compile. It exists while `grammar_ids` wait for its verdict or it is being compiled."""
 
     kind: GrammarKind
     text: str
@@ -76,13 +76,13 @@ class _Trial:
     callers: list[_Caller] = field(default_factory=list)  # of these grammars
     is_resumed: bool = False
     is_suspect: bool = False  # was being compiled when a process was lost: compile it alone
-    compiled_for: _Caller | None = None  # while it is being compiled
+    compiled_for: _Caller | None = None  # whose turn it is being compiled in; None: it is not
     begun_at: float = 0.0
     deadline: float = 0.0
 
 
 class GrammarProver:
-    """Owns the process, the texts that wait for a verdict, and the verdicts so far."""
+    """Owner of the process, of the texts that wait for a verdict, and of the verdicts so far."""
 
     def __init__(self, host: GrammarHost, timeout_s: float, clock: AwakeClock) -> None:
         self._host, self._timeout_s, self._clock = host, timeout_s, clock
@@ -100,8 +100,8 @@ class GrammarProver:
         self._answer_deadline = 0.0
 
     def add(self, grammar_id: int, kind: GrammarKind, text: str, caller: str, *, is_resumed: bool) -> None:
-        """Ask for the verdict on a grammar; a later `take` returns it. caller: shares the compilers with others.
-        is_resumed: the grammar was compiled before."""
+        """Ask for the verdict on a grammar; a later `take` returns it. caller: key of the client; callers share the
+        compilers equally. is_resumed: the grammar was compiled before."""
         key = hashlib.blake2b(f"{kind} {text}".encode(errors="surrogatepass"), digest_size=16).digest()
         known = self._verdicts.get(key)
         if known is not None and self._clock.now < known[1]:
@@ -124,7 +124,8 @@ class GrammarProver:
         self._open_queued()
 
     def _caller_of(self, name: str) -> _Caller:
-        """Return a caller, which starts no lower than the virtual time; forget those that would come back as new."""
+        """Return the caller with this name; one that comes back starts no lower than the virtual time. Forget callers
+        that would be like new ones if they came back."""
         caller = self._caller_by_name.get(name)
         if caller is None:
             if len(self._caller_by_name) > 2 * len(self._trial_by_key) + 64:
@@ -136,7 +137,7 @@ class GrammarProver:
         return caller
 
     def drop(self, grammar_id: int) -> None:
-        """Forget a request that waits for a verdict."""
+        """Forget a grammar id that waits for a verdict, if it does."""
         if (key := self._key_by_id.pop(grammar_id, None)) is not None:
             trial = self._trial_by_key[key]
             trial.grammar_ids.discard(grammar_id)
@@ -168,7 +169,7 @@ class GrammarProver:
 
     @property
     def next_deadline(self) -> float | None:
-        """When to call `take` next if the process sends nothing, by the clock; None: no deadline."""
+        """Time by the clock at which to call `take` next if the process sends nothing; None: there is no deadline."""
         deadlines = [self._trial_by_key[key].deadline for key in self._compiling.values()]
         if self._done:
             deadlines.append(self._clock.now)
@@ -179,7 +180,8 @@ class GrammarProver:
         return min(deadlines, default=None)
 
     def take(self) -> list[tuple[int, Verdict]]:
-        """Apply the process's answers and the deadlines; return new verdicts with the ids that asked for them."""
+        """Apply the process's answers and the deadlines; return new verdicts, each with a grammar id that waited for
+        it."""
         if self.is_active or self._host.has_process:
             try:
                 for message in self._host.receive():
@@ -206,7 +208,7 @@ class GrammarProver:
             trial.deadline = self._clock.now + trial.limit_s
 
     def _end(self, key: bytes, verdict: Verdict) -> None:
-        """Pass a verdict to all that wait for it."""
+        """Remove a trial and pass its verdict to all grammar ids that wait for it."""
         self._unqueue(key)
         trial = self._trial_by_key.pop(key)
         for grammar_id in trial.grammar_ids:
@@ -214,7 +216,7 @@ class GrammarProver:
             self._done.append((grammar_id, verdict))
 
     def _decide(self, key: bytes, verdict: Verdict, holds_s: float = float("inf")) -> None:
-        """Keep and pass on the verdict of a trial, whose time its caller has used."""
+        """Keep the verdict of a trial for `holds_s`, pass it on, and charge the trial's time to its caller."""
         trial = self._trial_by_key[key]
         self._end(key, verdict)
         if (caller := trial.compiled_for) is not None:
@@ -234,8 +236,8 @@ class GrammarProver:
         self._decide(key, error_info(RequestError(f"structured_outputs {reason}")), REFUSED_S)
 
     def _expire(self) -> None:
-        """Ask for a sign of life if a grammar is overdue: it is to blame only if the process lives. Replace a process
-        that hangs."""
+        """Ask the process for a sign of life if a grammar is overdue: the grammar is the cause only if the process
+        answers. Replace a process that hangs."""
         now = self._clock.now
         if self._num_unanswered and now >= self._answer_deadline:
             self._host.stop()
@@ -253,7 +255,7 @@ class GrammarProver:
         return [each for each, key in self._compiling.items() if now >= self._trial_by_key[key].deadline]
 
     def _refuse_overdue(self) -> None:
-        """Refuse the grammars that are overdue although the process lives, and kill it: nothing else stops them."""
+        """Refuse the grammars that are overdue although the process answers, and kill it: nothing else stops them."""
         if not (overdue := self._overdue()):
             return
         for number in overdue:
@@ -264,8 +266,8 @@ class GrammarProver:
         self._requeue(self._compiling.values())
 
     def _on_loss(self, reason: str) -> None:
-        """Compile again the grammars that were being compiled, each alone; refuse one that was alone already. If the
-        process had not read its vocabulary yet, none of them is to blame."""
+        """Queue the grammars that were being compiled again, each to be compiled alone; refuse one that was alone
+        already. If the process had not read its vocabulary yet, none of them is taken for the cause."""
         keys = list(self._compiling.values())
         if not self._is_up:
             self._open_at = self._clock.now + REOPEN_S

@@ -1,7 +1,7 @@
-"""GrammarServer: the matchers of all answers with a grammar, advanced and masked together.
+"""GrammarServer: holds the position of each answer in its grammar, and makes the masks of all of them together.
 
-It runs in a process of its own (process.py) or inside the in-process engine. `compile` may run in any thread; all
-else belongs to one thread. Knows messages, no socket.
+It runs in a process of its own (process.py) or inside the in-process engine. `compile` and `prove` may run in any
+thread; all else belongs to one thread. Knows messages, no socket.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, GrammarCompiler, Matcher, Words
 from .cursor import MASK_S, MAX_OVERTIME_S, GrammarCursor
 
-PROOF_TOKENS = 32  # tokens of the walk by which a grammar is tried
-PROOF_S = 0.5  # of CPU, for that walk
-SHARE_S = 0.001  # of CPU, for a mask among many that are made together
+PROOF_TOKENS = 32  # tokens of the random walk by which a grammar is tried
+PROOF_S = 0.5  # CPU time for that walk
+SHARE_S = 0.001  # CPU time for a mask among many that are made together
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
 
 class GrammarServer:
-    """Owns the compiler, made at its first use, and the cursor of each answer."""
+    """Owner of the compiler, which is made at its first use, and of the cursor of each answer."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class GrammarServer:
         self._executor = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, 8)))
 
     def prepare(self) -> None:
-        """Read the vocabulary now. A failure raises nothing here: each request gets the error."""
+        """Read the vocabulary now. If that fails, do not raise: each `compile` returns the error."""
         with contextlib.suppress(RequestError):
             self._shared_compiler()
 
@@ -65,8 +65,8 @@ class GrammarServer:
         return matcher
 
     def prove(self, message: OpenGrammar) -> Matcher | ErrorInfo:
-        """Compile a grammar and make the masks of a short walk through it; return the error if that fails, or if its
-        masks take too long: so the request is refused before its answer begins."""
+        """Compile a grammar and make the masks of a short walk through it. Return its matcher, or the error if that
+        fails or the masks take too long, so that the request is refused before its answer starts."""
         matcher = self.compile(message)
         if isinstance(matcher, ErrorInfo):
             return matcher
@@ -106,7 +106,8 @@ class GrammarServer:
             self._answer_by_id.pop(grammar_id, None)
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
-        """Advance the cursors and make the masks. Skip closed grammars; close those that are complete or failed."""
+        """Advance the cursors and make the masks that a message orders; return the answer to the core. Skip closed
+        grammars; close those that are complete or fail."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
@@ -157,7 +158,8 @@ class GrammarServer:
         )
 
     def _masks(self, answers: list[GrammarCursor]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-        """Compute the masks of the next tokens: [n, words of the compiler], which may be more than the model's."""
+        """Return the masks of the answers' next tokens: [n, words of the compiler], which may be more words than the
+        model's vocabulary needs. Count their CPU time in the cursors."""
         if not answers:
             return np.zeros((0, self._num_words), np.uint32)
         width = self._shared_compiler().num_words
@@ -197,7 +199,7 @@ class GrammarServer:
 
 
 def _any_token(words: Words, draw: random.Random) -> int:
-    """Return an allowed token: the bit of a word, not of all bits, which are many."""
+    """Return a random token that a mask allows. Only the bits of one random word are listed, since all are many."""
     word = int(draw.choice(words.nonzero()[0]))
     bits = int(words[word])
     return 32 * word + draw.choice([bit for bit in range(32) if bits >> bit & 1])
@@ -211,7 +213,7 @@ def _too_slow(cursor: GrammarCursor) -> str:
 
 
 def _drafts_by_id(message: AdvanceGrammars) -> dict[int, list[int]]:
-    """Return the drafts of each grammar to mask."""
+    """Return the drafts of each grammar whose masks are ordered, by grammar id."""
     counts, token_ids = decode_ids(message.draft_counts), decode_ids(message.draft_ids).tolist()
     drafts_by_id, start = dict[int, list[int]](), 0
     for grammar_id, count in zip(decode_ids(message.mask_ids), counts, strict=True):

@@ -1,7 +1,7 @@
-"""TranslationBudget: how much the translation of one schema may take, counted while it grows.
+"""TranslationBudget: limits the size and the time of the translation of one schema, while it grows.
 
-Some keywords repeat parts of a schema (`contains` with `minContains`, `if`, references with keywords beside them), each
-level those of the level below. Knows no keyword.
+Some keywords repeat parts of a schema (`contains` with `minContains`, `if`, references next to other keywords); nested,
+each level repeats the level below, so that the size may grow exponentially. Knows no keyword.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ....ipc.params.json_schema import subschemas
 MAX_PARTS = 50_000  # schemas, names and comparisons; a text of MAX_GRAMMAR_CHARACTERS has some 20,000 parts
 MAX_BYTES = 4 << 20
 MAX_CPU_S = 1.0  # of this thread
-_LOOK_AT_CLOCK = 64  # parts
+_LOOK_AT_CLOCK = 64  # parts between two looks at the clock
 
 
 class TranslationBudget:
-    """Counts parts, bytes and time. Owns the sizes of the values of the root, which is not changed meanwhile."""
+    """Counter of parts, bytes and time. Owns the known sizes of values; the root must not change while it is used."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -29,14 +29,15 @@ class TranslationBudget:
         self._begun_at = time.thread_time()
 
     def enter(self, part: object) -> None:
-        """Count a schema to translate, with its values. RequestError, with its place, if that is too much."""
+        """Count a schema that is to be translated, with its values. RequestError, which names its place, if that is too
+        much."""
         self._part = part
         self.spend(1)
         if isinstance(part, dict):
             self.spend(0, sum(map(self._size_of, part.values())) + 2 * len(part))
 
     def spend(self, num_parts: int, num_bytes: int = 0) -> None:
-        """Count parts and bytes. RequestError if they are too many, or have taken too long."""
+        """Count parts and bytes. RequestError if there are too many, or the translation has taken too long."""
         looks = self._num_parts // _LOOK_AT_CLOCK
         self._num_parts += num_parts
         self._num_bytes += num_bytes
@@ -48,7 +49,7 @@ class TranslationBudget:
             self._refuse(f"more than {MAX_CPU_S:g} s")
 
     def _size_of(self, value: object) -> int:
-        """Return the size of a value that is no schema; those of schemas count when they are entered."""
+        """Return the size of a value in bytes, about; 0 for a list of schemas, which count when they are entered."""
         if isinstance(value, str):
             return len(value)
         if not isinstance(value, list):
@@ -61,7 +62,7 @@ class TranslationBudget:
 
     @property
     def place(self) -> str:
-        """Where in the root the part is that was entered last: " at #POINTER", or "" if the translation has made it."""
+        """The place in the root of the part that was entered last: " at #POINTER", or "" if it is not in the root."""
         return _pointer_to(self._part, self._root)
 
     def _refuse(self, what: str) -> None:
@@ -72,7 +73,7 @@ class TranslationBudget:
 
 
 def _pointer_to(part: object, root: object) -> str:
-    """Return " at #POINTER" of a part of the root; "" if the translation has made it."""
+    """Return " at #POINTER" for a part of the root; "" if it is not in the root, because the translation made it."""
     todo = [("", root)]
     while todo:
         pointer, schema = todo.pop()
