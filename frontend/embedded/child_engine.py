@@ -1,7 +1,7 @@
 """ChildEngine: a private engine as a child process, from its start to its end. Knows no request.
 
-The engine ends when its standard input, the lifeline, is closed: also when this process is killed. It writes its
-addresses to its standard output, one line. The child imports nothing from the user's program, so that a script needs
+The engine ends when its standard input, the lifeline, is closed, even if this process is killed. It writes its
+addresses to its standard output, as one line. The child imports nothing from the user's program, so that a script needs
 no `__main__` guard.
 """
 
@@ -29,11 +29,11 @@ from ...ipc.shortages.threads import start_thread
 from ...ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
 
 BEAT_S = 1.0  # beat of the clock that limits the start
-NUM_LAST_LINES = 50  # of standard error, kept
-NUM_QUOTED_LINES = 10  # of them, quoted in an error
-STOP_TIMEOUT_S = 5.0  # after the lifeline is closed, before SIGTERM
-TERMINATE_TIMEOUT_S = 3.0  # after SIGTERM, before SIGKILL
-LAST_LINES_TIMEOUT_S = 0.5  # to read the last output of the dead process
+NUM_LAST_LINES = 50  # lines of standard error that are kept
+NUM_QUOTED_LINES = 10  # of the kept lines, those quoted in an error
+STOP_TIMEOUT_S = 5.0  # from the closing of the lifeline to SIGTERM
+TERMINATE_TIMEOUT_S = 3.0  # from SIGTERM to SIGKILL
+LAST_LINES_TIMEOUT_S = 0.5  # longest time to read the last output of the dead process
 COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: keep the folders of a checkout off sys.path
 
 
@@ -52,7 +52,8 @@ class ChildEngine:
     """
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
-        """Start the engine and wait until it serves; raise its error if it fails."""
+        """Start the engine and wait until it serves. Raises the engine's error if it fails, EngineDead if it ends or
+        does not serve within `config.start_timeout_s`, Overloaded if no thread can be started."""
         self._pid = os.getpid()
         self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self._is_stopping = False
@@ -84,7 +85,8 @@ class ChildEngine:
         return self._process.pid
 
     def on_death(self, callback: Callable[[TokenloomError], None]) -> None:
-        """Set a callback that gets EngineDead if the engine ends without `stop`; at once if it has ended already."""
+        """Set the callback that is called with EngineDead if the engine ends without `stop`; at once if it has ended
+        already."""
         with self._lock:
             self._on_death = callback
             death = self._death
@@ -181,7 +183,7 @@ def _start(command: Sequence[str], config: EngineConfig) -> subprocess.Popen[byt
 def _environment() -> dict[str, str]:
     """Return an environment in which `python -P -m` imports the same package as this process.
 
-    An installed package needs nothing. For a checkout or link on sys.path, PYTHONPATH gets its folder.
+    An installed package needs nothing. For a checkout or link on sys.path, its folder is added to PYTHONPATH.
     """
     environment = dict(os.environ)
     environment["PYTHONUTF8"] = "1"  # file names do not depend on this program's locale

@@ -60,7 +60,7 @@ class _Steps:
 
 
 class _Replica:
-    """The only replica, as the owner of its orders knows it."""
+    """The only replica, and the list of all replicas, as Orders needs them."""
 
     number = 0
 
@@ -138,7 +138,7 @@ class InProcessEngine:
     # ── interface of the transport ────────────────────────────────────────────────────────────────────────────────
 
     def send(self, message: ClientMessage) -> None:
-        """Pass a client's message to the frontend; the next `step` does the work that follows from it."""
+        """Pass a client's message to the frontend; the next `step` processes it."""
         self._frontend.on_client_frame(self._client, encode_client_message(message))
 
     def step(self, timeout_s: float) -> list[FrontendMessage]:

@@ -25,7 +25,7 @@ from ..client.transport import Transport, wait_for_end
 T = TypeVar("T")
 
 TURN_S = 0.05  # longest wait in one turn of the engine
-_TIMEOUT_S = 3600.0  # the engine cannot be lost, only slow under a debugger
+_TIMEOUT_S = 3600.0  # long, since the engine cannot be lost, only be slow under a debugger
 
 
 class Engine(Protocol):
@@ -102,11 +102,12 @@ class InProcessTransport(Transport):
             return queue.get_nowait()
         if not self._is_closed:
             with _delayed_interrupt():
-                self._turn()  # its error is no consequence of the empty queue
+                self._turn()  # outside `suppress`, so that its errors do not get the empty queue as their context
         return queue.get_nowait()
 
     def _turn(self) -> None:
-        """Run one turn of the engine and handle its messages. A TokenloomError from it ends every request."""
+        """Run one turn of the engine and handle its messages. If it raises a TokenloomError, every request ends with
+        it."""
         self._run_commands()
         try:
             messages = self._engine.step(TURN_S)
@@ -130,7 +131,7 @@ class InProcessTransport(Transport):
             callback()
 
     def _run(self) -> None:
-        """Run turns while anything is open, else block; target of the background thread."""
+        """Run turns while a request or command is open, else block. Target of the background thread."""
         while not self._is_closed:
             with self._has_work:
                 while not (self._commands or self._protocol.is_busy or self._is_closed):

@@ -1,12 +1,13 @@
-"""Orders: the orders that change the engine as a whole, from their arrival to their reply. Their only owner.
+"""Orders: carries out the orders that change the engine as a whole, from their arrival to their reply.
 
     queued ──▶ sent, to the replicas that it `waits` for ──▶ done
        └────────────────────┴──────────────────────────────▶ failed
 
 One is sent at a time, after those before it; only clear_kv_cache is sent at once. A new holding of the workers is
-recorded before it is sent, and again when they have it, so that replacements of lost processes start with the truth. A
-replica that is lost meanwhile gets a sleep or wake_up once more; a reload fails there, and the old weights stay. An
-order that a client sends again, because it has lost its frontend, joins the first one or gets the recorded reply.
+recorded before it is sent, and again when they have it, so that replacements of lost processes start with the right
+one. If a replica is lost while it carries out a sleep or wake_up, the order is sent to it once more; a reload fails
+there, and the old weights stay. If a client has lost its frontend and sends an order again, this joins the first one or
+gets the recorded reply.
 
 Knows no sockets and no processes.
 """
@@ -23,7 +24,7 @@ from ....ipc.messages.orders import MEMORY_ACTIONS, WORKERS_ACTIONS, Held, Hold,
 from ...checkpoint.search import Then
 from .replicas.holdings import Holdings
 
-MAX_REPLIES = 256  # that are recorded
+MAX_REPLIES = 256  # replies that are recorded
 _ALL: list[MemoryTag] = ["weights", "kv_cache"]
 
 State = Literal["queued", "sent", "done", "failed"]
@@ -49,20 +50,20 @@ ReplicaT = TypeVar("ReplicaT", bound=OrderedReplica)
 class Replicas(Protocol[ReplicaT]):
     @property
     def alive(self) -> Sequence[ReplicaT]:
-        """Those that were not given up."""
+        """The replicas that were not given up."""
 
     def is_up(self, replica: ReplicaT) -> bool:
         """Whether a replica has a core and workers that take orders."""
 
 
 class _OpenOrder:
-    """An order without a reply. `waits`: replicas that have not carried it out; those of `unsent` get it when they
-    are up."""
+    """An order that has no reply yet. `waits`: replicas that have not carried it out; `unsent`: those of them to which
+    it is sent when they are up."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.state: State = "queued"
-        self.model_folder = ""  # of a reload
+        self.model_folder = ""  # folder of the new weights, for a reload
         self.num_replicas = 0
         self.waits: set[int] = set()
         self.unsent: set[int] = set()
@@ -74,7 +75,7 @@ class _OpenOrder:
         self.state = state
 
     def hold(self, holdings: Holdings) -> Hold:
-        """Return the message to a core, by the present holdings of its workers."""
+        """Return the message to a core, which depends on the present holdings of its workers."""
         order = self.order
         return Hold(
             order_id=order.order_id, action=order.action, mode=order.mode, holding=self._holding(holdings.asleep)
@@ -92,7 +93,7 @@ class _OpenOrder:
 
 
 class Orders(Generic[ReplicaT]):
-    """Owns the open orders, and the replies of the last MAX_REPLIES. `go_on` is called once a turn."""
+    """Owner of the open orders, and of the last MAX_REPLIES replies. Call `go_on` once a turn."""
 
     def __init__(
         self,
@@ -102,9 +103,9 @@ class Orders(Generic[ReplicaT]):
         reply: Callable[[Ordered], None],
         restart: Callable[[int | None], None],
     ) -> None:
-        """find: calls its Then with the folder of a checkpoint, or an error. send: sends a core its part. reply: sends
-        a reply to all frontends and cores. restart: begins to restart a replica, or all; `on_restarted`
-        ends that."""
+        """find: searches for a checkpoint and calls its Then with the folder, or with an error. send: sends a Hold to
+        the core of a replica. reply: sends a reply to all frontends and cores. restart: starts to restart a replica, or
+        all if None; the caller calls `on_restarted` at the end."""
         self._replicas, self._find = replicas, find
         self._send, self._reply, self._restart = send, reply, restart
         self._open: dict[str, _OpenOrder] = {}  # by id
@@ -112,7 +113,7 @@ class Orders(Generic[ReplicaT]):
         self._replies: dict[str, Ordered] = {}  # by id, the oldest first
 
     def add(self, order: Order) -> None:
-        """Carry out an order after those before."""
+        """Carry out an order after those before it, or reply again to one that was carried out."""
         if (ordered := self._replies.get(order.order_id)) is not None:
             self._reply(ordered)
         elif order.order_id not in self._open:
@@ -151,7 +152,7 @@ class Orders(Generic[ReplicaT]):
             self._end(opened, None)
 
     def go_on(self) -> None:
-        """Send orders to replicas that have come up."""
+        """Send open orders to the replicas that were not up before and are now."""
         for opened in [*self._open.values()]:
             for replica in self._replicas.alive:
                 if replica.number in opened.unsent and self._replicas.is_up(replica):
@@ -165,7 +166,7 @@ class Orders(Generic[ReplicaT]):
         self._send(replica.number, hold)
 
     def on_held(self, replica: ReplicaT, held: Held) -> None:
-        """Note that a replica has carried out an order, or refused it; reply after the last one."""
+        """Record that a replica has carried out an order or refused it; after the last replica, reply."""
         opened = self._open.get(held.order_id)
         if opened is None or replica.number not in opened.waits - opened.unsent:
             return
@@ -181,8 +182,8 @@ class Orders(Generic[ReplicaT]):
         self._end(self._queue[0], error)
 
     def on_lost(self, replica: ReplicaT, reason: str, *, has_core: bool) -> None:
-        """Send orders that a lost replica was carrying out once more, or let them fail there. `has_core`: only its
-        workers are lost, and its core goes on with orders that need none."""
+        """Send the orders that a lost replica was carrying out once more, or let them fail there. has_core: only its
+        workers are lost; its core continues orders that need no workers."""
         number = replica.number
         is_final = all(each.number != number for each in self._replicas.alive)
         for opened in [*self._open.values()]:
@@ -212,7 +213,7 @@ class Orders(Generic[ReplicaT]):
         self._drop(opened, number)
 
     def _drop(self, opened: _OpenOrder, number: int) -> None:
-        """Wait for a replica no more; reply if it was the last one."""
+        """Stop waiting for a replica to carry out an order; reply if it was the last one."""
         opened.waits.discard(number)
         opened.unsent.discard(number)
         if not opened.waits:

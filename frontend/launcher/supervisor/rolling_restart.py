@@ -1,8 +1,9 @@
 """RollingRestart: restarts replicas one after the other without losing an answer.
 
-A replica drains first: frontends send it nothing new, and after --drain-timeout-s its open answers move to others with
-their tokens. When all frontends have said so, its processes are replaced; the next replica follows when they serve.
-Frontends and processes may be lost meanwhile: a new frontend is told again, and a lost process is replaced anyway.
+A replica drains first: frontends send it nothing new, and after --drain-timeout-s its open answers move to other
+replicas with their tokens. When all frontends have reported it drained, its processes are replaced; the next replica
+follows when they serve. If a frontend is lost in between, its successor gets the order to drain, too; a lost process of
+a replica is replaced as at any other time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 
 class RollingRestart:
-    """Owns the replicas that are to be restarted. At most one drains or starts at a time."""
+    """Owner of the list of replicas that are to be restarted. At most one drains or starts at a time."""
 
     def __init__(
         self,
@@ -33,17 +34,18 @@ class RollingRestart:
         report_loss: Callable[[Replica, str], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """replace: ends the processes of a unit, and has their successors started. report_loss: is called after a
-        replica's were. on_end: gets the reason why replicas were not restarted, else ""."""
+        """replace: ends the processes of a unit, and has their successors started. report_loss: called after the
+        processes of a replica were replaced. on_end: called at the end with the reason why replicas were not restarted,
+        or with ""."""
         self._drain_s = spec.config.drain_timeout_s
         self._roster, self._children, self._replace, self._report_loss = roster, children, replace, report_loss
         self._on_end = on_end
         self._left: deque[Replica] = deque()  # the first of these drains or starts
-        self._drains: set[bytes] | None = None  # frontends with answers of it; None: it waits or starts
-        self._waits = False  # until another replica serves
+        self._drains: set[bytes] | None = None  # frontends that have not reported it drained; None: it waits or starts
+        self._waits = False  # it does not drain before another replica serves
 
     def begin(self, number: int | None) -> None:
-        """Restart a replica, or all. The last restart is over."""
+        """Restart the replica `number`, or all if None. The previous restart must have ended."""
         alive = self._roster.alive
         self._left = deque(each for each in alive if number in (None, each.number))
         if len(alive) == 1:
@@ -77,7 +79,7 @@ class RollingRestart:
         self._children.send(frontend, DrainReplica(replica=self._left[0].number, limit_s=self._drain_s))
 
     def on_frontend_ready(self, frontend: Child) -> None:
-        """Tell a new frontend of the replica that drains."""
+        """Send a new frontend the order to drain the replica that drains now, if any."""
         if self._drains is not None:
             self._drains.add(frontend.spec.identity)
             self._tell(frontend)
@@ -87,7 +89,7 @@ class RollingRestart:
             self.on_drained(frontend.spec.identity)
 
     def on_drained(self, frontend: bytes) -> None:
-        """Note that a frontend has no answers at the replica that drains, or is lost."""
+        """Record that a frontend has no more answers at the replica that drains, or is lost."""
         if self._drains is not None:
             self._drains.discard(frontend)
             self._go_on_if_drained()
@@ -101,7 +103,7 @@ class RollingRestart:
             self._report_loss(replica, f"replica {replica.number} is being restarted")
 
     def on_changed(self) -> None:
-        """Go on if a replica serves, or the one in turn was given up."""
+        """Continue after a unit has come up or a replica was given up: start the next replica's restart, or end."""
         if not self._left or self._drains is not None:
             return
         replica = self._left[0]

@@ -1,10 +1,10 @@
 """Supervisor: starts, watches, replaces and stops frontends, cores and workers. No request passes through it.
 
-Start: every rank sends Measured → all get the least number of blocks in Initialize → every child sends Ready.
+Start: every rank sends Measured → all get the smallest number of blocks in Initialize → every child sends Ready.
 Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
-lost core restarts beside the workers, a lost frontend at its address. Requests resume from their tokens. A tier
-process ends with its core, which has told it where to write; without it the engine goes on. The loop waits on one
-poller; its only periodic timer is the HealthMonitor's.
+lost core is restarted while the workers keep running, a lost frontend at its address. Requests resume from their
+tokens. A tier process ends with its core, which gives it its orders; if it is lost, the engine runs without it until it
+is back. The loop waits on one poller; its only periodic timer is the HealthMonitor's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 
 
 class Supervisor:
-    """Owns the children and replaces lost ones. Call `start`, then `run`, then always `stop`."""
+    """Owner of the children, which replaces lost ones. Call `start`, then `run`, then always `stop`."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class Supervisor:
         launcher: Launcher,
         announce: Callable[[str], None],
     ) -> None:
-        """`stop` closes `listeners` and removes `run_directory`. `announce` gets the lines of start and drain."""
+        """`stop` closes `listeners` and removes `run_directory`. announce: called with each line about start and
+        drain."""
         self.spec = spec
         self.addresses = spec.client_addresses  # by frontend
         self.http_address = next(iter(listeners.addresses), None)
@@ -114,7 +115,7 @@ class Supervisor:
         self._publish_start()
 
     def announce_ready(self) -> None:
-        """Say where the engine serves, to the operator and to systemd."""
+        """Announce the addresses that the engine serves to the operator and to systemd."""
         places = " and ".join(self._places)
         self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
@@ -256,7 +257,7 @@ class Supervisor:
         self._children.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
-        """Keep a child's reason for its end. During the engine's start it becomes the engine's error."""
+        """Record the reason that a child gives for its end. During the engine's start it becomes the engine's error."""
         child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
@@ -272,8 +273,8 @@ class Supervisor:
             self._orders.add(order)
 
     def _on_held(self, core: Child, held: Held) -> None:
-        """Note that a core has carried out an order. If the workers that have changed their memory for it were lost
-        before this was known here, their successors have the old holding, and so must the core."""
+        """Record that a core has carried out an order. If the workers that changed their memory for it were lost before
+        this message came, their successors have the old holding; then the core is replaced, to have the same."""
         replica = self._roster.replica_of(core)
         if held.generation in (None, self._roster.numbers[replica.workers]):
             self._orders.on_held(replica, held)
@@ -296,8 +297,8 @@ class Supervisor:
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_loss(self, child: Child, reason: str) -> None:
-        """Replace the unit of a process that ended or hangs, and units that need it. During the start or after too
-        many losses let `_turn` raise EngineDead instead."""
+        """Replace the unit of a process that ended or hangs, and the units that cannot continue without it. During the
+        start, record EngineDead for `_turn` to raise; afterwards record the error, if any, that the losses cause."""
         if not self._is_serving:
             self._failure = self._failure or EngineDead(reason)
             return
