@@ -165,7 +165,8 @@ class ReferenceOps:
     def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
         """Pass x [T, hidden] through the experts that `routing` chooses by scores [T, E]; return their weighted sum.
 
-        The sum is accumulated in float32, in the order of expert ids or of scores.
+        The sum is accumulated in float32, here in the order of expert ids; other implementations may use the order of
+        scores.
         """
         assert isinstance(packed, PlainExperts)
         weights, experts = route(scores, routing)

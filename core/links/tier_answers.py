@@ -94,7 +94,9 @@ class TierAnswers:
         return host, msgspec.structs.replace(order, serial=serial)
 
     def take(self, host: int, message: TierToCore) -> Iterator[TierToCore]:
-        """Take a message of a host. Yield the messages that are complete with it, because all hosts have replied."""
+        """Process a message of a host and yield the messages for the core. A reply to an order is yielded once all
+        hosts have replied, that to a load or store in parts, as slots end on all hosts. A TierState is the sum over all
+        hosts. PinBlocks and other messages are yielded at once."""
         if self._num_hosts == 1:
             yield message
         elif isinstance(message, BlocksLoaded):

@@ -35,7 +35,7 @@ class Attached(Protocol):
 
 
 class ClientEngine:
-    """An attached engine over its own socket; owns the client."""
+    """An engine that a command uses over a client's socket; owns the client and closes it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,4 +1,5 @@
-"""Metrics of an engine for programs: one struct for each metric and its labels, with the names of /metrics."""
+"""Engine metrics as structs, for programs that use a client: one struct for each metric and its labels, named as in
+/metrics."""
 
 from __future__ import annotations
 

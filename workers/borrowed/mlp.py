@@ -57,7 +57,8 @@ def pack_mlps(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 
 def recipe_of(module: nn.Module, dtype: torch.dtype) -> MLPRecipe | None:
-    """Return the recipe by which the module computes; None if it has other parts or computes anything else."""
+    """Return the recipe of a feed-forward block; None if the module computes anything else, has parameters outside its
+    linear layers, or has a layer that is not joinable."""
     linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
     if len(linears) not in (2, 3) or not all(is_joinable(each, dtype) for each in linears.values()):
         return None

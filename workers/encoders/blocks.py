@@ -91,8 +91,9 @@ class FusedLayers(Protocol):
     """Kernels that compute an encoder's layers for several pieces at once; used instead of `Tower.blocks`."""
 
     def run(self, state: EncoderState, layer: int, bounds: list[int], cuts: list[int]) -> None:
-        """Complete `layer` (−1: none) for consecutive pieces, and start the next layer, if there is one. cuts: the
-        first row of each piece, and the row after the last piece."""
+        """Compute `layer` (−1: none), from its attention on, for consecutive pieces, and then q, k and v of the next
+        layer, if there is one. bounds: rows between two consecutive bounds attend to each other. cuts: the first row of
+        each piece, and the row after the last piece."""
         ...
 
 

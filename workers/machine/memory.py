@@ -1,10 +1,10 @@
 """KVCacheLimits: the limits that decide how many KV blocks a worker allocates.
 
-The first of three rules that applies decides: the operator's number of blocks, the operator's number of bytes, or free
-memory. On a GPU the last rule gives the rest of the permitted share, after weights, largest step and other programs. On
-a CPU it gives a share of the available memory, which other programs use too, but at most CPU_MAX_BYTES. Both are raised
-to the size of one request of max_model_len if that much is free. The last two rules give no more blocks than can be in
-use. Knows no model: a block is a number of bytes.
+The operator's number of blocks decides if it is given, else the operator's number of bytes, else a share of memory. On
+a GPU the share is the permitted part of its memory, less the weights, the activations of the largest step and the
+memory that other programs use. On a CPU it is a part of the available memory, but at most CPU_MAX_BYTES. A share
+smaller than one request of max_model_len is raised to that size if that much is free. Unless the operator gives the
+number of blocks, no more are allocated than can be in use. Knows no model: a block is a number of bytes.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ class _Adapter:
                 _also(node, {"anyOf": [{"properties": {key: False}}, then]})
 
     def _join_patterns(self, node: Schema) -> Schema:
-        """Join each property's schema with those of the patterns that match its name, so that they are closed together;
-        return these patterns."""
+        """Join each property's schema with those of the patterns that match its name (allOf), so that additional keys
+        are forbidden for them together, not for each alone. Return these patterns with their schemas."""
         own, patterns = node.get("properties"), node.get("patternProperties")
         joined: Schema = {}
         if isinstance(own, dict) and isinstance(patterns, dict):

@@ -236,8 +236,8 @@ class GrammarProver:
         self._decide(key, error_info(RequestError(f"structured_outputs {reason}")), REFUSED_S)
 
     def _expire(self) -> None:
-        """Ask the process for a sign of life if a grammar is overdue: the grammar is the cause only if the process
-        answers. Replace a process that hangs."""
+        """Send a probe to the process if a grammar is overdue: if the process answers, the grammar is refused,
+        otherwise the process is replaced. A process that has not started in time is replaced without a probe."""
         now = self._clock.now
         if self._num_unanswered and now >= self._answer_deadline:
             self._host.stop()

@@ -31,8 +31,9 @@ class TierFeature(StepFeature):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait(self, request: Request) -> None:
-        """Look for the blocks of a new request at once, but for those of a preempted one, which may still be in the
-        pool, only when it is the first in order."""
+        """Look for the blocks of a new request at once, unless it waits for something else. Otherwise `holds` looks for
+        them when the request is the first in order; so too for a preempted request, whose blocks may still be in the
+        pool."""
         request.is_looked_up = False
         if request.num_preemptions == 0 and not request.waits_for:
             self.holds(request)

@@ -138,8 +138,8 @@ class OllamaChatRequest(Answered, frozen=True, kw_only=True):
 
 
 class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
-    """POST /api/generate: a turn of a chat; with `raw` a text to continue. Without a prompt it asks only whether the
-    model is there."""
+    """POST /api/generate: a turn of a chat; with `raw` a text to continue. With neither prompt nor images it asks only
+    whether the model is there."""
 
     prompt: str = ""
     system: str | None = None

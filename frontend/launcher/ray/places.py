@@ -31,7 +31,7 @@ class Reservation(Protocol):
 
 @dataclass(eq=False)
 class Placement:
-    """Host that is placed, was placed, or is to be placed."""
+    """Host for the engine that Ray is placing or has placed."""
 
     excluded: frozenset[str]  # nodes on which it must not be
     name: str = field(default_factory=lambda: secrets.token_hex(4))

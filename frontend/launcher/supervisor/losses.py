@@ -121,7 +121,8 @@ class Losses:
         self.report(replica, reason)
 
     def _lose_optional(self, child: Child, delay_s: float | None) -> None:
-        """Replace the tier or launcher process after `delay_s`, None: after `rest_s`; send TierDown to its core."""
+        """Replace the tier or launcher process after `delay_s`, or after `rest_s` if that is None. Send TierDown to the
+        core if it is the tier process."""
         unit = child.spec.unit
         replica = self._roster.replica_of(child)
         if delay_s is None:

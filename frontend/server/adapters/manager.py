@@ -240,9 +240,10 @@ class AdapterManager:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def resolve(self, submit: Submit) -> AdapterRef | None:
-        """Return the adapter of a request, which is in use until `release`; None for the base model. The adapter is
-        loaded if it is in --adapter-folder or at the request's path. NotFound if the name is unknown; RequestError if
-        it cannot be loaded; Overloaded if it was dropped just now."""
+        """Return the adapter of a request, which is in use until `release`; None if the base model serves it. The
+        adapter is loaded if it is in --adapter-folder or at the request's path. NotFound if the name is unknown, unless
+        the model takes any name; RequestError if it cannot be loaded, or was loaded from another path; Overloaded if it
+        was dropped just now."""
         name = submit.adapter
         if not name or name in self._spec.model_names:
             return None

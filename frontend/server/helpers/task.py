@@ -68,7 +68,7 @@ class Task:
         reply.task = self
 
     def go_on(self) -> None:
-        """Let the coroutine go on with the reply that is there now."""
+        """Resume the coroutine, whose reply has arrived, until it awaits another reply or ends."""
         self._reply = None
         try:
             reply = self._work.send(None)

@@ -9,8 +9,8 @@ from .prompt import Prompt
 
 
 def check_clip(submit: Submit, prompt: Prompt, num_clip_tokens: int) -> None:
-    """Raise RequestError unless the prompt has a clip of `num_clip_tokens` with further tokens after it, and the
-    request asks for nothing that the clip's tokens cannot have."""
+    """Raise RequestError if the prompt has no clip, or no tokens after the `num_clip_tokens` tokens of its clip, or if
+    the request asks for embeddings or prompt logprobs."""
     if not prompt.spans:
         raise RequestError("this model answers to audio: give a clip with each prompt, as multi_modal_data has it")
     if num_ids(prompt.token_ids) <= num_clip_tokens:

@@ -151,7 +151,8 @@ def attend_tile(
 
 @triton.jit
 def mean_value(acc, l_i, IS_FP8: tl.constexpr):
-    """Compute the attention output acc / l_i [M, DIM_PAD]; 0 for queries without keys."""
+    """Compute the attention output [M, DIM_PAD]: acc / l_i, without the factor VALUE_LIFT that acc has with an fp8
+    cache; 0 for queries without keys."""
     if IS_FP8:
         l_i = l_i * VALUE_LIFT
     return acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

@@ -42,7 +42,7 @@ class ClipRows:
         self._entries: I32 = np.zeros(max_num_seqs, np.int32)  # 0: not bound
 
     def admit(self, new_row: NewRow) -> None:
-        """Note a new row. ProtocolError unless a clip, and at least one token behind it, are its tokens."""
+        """Reset the entry of a new row. ProtocolError unless its tokens are a clip and at least one token after it."""
         span, num_tokens = np.frombuffer(new_row.spans, np.int32).tolist(), len(new_row.token_ids) // 4
         if len(span) != FIELDS or span[:2] != [0, self.num_tokens] or num_tokens <= self.num_tokens:
             raise ProtocolError(

@@ -65,7 +65,7 @@ class MediaPuts:
         return self._arrivals.setdefault(digest, asyncio.Event())
 
     def new_user(self) -> str:
-        """Return a new user name for a pin, for a request that is about to arrive. Any thread may call it."""
+        """Return a new name for the holder of a pin: a request that is about to arrive. Any thread may call it."""
         return f"hold-{next(self._numbers)}"
 
     def hold(self, digest: bytes, user: str) -> None:
