@@ -119,6 +119,7 @@ def chat_picture(browser: Browser, url: str) -> bytes:
     browser.resize(*CHAT_SIZE, False)
     browser.call("Page.navigate", url=url)
     time.sleep(1.0)
+    browser.evaluate("document.getElementById('new').click()")  # conversations outlive the page
     browser.evaluate("document.getElementById('temperature').value = '0'")
     for question in QUESTIONS:
         browser.evaluate(f"document.getElementById('message').value = {json.dumps(question)}")
