@@ -2,7 +2,8 @@
 
 ZeroMQ accepts connections itself, and aborts the process if no descriptor is left for one at a unix socket. So a thread
 counts the open descriptors at each connection, and renames the socket before they run out: ZeroMQ clients retry until
-the name is back. The reserve has descriptors for the connections that already wait to be accepted.
+the name is back. The reserve has descriptors for the connections that already wait to be accepted, and for those that
+are accepted before the thread gets the processor.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ logger = logging.getLogger("tokenloom.ipc")
 
 LEAST_RESERVE = 256  # descriptors, or half of the limit; ZeroMQ takes 10,000 to 40,000 connections a second
 RESERVE_PART = 16  # the reserve is 1 / RESERVE_PART of a high limit
+BACKLOG_PART = 8  # of the reserve is for waiting connections: on a busy machine the thread may be 10 ms late
 RETRY_S = 0.25  # between two counts while the door is closed
 
 
@@ -46,7 +48,7 @@ class Door:
             set_socket_mode(path, mode)
             status = os.lstat(path)
             self._identity = (status.st_dev, status.st_ino)
-            listener.listen(min(self._reserve // 2, socket.SOMAXCONN))
+            listener.listen(min(self._reserve // BACKLOG_PART, socket.SOMAXCONN))
             listener.setblocking(False)
             self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             on_failure.callback(os.close, self._stop_fd)
