@@ -33,6 +33,7 @@ from ..launcher.engine_record import running_engines
 from ..launcher.options.options import config_from_keywords
 from .attach import add_api_key, announce_start
 from .engines import StandardTerminal, check_address, engine_at, engine_meant, url_of
+from .http_engine import message_of, new_connection
 
 DESCRIPTION = (
     "Run the requests of an OpenAI batch file. After a kill, run the command again to continue.\n"
@@ -205,8 +206,7 @@ class HttpResponse(NamedTuple):
 def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> HttpResponse:
     """Send one HTTP request. The result has the reason if the response is not a 200 with JSON."""
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)
+    connection = new_connection(parts, ANSWER_TIMEOUT_S)
     headers = {"content-type": "application/json"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
@@ -235,8 +235,8 @@ def call(method: str, url: str, path: str, body: bytes | None, api_key: str | No
 
 def _message(value: object) -> str:
     """Return the message of an OpenAI error object, or `value` as text."""
-    error = value.get("error") if isinstance(value, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else str(value)
+    message = message_of(value)
+    return str(value) if message is None else message
 
 
 def _running_url(arguments: argparse.Namespace) -> str | None:

@@ -10,7 +10,7 @@ import http.client
 from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -138,8 +138,7 @@ class HttpEngine:
         return End(reason, num_tokens)
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
+        return new_connection(self._parts, TIMEOUT_S)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
@@ -197,5 +196,19 @@ def _message(body: bytes) -> str:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body[:200].decode(errors="replace")
+    message = message_of(value)
+    if message is not None:
+        return message
+    return str((isinstance(value, dict) and value.get("error")) or value)[:200]
+
+
+def new_connection(url: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to the server of a URL, which the first request opens."""
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    return kind(url.hostname or "", url.port, timeout=timeout_s)
+
+
+def message_of(value: object) -> str | None:
+    """Return the message of an OpenAI error object; None if `value` is none."""
     error = value.get("error") if isinstance(value, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else str(error or value)[:200]
+    return str(error.get("message")) if isinstance(error, dict) else None
