@@ -24,6 +24,9 @@ def test_requests_refused_before_the_engine_are_counted_by_cause(http: httpx2.Cl
 
     for kind, path, body, key in (
         ("body", "completions", b"{", KEY),
+        ("body", "../api/chat", b"{", KEY),
+        ("request", "../api/chat", b'{"messages": [{"role": "user"}], "options": {"temperature": -1}}', KEY),
+        ("model", "../api/embed", b'{"model": "other", "input": "x"}', KEY),
         ("body", "chat/completions", b'{"messages": 7, "tempurature": 1}', KEY),
         ("request", "completions", b'{"prompt": "x", "temperature": -1}', KEY),
         ("request", "embeddings", b'{"input": []}', KEY),

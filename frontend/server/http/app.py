@@ -95,7 +95,7 @@ class GeneratingEndpoints:
             )
         has_thoughts = self._reasoning_parser != "none"
         self._ollama = OllamaEndpoints(
-            engine, spec, self._chat, self._complete, template=template, has_thoughts=has_thoughts
+            engine, spec, self._chat, self._complete, self._refusals, template=template, has_thoughts=has_thoughts
         )
 
     @contextlib.contextmanager

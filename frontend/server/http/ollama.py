@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +45,7 @@ from .endpoint import Endpoint
 
 API_VERSION = "0.13.0"  # of Ollama, whose forms these are: clients compare it with what they need
 GenerationT = TypeVar("GenerationT", bound=Generation)
+ResultT = TypeVar("ResultT")
 NewChat = Callable[[ParsedBody[ChatRequest], str], Awaitable[ChatCompletion]]
 NewCompletion = Callable[[ParsedBody[CompletionRequest], str], Awaitable[Completion]]
 _QUANTIZATION = re.compile(r"(?<![a-z0-9])(i?q\d_\w+|tq\d_\d|mxfp4|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
@@ -61,15 +63,18 @@ class OllamaEndpoints:
         spec: EngineSpec,
         new_chat: NewChat,
         new_completion: NewCompletion,
+        refusals: Callable[[], AbstractContextManager[None]],
         *,
         template: str,
         has_thoughts: bool,
     ) -> None:
-        """`template`: the model's chat template, empty without one. `has_thoughts`: its reasoning is told apart."""
+        """`refusals`: a context that counts a request as refused if it raises an expected error. `template`: the
+        model's chat template, empty without one. `has_thoughts`: its reasoning is told apart."""
         self._engine = engine
         self._spec = spec
         self._new_chat = new_chat
         self._new_completion = new_completion
+        self._refusals = refusals
         self._template = template
         self._has_thoughts = has_thoughts
         self._started_at = time.time()
@@ -100,7 +105,8 @@ class OllamaEndpoints:
         if not body.messages and not parsed.inputs:
             return self._loaded(body.model or model, is_chat=True)
         with prompt_errors_about("messages"), schema_errors_about("format"), _option_errors():
-            chat = await self._new_chat(ParsedBody(self._filled(body.chat), parsed.inputs), model)
+            with self._refusals():
+                chat = await self._new_chat(ParsedBody(self._filled(body.chat), parsed.inputs), model)
             return await self._answer(request, OllamaAnswer(chat, model, is_chat=True), is_streamed=body.is_streamed)
 
     async def generate(self, request: Request) -> Response:
@@ -110,16 +116,17 @@ class OllamaEndpoints:
             return self._loaded(body.model or model, is_chat=False)
         with prompt_errors_about("prompt"), schema_errors_about("format"), _option_errors():
             source: ChatCompletion | Completion
-            if body.raw:
-                source = await self._new_completion(ParsedBody(self._filled(body.completion), parsed.inputs), model)
-            else:
-                source = await self._new_chat(ParsedBody(self._filled(body.chat), parsed.inputs), model)
+            with self._refusals():
+                if body.raw:
+                    source = await self._new_completion(ParsedBody(self._filled(body.completion), parsed.inputs), model)
+                else:
+                    source = await self._new_chat(ParsedBody(self._filled(body.chat), parsed.inputs), model)
             return await self._answer(request, OllamaAnswer(source, model, is_chat=False), is_streamed=body.is_streamed)
 
     async def _answer(self, request: Request, answer: OllamaAnswer, *, is_streamed: bool) -> Response:
         if is_streamed:
             return LineStream(answer.lines(), b"")
-        return await _whole(request, answer.whole())
+        return await _unless_gone(request, answer.whole(), partial(Response, media_type="application/json"))
 
     def _filled(self, body: GenerationT) -> GenerationT:
         """Fill the fields that are null with the model's sampling defaults; if it has none, with FIRST_IMPRESSION."""
@@ -132,33 +139,33 @@ class OllamaEndpoints:
     async def embed(self, request: Request) -> Response:
         parsed, model = await self._read(request, OllamaEmbedRequest)
         begun = time.time()
-        vectors: list[list[float]] = []
-        num_tokens = 0
-        if parsed.inputs:
-            with prompt_errors_about("input"):
-                embeddings = Embeddings(self._engine, ParsedBody(parsed.body.embedding, parsed.inputs), model)
-            found = await until_disconnect(request.receive, embeddings.vectors())
-            if found is None:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+        def write(found: tuple[list[list[float]], int]) -> Response:
             vectors, num_tokens = found
-        duration = round((time.time() - begun) * 1e9)
-        counts = {"total_duration": duration, "load_duration": 0, "prompt_eval_count": num_tokens}
-        return json_response({"model": model, "embeddings": vectors, **counts})
+            duration = round((time.time() - begun) * 1e9)
+            counts = {"total_duration": duration, "load_duration": 0, "prompt_eval_count": num_tokens}
+            return json_response({"model": model, "embeddings": vectors, **counts})
+
+        if not parsed.inputs:
+            return write(([], 0))
+        with self._refusals(), prompt_errors_about("input"):
+            embeddings = Embeddings(self._engine, ParsedBody(parsed.body.embedding, parsed.inputs), model)
+        return await _unless_gone(request, embeddings.vectors(), write)
 
     async def embed_one(self, request: Request) -> Response:
         parsed, model = await self._read(request, OllamaEmbeddingsRequest)
-        with prompt_errors_about("prompt"):
+        with self._refusals(), prompt_errors_about("prompt"):
             embeddings = Embeddings(self._engine, ParsedBody(parsed.body.embedding, parsed.inputs), model)
-        found = await until_disconnect(request.receive, embeddings.vectors())
-        if found is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return json_response({"embedding": found[0][0]})
+        return await _unless_gone(
+            request, embeddings.vectors(), lambda found: json_response({"embedding": found[0][0]})
+        )
 
     async def _read(self, request: Request, body_type: type[BodyT]) -> tuple[ParsedBody[BodyT], str]:
         """Read a body of any content type, since curl's is that of forms; return it and the name for answers of the
         model that it names. HttpError 404 for a model that is not served."""
-        parsed = await self._engine.bodies.read(request, body_type, takes_any_type=True)
-        return parsed, await self._model_of(parsed.body)
+        with self._refusals():
+            parsed = await self._engine.bodies.read(request, body_type, takes_any_type=True)
+            return parsed, await self._model_of(parsed.body)
 
     async def _model_of(self, body: object) -> str:
         name = getattr(body, "model", None) or getattr(body, "name", None) or ""
@@ -263,11 +270,12 @@ def _option_errors() -> AbstractContextManager[None]:
     return errors_about("options.repeat_penalty", r"repetition_penalty\b")
 
 
-async def _whole(request: Request, work: Coroutine[object, object, bytes]) -> Response:
-    whole = await until_disconnect(request.receive, work)
-    if whole is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(whole, media_type="application/json")
+async def _unless_gone(
+    request: Request, work: Coroutine[object, object, ResultT], write: Callable[[ResultT], Response]
+) -> Response:
+    """Answer with the result of `work`, or end it if the client disconnects."""
+    result = await until_disconnect(request.receive, work)
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if result is None else write(result)
 
 
 def _weight_files(folder: Path) -> list[Path]:
