@@ -1,7 +1,7 @@
 """CoreProcess (`python -m tokenloom.core.process`): the sockets and the loop of the core.
 
-One loop without threads: wait for a socket, apply results, accept requests and orders, schedule and send steps,
-send outputs. All decisions are in engine.py.
+One loop: wait for a socket, apply results, accept requests and orders, schedule and send steps, send outputs. Decisions
+about requests and steps are in engine.py.
 """
 
 from __future__ import annotations

@@ -18,19 +18,19 @@ class BlockObserver(Protocol):
     """Interface of a follower of a pool's cached content: a record of it, or an outer tier that copies it."""
 
     def written(self, group: int, block: int, key: bytes) -> None:
-        """The workers have written the block: its content can be read."""
+        """Record that the workers have written the block, so that its content can be read."""
         ...
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """The block leaves the index because the next step may overwrite it."""
+        """Record that the block leaves the index because the next step may overwrite it."""
         ...
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
-        """The block leaves the index although its content stays: no request may find it any more."""
+        """Record that the block leaves the index although its content stays: no request may find it any more."""
         ...
 
     def cleared(self, group: int) -> None:
-        """The content of all blocks of the group is void."""
+        """Record that the content of all blocks of the group is void."""
         ...
 
 

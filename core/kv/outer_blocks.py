@@ -20,17 +20,18 @@ class OuterBlocks(BlockObserver, Protocol):
         ...
 
     def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
-        """Load blocks [start, end) of a request in the next step, up to the first that is nowhere; return them,
-        referenced, each with its place. None: there are too many for one step beside rows that run (has_rows)."""
+        """Load blocks [start, end) of a request in the next step, up to the first that is in no place. Return (pool
+        block, place) for each, all referenced; None if there are too many for a step that also has running rows
+        (has_rows)."""
         ...
 
     def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
-        """Count the first blocks of an admitted request, each found at a place."""
+        """Count the first blocks of an admitted request. found: (pool block, place) of each."""
         ...
 
     def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
-        """Note that a step that writes these blocks is sent, or the next to be. salt: of the request that fills
-        them."""
+        """Record that these blocks are written by a step that was sent or is sent next. salt: cache salt of the request
+        that fills them."""
         ...
 
     def hit_shares(self, num_queried: int) -> str:

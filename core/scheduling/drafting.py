@@ -30,7 +30,7 @@ class Draft(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of rows."""
+    """Interface of the object that guesses the next tokens of rows."""
 
     @property
     def num_expected(self) -> float:

@@ -339,7 +339,7 @@ class Scheduler:
         in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
         return in_order
 
-    # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
+    # ── results of steps ─────────────────────────────────────────────────────────────────────────────────────────
 
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
         """Apply the result of the oldest step in flight; return its ledger entry, the new tokens and the finished

@@ -88,7 +88,8 @@ class DiskIndex:
     # ── scan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, files: Sequence[ScannedFile], is_foreign: bool, now: int) -> None:
-        """Add files that a scan has found. Files that cannot be complete objects of the namespace are removed first."""
+        """Add files that a scan has found. If room is needed, files of other namespaces (`is_foreign`) and of a wrong
+        size are removed before objects; those of a wrong size first."""
         with self._lock:
             for file in files:
                 self.held_bytes += file.num_bytes

@@ -1,9 +1,9 @@
 """Translates JSON schemas of users to schemas that the grammar library supports.
 
-Three things change. Objects and tuples are closed unless they say otherwise, as in vLLM: the answer has no keys that
-the schema does not name. Keywords that the library lacks are replaced by others so that each answer still conforms;
-if that is impossible they stay, and the library refuses them by name. Annotations are dropped: formats that JSON
-Schema does not define, and `uniqueItems` over more values than can be listed.
+Three things change. Objects and tuples are closed unless the schema opens them, as in vLLM: the answer has no keys or
+items that the schema does not name. Keywords that the library lacks are replaced by others so that each answer still
+conforms; if that is impossible they stay, and the library refuses them by name. Annotations are dropped: formats that
+JSON Schema does not define, and `uniqueItems` over more values than can be listed.
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ class GrammarManager(StepFeature):
 
     @property
     def _is_silent(self) -> bool:
-        """Whether a host that is up compiles, and no answer is expected from it by whose absence a hang would show."""
+        """Whether the host is up and compiles, but owes no other answer: only a probe shows then that it hangs."""
         return self._is_host_up and bool(self._deadline_by_opening) and not self._asked
 
     def _expire(self) -> None:

@@ -7,8 +7,8 @@ A caller's grammar may keep a compiler busy forever, fill its memory or make it 
 killed, and no other answer is affected; the other grammars that were being compiled are compiled again. Verdicts are
 kept by text, so that a grammar that is sent repeatedly costs nothing.
 
-Callers share the compilers by weighted fair queueing over time: the caller that has used them least is next, and one
-that comes back starts no lower than the virtual time, which runs as fast as an equal share. Of one caller's waiting
+Callers share the compilers by fair queueing over time: the caller that has used them least is next, and one that comes
+back starts no lower than the virtual time, which runs as fast as an equal share. Of one caller's waiting
 grammars the oldest and the newest are taken alternately: behind a proxy, where many clients are one caller, a newcomer
 does not wait for all others, and none starves. A caller's grammars that would wait longer than MAX_WAIT_S are refused.
 """

@@ -1,8 +1,9 @@
 """EncodeQueue: chooses the media that a step encodes, for rows that still have to compute their tokens.
 
-Media are taken in the policy's order of the rows and in their order in a prompt, each only once. As many of the first
-as fit into the encoder cache are kept or encoded; entries that no row is bound to are evicted for them. At most one
-medium is partly encoded, and it is completed even if no request needs it any more. Knows no rows and no blocks.
+Media are taken in the policy's order of the rows and in their order in a prompt, each only once, as long as they fit
+into the encoder cache. Those that are not there yet are encoded; other entries, to which no row is bound, are evicted
+for them. At most one medium is partly encoded, and it is completed even if no request needs it any more. Knows no rows
+and no blocks.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class EncodeQueue:
                 parts.append(StageWork(self._stages[stage], num_rows, work))
         return parts
 
-    # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
+    # ── results of steps ─────────────────────────────────────────────────────────────────────────────────────────
 
     def on_encoded(self, step: int, encodes: Sequence[Encode], failed: Sequence[FailedEntry]) -> dict[bytes, str]:
         """Apply the result of a step with `encodes`; return the errors of media that failed, by digest."""

@@ -1,8 +1,8 @@
 """EncodeThrottle: limits the encoder's work in a step that also has decoding rows.
 
-As with prompts (prefill_throttle.py), this work may add half a decode step's time to a step, prompts included. Without
-decoding rows a medium is encoded at once. So are the media of a burst: if more than BURST media are wanted for each
-decoding row, all that are wanted then. Costs are learned from finished steps, for each kind of stage.
+As with prompts (prefill_throttle.py), this work may add half a decode step's time to a step, prompts included. There
+is no limit without decoding rows, nor in a burst: if more than BURST media are wanted for each decoding row, all that
+are wanted at that time are encoded without a limit. Costs are learned from finished steps, for each kind of stage.
 """
 
 from __future__ import annotations

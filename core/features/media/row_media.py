@@ -154,7 +154,7 @@ class RowMedia(StepFeature):
             if not left.spans and end >= request.num_prompt_tokens - 1:
                 del self.left[request]
 
-    # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
+    # ── results of steps ─────────────────────────────────────────────────────────────────────────────────────────
 
     def in_work(self, oldest: LedgerEntry | None) -> list[Request]:
         """Return the running requests that still need one of the media that the step `oldest` encodes."""

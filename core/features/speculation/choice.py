@@ -64,7 +64,7 @@ class DraftChoice:
         self._seconds += _WEIGHT * (seconds - self._seconds)
 
     def choose(self, chances: Sequence[float], num_rows: int) -> int:
-        """Return how many drafts to send, the best first; rarely another number than the best, to learn its cost."""
+        """Return how many of the drafts to send. Rarely this is another number than the best one, to learn its cost."""
         if self._num_plain:
             return 0
         is_alone = self.waits(num_rows)

@@ -49,7 +49,8 @@ class Corpus:
         return len(self._owner_by_name)
 
     def add(self, owner: bytes, answer: Ids) -> None:
-        """Add a finished answer of an owner, unless it is too short; at most its last tokens, half a ring."""
+        """Add a finished answer of an owner, unless it is too short to be found. Of an answer longer than half the
+        ring only the last half ring of tokens is added."""
         size = len(self._tokens)
         answer = answer[-(size // 2) :] if size else answer[:0]
         if len(answer) <= MAX_LENGTH:

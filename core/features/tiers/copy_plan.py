@@ -1,8 +1,8 @@
-"""CopyPlan: copies between blocks of the pool and slots of the arena, for the next step and for steps in flight.
+"""CopyPlan: copies between blocks of the pool and slots of the arena, which the workers make in the order of the steps.
 
-Only the tier process works outside the order of steps (step_copies.py): it gets a slot when no step in flight refers
-to it. Invariant: a slot has one reference for each step that refers to it, in flight or lost, since the workers of a
-lost step may copy until they have ended.
+The tier process does not follow that order (step_copies.py), so it gets a slot only after the step that fills it.
+Invariant: a slot has one reference for each planned copy of it, until the copy's step has ended. Slots of a lost step
+are kept until its workers have ended, since these may still copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .slots import Slots
 
 
 class CopyPlan:
-    """Collection of the copies for the next step. It also refers to the slots of lost steps until `release_lost`."""
+    """Owner of the copies for the next step, and of the references to the slots of lost steps."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -30,8 +30,8 @@ class CopyPlan:
         return bool(self._stores or self._loads or self._writes)
 
     def store(self, block: int, key: bytes, owner: int) -> int | None:
-        """Plan the copy of a tenant's block to a slot, which can be found by its key from now on. Return the slot; None
-        if all slots are in use."""
+        """Plan the copy of a block to a slot, which can be found by `key` from now on. Return the slot; None if all
+        slots that the tenant `owner` may have are in use."""
         slot = self._slots.allocate_for(owner)
         if slot is None:
             return None
@@ -47,12 +47,12 @@ class CopyPlan:
         self._used.append(slot)
 
     def write(self, key: bytes, slot: int, targets: int, owner: int) -> None:
-        """Plan to pass a slot on to the tier process, for `targets`, when the step is done."""
+        """Plan that the tier process writes a slot to `targets` (bits) after the next step."""
         self._slots.touch([slot])
         self._writes.append(Write(key, slot, targets, owner))
 
     def references(self) -> list[int]:
-        """Return the slots that the plan and lost steps refer to, once for each reference."""
+        """Return the slots of the planned copies and of lost steps, once for each reference."""
         lost = [slot for copies in self._lost for slot in copies.slots]
         return [*self._used, *(write.slot for write in self._writes), *lost]
 
@@ -71,7 +71,8 @@ class CopyPlan:
         self._slots.free(copies.slots)
 
     def drop(self) -> list[Write]:
-        """Forget the copies of the next step, which is not sent; return its writes, which have no slots any more."""
+        """Forget the copies of the next step, because it will not be sent. Return its writes; their slots are
+        released."""
         if (copies := self.take()) is None:
             return []
         self._forget(copies)
@@ -79,8 +80,8 @@ class CopyPlan:
         return copies.writes
 
     def lost(self, copies: StepCopies) -> list[Write]:
-        """Record that a sent step may not have copied, or may still copy; return its writes, which have no slots any
-        more."""
+        """Record that the workers of a sent step were lost, before or after they copied, or while they still do. Return
+        the step's writes; their slots are released."""
         self._forget(copies)
         self._lost.append(copies)
         return copies.writes

@@ -17,7 +17,7 @@ class ComputeCost:
     least-squares fit to finished steps, in which newer steps weigh more."""
 
     def __init__(self, token_s: float) -> None:
-        """token_s: c0 until a step has been measured; should rather be too small."""
+        """token_s: c0 until a step has been measured; better too small than too large."""
         self._c0, self._c1 = token_s, 0.0
         self._nn = self._np = self._pp = self._nt = self._pt = 0.0
 
@@ -45,9 +45,10 @@ class ComputeCost:
 
 
 class SourceCost:
-    """Estimate of the seconds that a source takes for a load: the slow quartile of its last busy times. A busy time
-    starts with an order to an idle source. Its first report gives the latency, and the later reports give the seconds
-    for a block, however the blocks were divided into orders."""
+    """Estimate of the seconds that a source takes for a load: its latency, and a time for each block, both the slow
+    quartile (the slowest quarter takes longer) of the last NUM_TIMES samples. A busy time starts with an order to an
+    idle source. Its first report gives a sample of the latency, and later reports give samples of the time for a block,
+    however the blocks were divided into orders."""
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)

@@ -154,7 +154,7 @@ class Offload:
         self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
 
     def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
-        """Record that a step that writes these blocks was sent or is the next to be sent: later steps may copy them.
+        """Record that these blocks are written by a step that was sent or is sent next: later steps may copy them.
         salt: cache salt of the request that fills them."""
         owner = owner_of(salt)
         for block, key in blocks:
@@ -296,8 +296,8 @@ class Offload:
         return self._max_loads if has_rows else self.slots.num_blocks
 
     def land(self, num_rows: int) -> None:
-        """Copy loaded blocks of requests that need more slots than there are to the pool, where they can be found.
-        num_rows: number of running rows; as many free blocks of the pool are left."""
+        """Plan copies of loaded blocks to the pool, for requests that need more slots than there are, so that their
+        slots become free. num_rows: number of running rows; as many free blocks of the pool are left to them."""
         for fetch in self.fetches.stalled():
             held = self.fetches.held_keys(fetch)
             void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them

@@ -39,7 +39,8 @@ class Opening:
         self.is_open = False
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from disk and remote store, then call `done`; at once if the tiers are closed."""
+        """Remove all blocks from disk and remote store, then call `done`. If the tiers are closed, remove nothing and
+        call `done` at once."""
         if not self.is_open:
             done()
             return

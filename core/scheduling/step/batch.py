@@ -36,7 +36,8 @@ class TokenOwners:
 class Batch:
     """The rows of a step, in ascending order, and of up to `num_steps` - 1 following steps, which end early if
     `state.version` changes. After step i of the batch, counted from 0, the first `ends + i` tokens of each row are
-    computed, and after these its drafts. A batch without rows is a step that only copies blocks."""
+    computed, and after these its drafts. A step without rows, which only has orders (copies of blocks, fills,
+    encodes), has a batch without rows."""
 
     def __init__(
         self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids, drafts: Mapping[int, list[int]] | None = None

@@ -1,8 +1,8 @@
 """RemoteSource: blocks in Redis or Valkey, one server or a cluster, shared by all engines with the same namespace.
 
-The value of `kv:<namespace, 16 hex digits>:<key, hex>` is an object in sealed form. A value of another length counts as
-missing and is replaced by the next store; one that fails its check is deleted. Each call uses connections of its own
-while it runs, so no call waits for another.
+The value of `kv:<namespace, 16 hex digits>:<key, hex>` is an object in sealed form. A lookup counts a value of another
+length as missing, and a store replaces it; a load deletes a value that fails its check. Each call uses connections of
+its own while it runs, so no call waits for another.
 """
 
 from __future__ import annotations
