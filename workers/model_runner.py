@@ -34,9 +34,10 @@ from .sampling.drafts import NO_DRAFT, StepDrafts
 from .sampling.logprobs import score_tokens, to_columns
 from .sampling.sampler import Sampler
 from .sampling.token_mask import MaskSource
-from .step.input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs
+from .step.input_batch import InputBatch
 from .step.model_step import Model, compute
 from .step.runner_feature import BegunStep, Pending, RunnerFeature, RunnerFeatures
+from .step.step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step.step_layout import StepLayout
 from .step.token_drawer import TokenDrawer
 

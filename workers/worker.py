@@ -12,14 +12,12 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..ipc.errors import ConfigError
 from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
 from ..ipc.process.arena import Arena
@@ -28,35 +26,26 @@ from ..ipc.process.machine_memory import available_bytes, gib
 from ..ipc.process.malloc import trim_heap
 from ..ipc.process.page_supply import PageRange, PageSupply
 from ..ipc.spec.config.engine_spec import EngineSpec
-from ..ipc.spec.models.model_config import ModelConfig
-from ..kernels import fp8_cache
-from ..kernels.select import Ops, select_ops
 from .device import device_check
-from .features.adapters.adapter_folders import adapter_folders
 from .features.adapters.adapter_loader import AdapterLoader
-from .features.adapters.slot_filler import SlotFiller, adaptable
 from .features.kv_copies.kv_copies import pin_arena
 from .features.new import new_features
 from .machine.cpu_threads import num_cpu_threads
 from .machine.memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
-from .machine.parallel import NullGroup, ParallelGroup
+from .machine.parallel import ParallelGroup
 from .machine.rendezvous import LocalRendezvous, Rendezvous
 from .machine.trace_recorder import TraceRecorder
+from .model_loader import ModelLoader
 from .model_runner import ModelRunner
-from .models.decoder import DecoderModel, load_model
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
-from .step.kv_cache import KVCacheSpec
 from .step.model_step import Model
 from .step.profile import StepLimits, activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
-from .weights.checkpoint import Checkpoint
-from .weights.opening import open_checkpoint
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
-    from .device.kernel_warmup import KernelWarmup
     from .features.media.media_runner import MediaRunner
 
 logger = logging.getLogger("tokenloom.worker")
@@ -86,9 +75,6 @@ class Worker:
         index = spec.local_number(Rank(0, rank))
         self._device = torch.device("cuda", index) if spec.device == "cuda" else torch.device("cpu")
         self.rendezvous: Rendezvous = LocalRendezvous(spec.own_file(f"group-{generation}"))
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
-        self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
         self._sampler: Sampler | None = None  # only on rank 0
         self._folder = Path(spec.model_folder)
@@ -104,9 +90,8 @@ class Worker:
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
         self._max_loras = spec.config.max_loras if spec.config.enable_lora else 0
         self.adapters = AdapterLoader(Rank(0, rank), self._max_loras) if self._max_loras else None  # fills slots
+        self._loader = ModelLoader(spec, self._device, self.adapters)
         self._processors: list[CustomLogitsProcessor] = []
-        self._kernels, self._has_exact_drafts = "", False  # names the kernels in logs and metrics; see Measured
-        self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
         self.recorder = TraceRecorder(spec.profile_folder, spec.own_file(f"rank-{rank}").name, self._device)
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
@@ -126,14 +111,16 @@ class Worker:
             begun = time.monotonic()
         if self._rank == 0:
             config = self._spec.config
-            self._sampler = select_sampler(self._device, config.enforce_reference, self._spare_folder, config.cpu_isa)
+            self._sampler = select_sampler(
+                self._device, config.enforce_reference, self._loader.spare_folder, config.cpu_isa
+            )
         if "weights" in asleep:
-            self._kernels = self._select_ops().kernels
+            self._loader.select_kernels()
             return
-        ahead = self._start_warmup() if self._samples_on_device else None
-        self._model = self._load_model(self._spec.model, self._device, self._group)
+        ahead = self._loader.start_warmup(self._rank) if self._loader.samples_on_device else None
+        self._model = self._load_model()
         size = gib(self._model.weight_bytes)
-        detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
+        detail = f"{size} as {self._spec.dtype} on {self._device}, {self._loader.kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         begun, self._media = time.monotonic(), self._load_media(self._model)
         if self._media is not None:
@@ -148,10 +135,12 @@ class Worker:
         """Measure how many KV blocks fit; on a GPU this runs the largest steps. ConfigError if too few. If memory is
         asleep, measure nothing and return MAX_BLOCKS."""
         if self._asleep:  # it replaces a worker of an engine that has its number of blocks
-            return Measured(max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._kernels)
+            return Measured(
+                max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._loader.kernels
+            )
         assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=self._kv_cache_spec(self._model).block_bytes,
+            block_bytes=self._loader.kv_cache_spec(self._model).block_bytes,
             max_blocks_per_row=self._spec.max_blocks_per_row,
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -173,8 +162,8 @@ class Worker:
             max_blocks=max_blocks,
             block_bytes=limits.block_bytes,
             device=device_check.describe_device(self._device),
-            kernels=self._kernels,
-            has_exact_drafts=self._has_exact_drafts,
+            kernels=self._loader.kernels,
+            has_exact_drafts=self._loader.has_exact_drafts,
             free_bytes=self._available() * len(self._local_ranks) // self._num_local_workers,
         )
 
@@ -187,7 +176,7 @@ class Worker:
         self._arena = arena
         if self._model is None or "kv_cache" in self._asleep:
             return
-        self._kv_cache = self._kv_cache_spec(self._model).allocate(num_blocks, self._device)
+        self._kv_cache = self._loader.kv_cache_spec(self._model).allocate(num_blocks, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self.runner = self._make_runner(self._model, self._kv_cache)
         if self._device.type == "cpu":
@@ -220,11 +209,11 @@ class Worker:
             rules=self._spec.model.output_rules,
         )
         device_runner = None
-        if self._samples_on_device:
+        if self._loader.samples_on_device:
             from .device.cuda_graphs import CudaRecorder
             from .device.device_runner import DeviceRunner
 
-            recorder = CudaRecorder() if self._has_graphs else None
+            recorder = CudaRecorder() if self._loader.has_graphs else None
             device_runner = DeviceRunner(
                 model,
                 kv_cache,
@@ -254,88 +243,16 @@ class Worker:
             ),
         )
 
-    def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
-        ops = self._select_ops()
-        has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
-        if self._spec.model.quantization is not None and not (has_kernels or ops.int8_activations):
-            logger.warning(
-                "quantized weights take the memory of %s here: on some CPUs --int8-activations keeps int8 and int4",
-                self._spec.dtype,
-            )
-        self._kernels = ops.kernels
-        on_progress = self.on_progress if device == self._device else None
-        is_reload = self._folder != Path(self._spec.model_folder)
-        is_dummy = self._spec.config.load_format == "dummy" and not is_reload
-        length = self._spec.max_model_len
-        if config.implementation == "transformers":
-            from .borrowed.load import load_borrowed  # imports transformers
-
-            return load_borrowed(
-                self._folder, config, self._spec.config, length, self._dtype, device, ops, group, is_dummy=is_dummy
-            )
-        self._has_exact_drafts = ops.has_exact_drafts and group.size <= device_check.MAX_DETERMINISTIC_RANKS
-        adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
-        try:
-            model = load_model(
-                self._folder,
-                config,
-                length,
-                self._dtype,
-                device,
-                ops,
-                group,
-                on_progress,
-                is_dummy=is_dummy,
-                adapters=adapters,
-            )
-        except torch.OutOfMemoryError as error:
-            if adapters is None:
-                raise
-            raise ConfigError(
-                f"{device} has too little memory for weights and adapters, whose slots take "
-                f"{gib(adapters.space.nbytes)} already: lower --max-loras or --max-lora-rank, or give fewer "
-                "--lora-target-modules"
-            ) from error
-        if self.adapters is not None and device == self._device:
-            self.adapters.use(self._new_filler(model, is_dummy=is_dummy))
-        return model
+    def _load_model(self) -> Model:
+        return self._loader.load(self._folder, self._group, self.on_progress)
 
     def _load_media(self, model: Model) -> MediaRunner | None:
-        """Read the encoder of a model that takes media."""
-        if self._spec.model.encoder is None:
-            return None
-        from .features.media.media_runner import load_media  # imports transformers
-
-        ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
-        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)
-
-    def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
-        spec, folder, cpu = self._spec, self._folder, torch.device("cpu")
-
-        def open_base() -> Checkpoint:
-            return open_checkpoint(folder, self._dtype, cpu, spec.model.quantization, is_dummy=is_dummy)
-
-        assert model.adapted is not None
-        return SlotFiller(model.adapted, spec.model, spec.config, open_base, adapter_folders(spec))
+        return self._loader.load_media(self._folder, model, self._group)
 
     @property
     def _adapter_bytes(self) -> int:
         """Memory that slots for adapters will take; the kernels of a GPU have allocated it already."""
-        return 0 if self.adapters is None or self._samples_on_device else self.adapters.num_bytes
-
-    def _select_ops(self, *, is_batch_invariant: bool | None = None) -> Ops:
-        config = self._spec.config
-        is_batch_invariant = config.deterministic if is_batch_invariant is None else is_batch_invariant
-        return select_ops(
-            self._device,
-            self._dtype,
-            enforce_reference=config.enforce_reference,
-            is_batch_invariant=is_batch_invariant,
-            has_fp8_cache=self._has_fp8_cache,
-            spare_folder=self._spare_folder,
-            cpu_isa=config.cpu_isa,
-            int8_activations=config.int8_activations,
-        )
+        return 0 if self.adapters is None or self._loader.samples_on_device else self.adapters.num_bytes
 
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
@@ -355,7 +272,7 @@ class Worker:
             drop_pages(self._folder)
         self._folder = Path(holding.model_folder or self._folder)
         if self._model is None and "weights" not in holding.asleep:
-            self._model = self._load_model(self._spec.model, self._device, self._group)
+            self._model = self._load_model()
             self._media = self._load_media(self._model)
         if self._kv_cache is None:
             self.initialize(self._num_blocks, self._arena)
@@ -384,59 +301,6 @@ class Worker:
         """Leave the tensor-parallel group; a group of GPUs is left when the process ends."""
         self._group.close()
 
-    def _start_warmup(self) -> KernelWarmup:
-        """Start threads that compile the kernels of the model."""
-        from .device.kernel_warmup import META_DEVICE, KernelWarmup, distinct_layers, launch_steps
-
-        def launch() -> None:
-            spec, group = self._spec, NullGroup(self._rank, self._size)
-            model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
-            kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
-            launch_steps(
-                model,
-                kv_cache,
-                self._step_limits,
-                group,
-                self._has_graphs,
-                spec.config.enable_lora,
-                has_shifts=spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes),
-                has_spans=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
-            )
-
-        return KernelWarmup(launch, self._device)
-
-    @property
-    def _step_limits(self) -> StepLimits:
-        spec = self._spec
-        return StepLimits(spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
-
-    @property
-    def _has_graphs(self) -> bool:
-        return self._samples_on_device and not self._spec.config.enforce_eager
-
-    @property
-    def _samples_on_device(self) -> bool:
-        """Whether steps can sample on the device: a GPU with kernels for the model, not --enforce-reference."""
-        return self._device.type == "cuda" and not self._spec.config.enforce_reference and self._has_kernels
-
-    @cached_property
-    def _has_kernels(self) -> bool:
-        """Whether this GPU has kernels for all layers of the model, which are launched without transformers."""
-        if self._spec.model.implementation == "transformers":
-            return False
-        from ..kernels.gpu.load import load_gpu_ops
-
-        ops = load_gpu_ops(self._device)
-        model = self._spec.model
-        if isinstance(ops, str):
-            return False
-        layers = [model.at_layer(layer) for layer in range(model.num_layers)]
-        return all(ops.supports(each.head_dim, each.num_heads // each.num_kv_heads) for each in layers)
-
-    def _kv_cache_spec(self, model: Model) -> KVCacheSpec:
-        (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._kv_dtype)  # rows have one block table
-        return spec
-
     def _prepare_device(self) -> None:
         """Check the options, then set torch's CPU threads or select the GPU. ConfigError if the device does not fit."""
         device_check.check_options(self._spec, self._size)
@@ -445,18 +309,18 @@ class Worker:
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._num_local_workers))
         else:
             device_check.select_gpu(self._device)
-            device_check.check_gpu(self._spec, self._device, has_kernels=self._samples_on_device)
+            device_check.check_gpu(self._spec, self._device, has_kernels=self._loader.samples_on_device)
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
-        steps = largest_steps(self._step_limits, config.block_size)
+        steps = largest_steps(StepLimits.of(self._spec), config.block_size)
         if config.enable_lora:
             steps = map(with_adapters, steps)
-        null_block = self._kv_cache_spec(model).allocate(1, self._device)
+        null_block = self._loader.kv_cache_spec(model).allocate(1, self._device)
         measured = activation_bytes(model, steps, null_block, self._sampler, self._spec.max_logprobs)
         shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
         measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
-        if not self._has_graphs:
+        if not self._loader.has_graphs:
             return measured
         from .device.cuda_graphs import graph_bytes
 

@@ -28,7 +28,7 @@ from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.checkpoints.compare_families import in_turn
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB = 1024, 24, 16, 4, 8192
 EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "tie_word_embeddings": True}

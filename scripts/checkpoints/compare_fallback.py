@@ -24,7 +24,7 @@ from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.scripts.checkpoints.compare_families import in_turn
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 
 MAX_MODEL_LEN = 512
 CASES = {"1 row": ([1], [128]), "16 rows": ([1] * 16, [128] * 16), "prompt of 256": ([256], [256])}

@@ -26,7 +26,8 @@ from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.tests.support.checkpoints import tiny_config
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 
 SHAPE = {
     "hidden_size": 512,

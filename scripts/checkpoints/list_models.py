@@ -23,7 +23,7 @@ from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.published_models import NAMES, read_published
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/learn/models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")

@@ -36,7 +36,7 @@ from tokenloom.workers.borrowed.check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOC
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.borrowed.reduced_config import VOCAB_SIZE, WINDOW, reduced_config
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.model_step import Model, compute
 
 CPU = torch.device("cpu")

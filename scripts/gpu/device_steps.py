@@ -16,10 +16,10 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
-from tokenloom.workers.step.input_batch import StepInputs
 from tokenloom.workers.step.profile import dummy_step
+from tokenloom.workers.step.step_inputs import StepInputs
 
 BLOCK_SIZE = 16
 NUM_WARM_UPS = 5

@@ -34,7 +34,7 @@ from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.features.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.weights.checkpoint import Checkpoint
 

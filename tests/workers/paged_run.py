@@ -15,7 +15,8 @@ from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.contract import AttentionMetadata, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.model_step import Model, StepContext
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..machine.arrays import I32
-from ..step.input_batch import StepInputs
+from ..step.step_inputs import StepInputs
 from .reduced_config import WINDOW
 
 BLOCK_SIZE = 4

@@ -19,7 +19,7 @@ from ...kernels.gpu.sampling.sampling import sample
 from ..machine.arrays import I32, I64
 from ..machine.parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
-from ..step.input_batch import StepInputs
+from ..step.step_inputs import StepInputs
 
 _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
 _UNKNOWN = -1  # stands for the number of computed tokens of a row that is not on the device

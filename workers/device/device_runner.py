@@ -15,8 +15,8 @@ from ..machine.arrays import I64
 from ..machine.parallel import ParallelGroup
 from ..machine.staging import Staging
 from ..sampling.sampling_columns import SamplingColumns
-from ..step.input_batch import StepInputs
 from ..step.model_step import Model, StepContext, cross_of, decoder_of, media_of, positions_of, step_metadata
+from ..step.step_inputs import StepInputs
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Recorder
 from .device_batch import DeviceBatch
 from .token_copy import AsyncTokenCopy, PendingTokens

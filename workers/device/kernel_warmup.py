@@ -26,9 +26,9 @@ from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
 from ..machine.parallel import NullGroup
 from ..sampling.sampling_columns import SamplingColumns
-from ..step.input_batch import StepInputs
 from ..step.model_step import Model, StepContext, compute, step_metadata
 from ..step.profile import StepLimits, dummy_step, largest_steps, with_adapters
+from ..step.step_inputs import StepInputs
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 

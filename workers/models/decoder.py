@@ -9,16 +9,13 @@ Knows the order of the layers; knows no family, no kernels and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.spec.models.model_config import CrossConfig, ModelConfig, TensorNames
+from ...ipc.spec.models.model_config import CrossConfig, ModelConfig
 from ...kernels.contract import (
     BatchColumns,
     CrossStep,
@@ -29,20 +26,15 @@ from ...kernels.contract import (
     PackedLinear,
     Rotary,
 )
-from ...kernels.select import Ops
 from ..layers.attention import Attention
 from ..layers.cross_attention import CrossAttention
 from ..layers.mlp import MLP
 from ..layers.moe import MixedMLP, SparseMLP
-from ..layers.rotary import make_rotary, rotations_at, section_axes
-from ..machine.parallel import ParallelGroup
+from ..layers.rotary import rotations_at, section_axes
 from ..step.kv_cache import KVCacheSpec
 from ..step.model_step import StepContext
-from ..weights.adapted_layers import Adaptable, AdaptedLayers
-from ..weights.checkpoint import Checkpoint, TensorSlice
+from ..weights.checkpoint import TensorSlice
 from ..weights.loader import LayerLoader
-from ..weights.opening import open_checkpoint
-from ..weights.quantized_weights import is_spare
 
 
 class DecoderLayer:
@@ -324,71 +316,3 @@ def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> S
         seq_lens_host=[cross.num_rows] * len(whole.seq_lens_host),
     )
     return replace(context, metadata=own, cross=CrossStep(of_clips))
-
-
-def load_model(
-    folder: Path,
-    config: ModelConfig,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    ops: Ops,
-    group: ParallelGroup,
-    on_progress: Callable[[int, int], None] | None = None,
-    *,
-    is_dummy: bool = False,
-    adapters: Adaptable | None = None,
-) -> DecoderModel:
-    """Load the model of `config` from this rank's shard of the checkpoint in `folder` to `device` as `dtype`.
-
-    `on_progress` is called after each tensor with the number of tensors read and the number of all. `is_dummy`: random
-    weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update. ConfigError if
-    the checkpoint lacks a tensor, has one that is not used or of another shape, or is damaged, or if a size is not a
-    multiple of the group's size.
-    """
-    with open_checkpoint(folder, dtype, device, config.quantization, is_dummy=is_dummy) as checkpoint:
-        checkpoint.on_progress = on_progress
-        model = read_model(checkpoint, config, max_model_len, ops, group, adapters)
-        # Other ranks do not read all biases, and a model on the meta device, for warming up kernels, has few layers.
-        if device.type != "meta" and group.rank == 0:
-            refuse_surplus(checkpoint, config)
-        return model
-
-
-def read_model(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    max_model_len: int,
-    ops: Ops,
-    group: ParallelGroup,
-    adapters: Adaptable | None = None,
-) -> DecoderModel:
-    """Load the model of `config` from this rank's shard of an open checkpoint."""
-    rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
-    names = rooted(config.names, checkpoint)
-    adapted = None if adapters is None else AdaptedLayers(*adapters, config.names, names)
-    has_head = names.prefers_stored_head and f"{names.head}.weight" in checkpoint
-    is_tied = config.tie_word_embeddings and not has_head
-    config = msgspec.structs.replace(config, names=names, tie_word_embeddings=is_tied)
-    return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries)
-
-
-def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise ConfigError if the checkpoint has tensors that the model has not read and that its family does not
-    ignore."""
-    head = rooted(config.names, checkpoint).head
-    tied = [f"{head}."] if config.tie_word_embeddings else []
-    checkpoint.refuse_unread([*config.names.ignored, *tied], partial(is_spare, checkpoint))
-
-
-def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
-    """Return the names with the prefix that this checkpoint has instead of "model."."""
-    for root in names.roots:
-        embedding = root + names.embedding.removeprefix("model.")
-        if f"{embedding}.weight" in checkpoint:
-            fields = ("embedding", "positions", "layers", "norm")
-            moved = {field: root + getattr(names, field).removeprefix("model.") for field in fields}
-            head = f"{root.removesuffix('model.')}{names.head}"
-            head = head if f"{head}.weight" in checkpoint else names.head
-            return msgspec.structs.replace(names, head=head, **moved)
-    return names

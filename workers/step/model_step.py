@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...kernels.contract import AttentionMetadata, BatchColumns, CrossStep, StepMedia
 from ..machine.arrays import I32, I64
-from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
+from .step_inputs import StepInputs
 
 
 @dataclass(frozen=True, eq=False)

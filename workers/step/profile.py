@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ...ipc.messages.workers import RowSampling
+from ...ipc.spec.config.engine_spec import EngineSpec
 from ..sampling.logprobs import score_tokens
 from ..sampling.sampler import Sampler
 from ..sampling.sampling_columns import SamplingColumns
-from .input_batch import StepInputs
 from .model_step import Model, compute
+from .step_inputs import StepInputs
 
 
 class StepLimits(NamedTuple):
@@ -23,6 +24,10 @@ class StepLimits(NamedTuple):
     max_num_seqs: int
     max_num_tokens: int  # of all rows
     max_model_len: int  # tokens of a row, with those before the step
+
+    @classmethod
+    def of(cls, spec: EngineSpec) -> StepLimits:
+        return cls(spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
 
 
 def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import Pooled, SchedulerOutput
-from .input_batch import StepInputs
+from .step_inputs import StepInputs
 
 REFUSALS = {  # orders that only a feature carries out, and the fault without it
     "stores": "copies KV blocks, but there is no arena",

@@ -19,7 +19,7 @@ from ..sampling.logits_processors import apply_processors
 from ..sampling.logprobs import score_tokens, to_columns
 from ..sampling.sampler import Sampler
 from ..sampling.token_mask import apply_mask, mask_counts
-from .input_batch import StepInputs
+from .step_inputs import StepInputs
 from .step_layout import SamplingMetadata
 
 

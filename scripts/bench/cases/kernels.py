@@ -28,7 +28,7 @@ from tokenloom.scripts.bench.report import Report, median
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.model_step import Model, compute
 from tokenloom.workers.step.profile import dummy_step
 

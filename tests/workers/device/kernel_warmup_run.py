@@ -44,7 +44,8 @@ from tokenloom.workers.device.kernel_warmup import (
     run_eagerly,
 )
 from tokenloom.workers.machine.parallel import NullGroup
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 from tokenloom.workers.step.model_step import compute
 from tokenloom.workers.step.profile import StepLimits, dummy_step, with_adapters

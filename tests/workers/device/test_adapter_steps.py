@@ -31,7 +31,8 @@ from tokenloom.tests.workers.random_schedule import (
 from tokenloom.workers.device.cuda_graphs import graph_bytes
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.weights.adapted_layers import Adaptable
 

@@ -24,8 +24,9 @@ from tokenloom.workers.features.media.clip_inputs import ClipInputs
 from tokenloom.workers.features.media.clip_rows import ClipRows
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.step.input_batch import InputBatch, StepInputs, ids_of
+from tokenloom.workers.step.input_batch import InputBatch, ids_of
 from tokenloom.workers.step.runner_feature import RunnerFeature
+from tokenloom.workers.step.step_inputs import StepInputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
 

@@ -30,7 +30,7 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.config_changes import MISSING, Change, aliases, changed, changes, left_out
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 
 TOLERANCE = 3e-5  # of the largest logit; half of all changes have errors below 1e-6
 SAME = 1e-6

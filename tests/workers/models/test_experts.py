@@ -20,7 +20,7 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import read_model
+from tokenloom.workers.models.load import read_model
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 TOLERANCE = 1e-5  # of the largest logit

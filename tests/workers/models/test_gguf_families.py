@@ -21,7 +21,7 @@ from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
 from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTHS = {"a": 97, "b": 1, "c": 33}

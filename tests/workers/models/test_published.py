@@ -21,7 +21,7 @@ from tokenloom.tests.support.published_models import NAMES, PublishedModel, read
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.names_only_checkpoint import NamesOnlyCheckpoint, Shape
 from tokenloom.workers.machine.parallel import NullGroup
-from tokenloom.workers.models.decoder import read_model, refuse_surplus
+from tokenloom.workers.models.load import read_model, refuse_surplus
 
 NOT_NATIVE_YET = {"ApertusForCausalLM"}  # architectures
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")

@@ -30,7 +30,8 @@ from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.features.media.clip_inputs import ClipInputs
 from tokenloom.workers.features.media.clip_rows import ClipRows
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.step.model_step import Model, compute, decoder_of
 

@@ -8,8 +8,8 @@ import torch
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.workers.sampling.sampler import Sampler
-from tokenloom.workers.step.input_batch import StepInputs
 from tokenloom.workers.step.profile import StepLimits, dummy_step, largest_steps, run_dummy
+from tokenloom.workers.step.step_inputs import StepInputs
 
 BLOCK_SIZE = 4
 

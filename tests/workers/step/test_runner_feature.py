@@ -15,8 +15,8 @@ from tokenloom.ipc.messages.media import Encode
 from tokenloom.ipc.messages.workers import Pooled, SchedulerOutput
 from tokenloom.scripts.bench.engine_steps import Calls
 from tokenloom.tests.workers.random_schedule import execute, frame, message, new_row, new_runner
-from tokenloom.workers.step.input_batch import StepInputs
 from tokenloom.workers.step.runner_feature import REFUSALS, BegunStep, RunnerFeature
+from tokenloom.workers.step.step_inputs import StepInputs
 
 FIRST = message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9, 0, 0, 10])
 ORDERS = {

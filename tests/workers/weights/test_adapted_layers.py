@@ -23,7 +23,7 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.features.adapters.slot_filler import adaptable
 from tokenloom.workers.machine.parallel import NullGroup
-from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.weights.adapted_layers import AdaptedLayers, AdaptedPart
 
 NATIVE = sorted(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....kernels.contract import AttentionMetadata, CrossStep
 from ...machine.arrays import I64
-from ...step.input_batch import StepInputs
+from ...step.step_inputs import StepInputs
 from ...step.step_layout import MediaInputs
 from .clip_rows import ClipRows, ClipStep
 from .media_rows import Piece

@@ -17,7 +17,7 @@ from ....ipc.errors import ProtocolError
 from ....ipc.messages.workers import NewRow
 from ....ipc.spec.models.model_config import CrossConfig
 from ...machine.arrays import I32, I64, Bools
-from ...step.input_batch import StepInputs
+from ...step.step_inputs import StepInputs
 from .media_rows import Piece
 from .row_spans import FIELDS
 

@@ -13,7 +13,7 @@ from ....ipc.errors import ProtocolError
 from ....ipc.messages.workers import NewRow
 from ....ipc.spec.models.model_config import Encoder as EncoderConfig
 from ...machine.arrays import I32, I64
-from ...step.input_batch import StepInputs
+from ...step.step_inputs import StepInputs
 from .row_spans import RowSpans
 
 

@@ -23,9 +23,9 @@ from ...encoders.encoder import Encoder
 from ...machine.arrays import I64, ids_of
 from ...machine.parallel import ParallelGroup
 from ...models.decoder import DecoderModel
-from ...step.input_batch import StepInputs
 from ...step.model_step import Model
 from ...step.runner_feature import BegunStep, RunnerFeature
+from ...step.step_inputs import StepInputs
 from .clip_inputs import ClipInputs
 from .clip_rows import ClipRows
 from .encoded_media import EncodedMedia

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....kernels.contract import StepMedia
 from ...machine.arrays import I64
-from ...step.input_batch import StepInputs
+from ...step.step_inputs import StepInputs
 from ...step.step_layout import MediaInputs
 from .media_rows import MediaPlan, MediaRows
 

@@ -16,8 +16,8 @@ from ....ipc.messages.base import BulkArray
 from ....ipc.messages.workers import NewRow, Pooled, SchedulerOutput
 from ....ipc.params.pooling_params import PoolingParams
 from ...machine.arrays import ids_of
-from ...step.input_batch import StepInputs
 from ...step.runner_feature import BegunStep, RunnerFeature
+from ...step.step_inputs import StepInputs
 
 
 @dataclass

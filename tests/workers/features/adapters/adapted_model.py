@@ -20,7 +20,8 @@ from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.features.adapters.base_weights import PIECE_BYTES
 from tokenloom.workers.features.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
 from tokenloom.workers.weights.checkpoint import Checkpoint
 
 CONFIG = EngineConfig(enable_lora=True, max_loras=5, max_lora_rank=16)

@@ -13,7 +13,8 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.ipc.spec.models.vision_config import VisionConfig, VisionFamily
 from tokenloom.workers.features.media.media_rows import MediaPlan, MediaRows
-from tokenloom.workers.step.input_batch import InputBatch, StepInputs
+from tokenloom.workers.step.input_batch import InputBatch
+from tokenloom.workers.step.step_inputs import StepInputs
 
 IMAGE_ID, MARKER_ID, MERGE = 7, 8, 2
 MAX_ROWS, MAX_LEN, BLOCK_SIZE = 4, 400, 4

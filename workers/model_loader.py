@@ -1,0 +1,215 @@
+"""ModelLoader: reads one rank's shard of a checkpoint into a model, with the kernels of the rank's device.
+
+Chooses the kernels, and compiles those of a GPU in advance. Keeps no model and no cache: `Worker` owns them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..ipc.errors import ConfigError
+from ..ipc.process.machine_memory import gib
+from ..ipc.spec.config.engine_spec import EngineSpec
+from ..ipc.spec.models.model_config import ModelConfig
+from ..kernels import fp8_cache
+from ..kernels.select import Ops, select_ops
+from .device import device_check
+from .features.adapters.adapter_folders import adapter_folders
+from .features.adapters.adapter_loader import AdapterLoader
+from .features.adapters.slot_filler import SlotFiller, adaptable
+from .machine.parallel import NullGroup, ParallelGroup
+from .models.decoder import DecoderModel
+from .models.load import load_model
+from .step.kv_cache import KVCacheSpec
+from .step.model_step import Model
+from .step.profile import StepLimits
+from .weights.checkpoint import Checkpoint
+from .weights.opening import open_checkpoint
+
+if TYPE_CHECKING:
+    from .device.kernel_warmup import KernelWarmup
+    from .features.media.media_runner import MediaRunner
+
+logger = logging.getLogger("tokenloom.worker")
+
+
+class ModelLoader:
+    """Loads the models of one rank, one after the other, onto `device`.
+
+    `adapters` gets the slots of each loaded model that adapters may update.
+    """
+
+    def __init__(self, spec: EngineSpec, device: torch.device, adapters: AdapterLoader | None) -> None:
+        self._spec = spec
+        self._device = device
+        self._adapters = adapters
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
+        self.spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
+        self.kernels = ""  # the name of the chosen kernels, for logs and metrics
+        self.has_exact_drafts = False  # see Measured
+
+    def load(self, folder: Path, group: ParallelGroup, on_progress: Callable[[int, int], None] | None = None) -> Model:
+        """Load the model from this rank's shard of the checkpoint in `folder`.
+
+        `on_progress` is called with the number of tensors read and the number of all. ConfigError: bad files, or too
+        little memory for weights and adapters.
+        """
+        ops = self.select_kernels()
+        if self._spec.model.quantization is not None and not (self._has_gpu_kernels or ops.int8_activations):
+            logger.warning(
+                "quantized weights take the memory of %s here: on some CPUs --int8-activations keeps int8 and int4",
+                self._spec.dtype,
+            )
+        is_reload = folder != Path(self._spec.model_folder)
+        is_dummy = self._spec.config.load_format == "dummy" and not is_reload
+        if self._spec.model.implementation == "transformers":
+            return self._load_borrowed(folder, ops, group, is_dummy=is_dummy)
+        self.has_exact_drafts = ops.has_exact_drafts and group.size <= device_check.MAX_DETERMINISTIC_RANKS
+        model = self._load_native(folder, self._spec.model, ops, group, self._device, on_progress, is_dummy=is_dummy)
+        if self._adapters is not None:
+            self._adapters.use(self._new_filler(folder, model, is_dummy=is_dummy))
+        return model
+
+    def _load_borrowed(self, folder: Path, ops: Ops, group: ParallelGroup, *, is_dummy: bool) -> Model:
+        from .borrowed.load import load_borrowed  # imports transformers
+
+        config, length = self._spec.config, self._spec.max_model_len
+        return load_borrowed(
+            folder, self._spec.model, config, length, self._dtype, self._device, ops, group, is_dummy=is_dummy
+        )
+
+    def _load_native(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        ops: Ops,
+        group: ParallelGroup,
+        device: torch.device,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        is_dummy: bool,
+    ) -> DecoderModel:
+        adapters = None if self._adapters is None else adaptable(ops, config, self._spec.config)
+        try:
+            return load_model(
+                folder,
+                config,
+                self._spec.max_model_len,
+                self._dtype,
+                device,
+                ops,
+                group,
+                on_progress,
+                is_dummy=is_dummy,
+                adapters=adapters,
+            )
+        except torch.OutOfMemoryError as error:
+            if adapters is None:
+                raise
+            raise ConfigError(
+                f"{device} has too little memory for weights and adapters, whose slots take "
+                f"{gib(adapters.space.nbytes)} already: lower --max-loras or --max-lora-rank, or give fewer "
+                "--lora-target-modules"
+            ) from error
+
+    def _new_filler(self, folder: Path, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
+        spec, cpu = self._spec, torch.device("cpu")
+
+        def open_base() -> Checkpoint:
+            return open_checkpoint(folder, self._dtype, cpu, spec.model.quantization, is_dummy=is_dummy)
+
+        assert model.adapted is not None
+        return SlotFiller(model.adapted, spec.model, spec.config, open_base, adapter_folders(spec))
+
+    def load_media(self, folder: Path, model: Model, group: ParallelGroup) -> MediaRunner | None:
+        """Load the encoder of a model that takes media; None for a model of text."""
+        if self._spec.model.encoder is None:
+            return None
+        from .features.media.media_runner import load_media  # imports transformers
+
+        ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
+        return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
+
+    def kv_cache_spec(self, model: Model) -> KVCacheSpec:
+        """Return the shape of the model's KV cache, in the dtype that the options name."""
+        dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
+        (spec,) = model.kv_cache_specs(self._spec.config.block_size, dtype)  # rows have one block table
+        return spec
+
+    # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def select_kernels(self) -> Ops:
+        """Choose the kernels for the model, and note their name."""
+        ops = self._select_ops(is_batch_invariant=self._spec.config.deterministic)
+        self.kernels = ops.kernels
+        return ops
+
+    def _select_ops(self, *, is_batch_invariant: bool) -> Ops:
+        config = self._spec.config
+        return select_ops(
+            self._device,
+            self._dtype,
+            enforce_reference=config.enforce_reference,
+            is_batch_invariant=is_batch_invariant,
+            has_fp8_cache=self._has_fp8_cache,
+            spare_folder=self.spare_folder,
+            cpu_isa=config.cpu_isa,
+            int8_activations=config.int8_activations,
+        )
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether steps can sample on the device: a GPU with kernels for the model, not --enforce-reference."""
+        return self._has_gpu_kernels and self._fits_gpu_kernels
+
+    @property
+    def has_graphs(self) -> bool:
+        return self.samples_on_device and not self._spec.config.enforce_eager
+
+    @property
+    def _has_gpu_kernels(self) -> bool:
+        return self._device.type == "cuda" and not self._spec.config.enforce_reference
+
+    @cached_property
+    def _fits_gpu_kernels(self) -> bool:
+        """Whether this GPU has kernels for all layers of the model, which are launched without transformers."""
+        if self._spec.model.implementation == "transformers":
+            return False
+        from ..kernels.gpu.load import load_gpu_ops
+
+        ops = load_gpu_ops(self._device)
+        model = self._spec.model
+        if isinstance(ops, str):
+            return False
+        layers = [model.at_layer(layer) for layer in range(model.num_layers)]
+        return all(ops.supports(each.head_dim, each.num_heads // each.num_kv_heads) for each in layers)
+
+    def start_warmup(self, rank: int) -> KernelWarmup:
+        """Start threads that compile the kernels of the model."""
+        from .device.kernel_warmup import META_DEVICE, KernelWarmup, distinct_layers, launch_steps
+
+        def launch() -> None:
+            spec, group = self._spec, NullGroup(rank, self._spec.config.tensor_parallel_size)
+            layers = distinct_layers(spec.model)
+            is_dummy = spec.config.load_format == "dummy"
+            ops = self.select_kernels()
+            model = self._load_native(Path(spec.model_folder), layers, ops, group, META_DEVICE, is_dummy=is_dummy)
+            launch_steps(
+                model,
+                self.kv_cache_spec(model).allocate(1, META_DEVICE),
+                StepLimits.of(spec),
+                group,
+                self.has_graphs,
+                spec.config.enable_lora,
+                has_shifts=spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes),
+                has_spans=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
+            )
+
+        return KernelWarmup(launch, self._device)
