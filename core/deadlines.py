@@ -52,7 +52,7 @@ class Deadlines:
 
 
 def _is_live(entry: tuple[float, int, bool, Request]) -> bool:
-    """Whether the entry is still valid: its request is unfinished and, for a queue deadline, never had a row."""
+    """Return whether the entry is still valid: its request is unfinished and, for a queue deadline, never had a row."""
     _, _, in_queue, request = entry
     if request.state is State.FINISHED:
         return False

@@ -13,7 +13,8 @@ from .scheduling.result_processor import NewTokens
 
 
 class Outbox:
-    """Owns one message for each frontend. `take` returns and removes them, unless all hold only jump-forward tokens."""
+    """Owner of one message for each frontend. `take` returns and removes them, unless all hold only jump-forward
+    tokens."""
 
     def __init__(self) -> None:
         self._outputs_by_frontend: dict[int, EngineCoreOutputs] = {}

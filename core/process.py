@@ -59,7 +59,7 @@ BEATS_PER_TIMEOUT = 8  # fewest beats of the clock in a step's time limit: suspe
 
 
 class CoreProcess:
-    """Owns the sockets; `run` serves until the supervisor sends Stop."""
+    """Owner of the sockets; `run` serves until the supervisor sends Stop."""
 
     _engine: EngineCore  # `_engine` and `_orders` are set when Initialize comes
     _orders: OrderRunner

@@ -349,8 +349,8 @@ class FusedEncoder(Protocol):
         hidden: [n, hidden], changed in place. heads: [n, width], holds the queries of `layer` and, on return, those of
         the next layer. kv_cache: [blocks, 2, 2, heads, block_size, head_dim]; layers use its two layers alternately,
         and encoder row r has slot r. metadata: that of the n rows as tokens, for `layer`; None for −1. cos_sin: [n,
-        rotated] float32; None if heads are not rotated. The bits of an encoder row do not depend on the others in the
-        call, as long as it is in an equal row of the metadata.
+        rotated] float32; None if heads are not rotated. The bits of an encoder row do not depend on the other rows in
+        the call, if the metadata's row with it is the same.
         """
         ...
 

@@ -76,7 +76,7 @@ class _StartedStep(NamedTuple):
 
 
 class ModelRunner:
-    """Owns the rows and the started steps. `stage` names the current stage of a step, for error reports."""
+    """Owner of the rows and the started steps. `stage` names the current stage of a step, for error reports."""
 
     def __init__(
         self,
@@ -244,7 +244,8 @@ class ModelRunner:
             self._batch.append_forced(ids_of(step.token_appends))
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
-        """Whether the host must sample: a row has drafts, a mask, processors, logprobs, prompt logprobs or pooling."""
+        """Return whether the host must sample: a row has drafts, a mask, processors, logprobs, prompt logprobs or
+        pooling."""
         sampling = self._batch.sampling_metadata(layout.rows)
         return bool(
             step.is_mask_pending

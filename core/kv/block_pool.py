@@ -147,7 +147,7 @@ class BlockPool:
         return self._block_by_key.get(key)
 
     def holds(self, block: int, key: bytes) -> bool:
-        """Whether the block has this content."""
+        """Return whether the block has this content."""
         return self._key_by_block[block] == key
 
     def ref_count(self, block: int) -> int:

@@ -157,7 +157,7 @@ class KVCacheManager:
                 self._events.describe(self.key(request, i), content)
 
     def shares_blocks(self, request: Request) -> bool:
-        """Whether other requests, or at least the other answers of this request, can find its blocks."""
+        """Return whether other requests, or at least the other answers of this request, can find its blocks."""
         return self._is_caching or request.cache_root is not None
 
     def free(self, request: Request) -> None:

@@ -15,7 +15,8 @@ from .step.step_delta import StepDelta
 
 
 class Batches:
-    """Owns the last batch and the drafts that are proposed for the next step. Call `repeated` once for each step."""
+    """Owner of the last batch and the drafts that are proposed for the next step. Call `repeated` once for each
+    step."""
 
     def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta, counts: Ids, budget: int) -> None:
         """counts: [max_num_seqs] tokens of the step by row, to which drafts are added. budget: largest number of tokens

@@ -43,6 +43,7 @@ class ChunkSizes:
         return max(self._most - given, 1)
 
     def _brings_tokens(self) -> bool:
-        """Whether the step so far computes a row to the end of its known tokens, and so samples a token for it."""
+        """Return whether the step so far computes a row to the end of its known tokens, and so samples a token for
+        it."""
         ends = self._rows.num_scheduled + self._counts
         return bool(((self._counts > 0) & (ends >= self._rows.num_tokens)).any())

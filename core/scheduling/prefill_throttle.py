@@ -18,9 +18,9 @@ _SLOWER_WEIGHT = 0.1  # of a decode step above the average, so that the average 
 
 
 class PrefillThrottle:
-    """Owns moving averages: seconds of a decode step by its size (a power of two of rows), seconds per prompt token,
-    and the factor by which a token takes longer in a small chunk: a mixed step has a cost of its own, and small matmuls
-    are less efficient."""
+    """Owner of moving averages: seconds of a decode step by its size (a power of two of rows), seconds per prompt
+    token, and the factor by which a token takes longer in a small chunk: a mixed step has a cost of its own, and small
+    matmuls are less efficient."""
 
     def __init__(self) -> None:
         self._decode_step_s: dict[int, float] = {}  # by bits of the number of rows

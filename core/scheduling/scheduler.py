@@ -37,7 +37,7 @@ MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones
 
 
 class Scheduler:
-    """Owns the waiting queue, the rows, the step ledger and, through the manager, all blocks."""
+    """Owner of the waiting queue, the rows, the step ledger and, through the manager, all blocks."""
 
     def __init__(
         self,

@@ -72,8 +72,8 @@ class DiskIndex:
             return self._owners.get(key, 0) if key in self._stamps else None
 
     def wants_stamp(self, key: bytes, now: int) -> bool:
-        """Whether the time in an object's file is too old at `now`, or in the future. If so, it counts as updated from
-        now on."""
+        """Return whether the time in an object's file is too old at `now`, or in the future. If so, it counts as
+        updated from now on."""
         with self._lock:
             is_old = key in self._stamps and not 0 <= now - self._stamps[key] < STAMP_S
             if is_old:

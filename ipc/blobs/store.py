@@ -111,7 +111,7 @@ class BlobStore:
         return sum(file.size for file in self.folder.files())
 
     def _has(self, digest: bytes, user: str) -> bool:
-        """Whether the store has this blob, undamaged; pin it for `user`, if one is given."""
+        """Return whether the store has this blob, undamaged; pin it for `user`, if one is given."""
         fd = self._acquire(digest)
         if fd is None:
             return False

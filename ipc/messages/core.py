@@ -68,7 +68,7 @@ class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, weights=weights)
 
     def _uses(self, name: str) -> bool:
-        """Whether the field `name` matters to a gateway with this digest."""
+        """Return whether the field `name` matters to a gateway with this digest."""
         if name == "media":
             return bool(self.media)
         return bool(self.max_lora_rank) or name not in ("max_lora_rank", "lora_targets")

@@ -70,7 +70,7 @@ class ReadingNote:
         return xxh3_128(seed=self._seed)
 
     def is_deadly(self, key: bytes) -> bool:
-        """Whether the request with this key has ended LOSSES_TO_REFUSE frontends."""
+        """Return whether the request with this key has ended LOSSES_TO_REFUSE frontends."""
         if (num := self._table[_WORD:_HEAD_BYTES]) != self._num_seen:
             self._num_seen = num
             self._deadly = frozenset(_keys(self._table[_HEAD_BYTES:]))

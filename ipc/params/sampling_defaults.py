@@ -13,5 +13,5 @@ FIRST_IMPRESSION: dict[str, float] = {"temperature": 0.7, "top_p": 0.9, "top_k":
 
 
 def names_sampling(defaults: Mapping[str, float]) -> bool:
-    """Whether the sampling defaults of a model have any of the fields of SAMPLING."""
+    """Return whether the sampling defaults of a model have any of the fields of SAMPLING."""
     return any(name in defaults for name in SAMPLING)

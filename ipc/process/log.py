@@ -23,7 +23,7 @@ _TIME_FORMAT = "%H:%M:%S"
 
 
 def is_worth_a_line(count: int) -> bool:
-    """Whether to log the `count`-th event of a kind: only the 1st, 2nd, 4th, 8th …, to limit floods."""
+    """Return whether to log the `count`-th event of a kind: only the 1st, 2nd, 4th, 8th …, to limit floods."""
     return count & (count - 1) == 0
 
 

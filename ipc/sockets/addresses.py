@@ -220,7 +220,8 @@ def closed_name(path: Path) -> Path:
 
 
 def admits_nobody(address: str) -> bool:
-    """Whether the listener at an ipc address accepts no connections because few descriptors are left (see Door)."""
+    """Return whether the listener at an ipc address accepts no connections because few descriptors are left (see
+    Door)."""
     return closed_name(Path(address.removeprefix("ipc://"))).is_socket()
 
 

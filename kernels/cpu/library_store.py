@@ -114,8 +114,8 @@ def _make_private(root: Path) -> None:
 
 
 def _is_private(library: Path) -> bool:
-    """Whether the library exists and no other user but root could have written it. It may be a symbolic link: the cache
-    folder is private, so only this user or root can have made one."""
+    """Return whether the library exists and no other user but root could have written it. It may be a symbolic link:
+    the cache folder is private, so only this user or root can have made one."""
     try:
         found = (library.parent.stat(), library.stat())
     except FileNotFoundError:

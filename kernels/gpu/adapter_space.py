@@ -97,7 +97,7 @@ class TritonAdapterSpace:
         self._tiles = None
 
     def has_updates(self, packed: PackedLinear) -> bool:
-        """Whether rows of the step may have an adapter's update for this layer."""
+        """Return whether rows of the step may have an adapter's update for this layer."""
         return self._slots is not None and id(packed) in self._linears
 
     def linear(

@@ -218,7 +218,7 @@ class TritonOps(ReferenceOps):
         return output
 
     def supports(self, head_dim: int, group: int) -> bool:
-        """Whether the attention kernels support this shape; if not, warn once that plain torch is used."""
+        """Return whether the attention kernels support this shape; if not, warn once that plain torch is used."""
         num_elements = group_rows(group) * next_power_of_2(head_dim)
         if head_dim >= MIN_HEAD_DIM and group <= MAX_GROUP and num_elements <= MAX_GROUP_ELEMENTS:
             return True

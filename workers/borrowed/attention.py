@@ -118,7 +118,8 @@ class PagedAttention:
         return self._context
 
     def is_widest(self, call: AttentionCall) -> bool:
-        """Whether a layer's heads have the number and size of the cache's heads, so that they need no padding."""
+        """Return whether a layer's heads have the number and size of the cache's heads, so that they need no
+        padding."""
         return call.key_dim == call.value_dim == self._width and call.num_kv_heads == self._num_kv_heads
 
     def rotation(self, angles: Angles | None) -> tuple[Rotary, AttentionMetadata]:

@@ -68,12 +68,13 @@ class TiedEmbedding(nn.Module):
 
 
 def is_packable(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether `module` is a linear layer of `dtype` without code of its own."""
+    """Return whether `module` is a linear layer of `dtype` without code of its own."""
     return type(module) in (nn.Linear, ShardedLinear) and module.weight.dtype == dtype
 
 
 def is_joinable(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether `module` is packable and, if it is sharded, needs no other rank's elements (see Split.is_local)."""
+    """Return whether `module` is packable and, if it is sharded, needs no other rank's elements (see
+    Split.is_local)."""
     return is_packable(module, dtype) and (not isinstance(module, ShardedLinear) or module.split.is_local)
 
 

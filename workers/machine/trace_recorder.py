@@ -73,7 +73,7 @@ class TraceRecorder:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file of a trace is complete: whether it ends with the closing brace of its JSON."""
+    """Return whether the file of a trace is complete: whether it ends with the closing brace of its JSON."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 16, 0))
         return file.read().rstrip().endswith(b"}")

@@ -27,7 +27,7 @@ from .step_layout import SamplingMetadata, StepLayout
 
 
 class InputBatch:
-    """Owns the rows of one worker.
+    """Owner of the rows of one worker.
 
     Invariant: between two steps num_computed_tokens < num_tokens for each active row, except for a pooled row that is
     not freed yet. A token that the host does not know yet is stored as −1 − row.

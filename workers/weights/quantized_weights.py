@@ -68,8 +68,8 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
 
 
 def is_spare(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a tensor of a quantized checkpoint is not needed: its name ends in one of SPARE, or in one of SPARE_ZEROS
-    and all its elements are 0."""
+    """Return whether a tensor of a quantized checkpoint is not needed: its name ends in one of SPARE, or in one of
+    SPARE_ZEROS and all its elements are 0."""
     config = checkpoint.quantization
     if config is None or config.layout not in _READERS:
         return False

@@ -58,13 +58,13 @@ class AdapterSlot:
         self.state = state
 
     def is_free(self, last_done: int) -> bool:
-        """Whether it may be filled, if all steps up to `last_done` are done."""
+        """Return whether it may be filled, if all steps up to `last_done` are done."""
         is_unused = self.num_rows == 0 and self.used_until <= last_done
         return is_unused if self.state in HOLDS_CONTENT else self.state is SlotState.EMPTY
 
 
 class AdapterTable:
-    """Owns the slots 1 … num_slots. Invariant: no two slots hold, or are filled with, the same adapter."""
+    """Owner of the slots 1 … num_slots. Invariant: no two slots hold, or are filled with, the same adapter."""
 
     def __init__(self, num_slots: int, ranks: Sequence[Rank]) -> None:
         self._num_slots, self._ranks = num_slots, ranks

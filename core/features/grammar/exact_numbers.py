@@ -160,7 +160,7 @@ def _rounded(bound: int | float, sign: int) -> int | float:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a JSON number: a bool is not."""
+    """Return whether a value is a JSON number: a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

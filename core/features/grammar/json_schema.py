@@ -204,7 +204,7 @@ class _Adapter:
         return joined
 
     def _matches(self, pattern: str, name: str) -> bool:
-        """Whether a pattern matches a key. False for an invalid pattern, which the library refuses."""
+        """Return whether a pattern matches a key. False for an invalid pattern, which the library refuses."""
         self.budget.spend(1)
         return self._key_patterns.matches(pattern, name) is True
 

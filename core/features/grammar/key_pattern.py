@@ -22,7 +22,8 @@ class KeyPatterns:
         self._start_by_pattern: dict[str, LLMatcher] = {}
 
     def matches(self, pattern: str, key: str) -> bool | None:
-        """Whether `pattern` matches `key`; None if the library cannot decide: the pattern is invalid or too large."""
+        """Return whether `pattern` matches `key`; None if the library cannot decide: the pattern is invalid or too
+        large."""
         start = self._start_by_pattern.get(pattern)
         if start is None:
             schema = {"type": "string", "pattern": pattern}
@@ -36,7 +37,7 @@ class KeyPatterns:
         return num_taken == len(text) and matcher.is_accepting()
 
     def matches_others(self, pattern: str, keys: Iterable[str]) -> bool:
-        """Whether `pattern` matches, or may match, other keys than these."""
+        """Return whether `pattern` matches, or may match, other keys than these."""
         inside = pattern.removeprefix("^").removesuffix("$").replace("/", r"\/").replace("\n", r"\n")
         before, after = "" if pattern.startswith("^") else "(?s:.*)", "" if pattern.endswith("$") else "(?s:.*)"
         known = " | ".join(json.dumps(key, ensure_ascii=False) for key in keys)

@@ -65,8 +65,8 @@ def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
 
 
 def may_jump(params: SamplingParams) -> bool:
-    """Whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could veto
-    them."""
+    """Return whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could
+    veto them."""
     is_told = params.num_logprobs is not None
     is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
     return not (is_told or is_ruled or params.thinking_token_budget is not None)

@@ -28,7 +28,7 @@ class Entry:
 
 
 class EncoderCache:
-    """Owns the entries. Invariant: their embeddings together are at most `capacity`."""
+    """Owner of the entries. Invariant: their embeddings together are at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -56,7 +56,7 @@ class EncoderCache:
         return entry if entry is not None and entry.is_ready else None
 
     def is_pinned(self, entry: Entry) -> bool:
-        """Whether an entry must stay: rows are bound to it, or it is not ready yet."""
+        """Return whether an entry must stay: rows are bound to it, or it is not ready yet."""
         return entry.num_refs > 0 or not entry.is_ready
 
     def begin(self, span: MediaSpan, step: int, kept: Container[bytes], num_pieces: int) -> tuple[Entry, list[int]]:

@@ -76,7 +76,7 @@ class Fetch:
     is_waiting: bool = True  # its request waits for it
 
     def wants(self, key: bytes) -> bool:
-        """Whether the block is one of this fetch, and the fetch does not hold a slot with it yet."""
+        """Return whether the block is one of this fetch, and the fetch does not hold a slot with it yet."""
         return self.index_by_key.get(key, len(self.keys)) < len(self.keys) and key not in self.held
 
 
@@ -92,7 +92,7 @@ class _Load:
 
 
 class Fetches:
-    """Owns the fetches and the slots that are being loaded."""
+    """Owner of the fetches and the slots that are being loaded."""
 
     def __init__(
         self,

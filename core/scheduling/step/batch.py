@@ -91,7 +91,7 @@ class Batch:
         self._block_ends = frozenset(self._block_end_by_row.tolist())
 
     def repeats(self, state: Rows) -> bool:
-        """Whether the next step may be another step of this batch."""
+        """Return whether the next step may be another step of this batch."""
         return self.version == state.version and self.num_sent < self.num_steps
 
     def rows_at_block_end(self) -> npt.NDArray[np.intp] | None:

@@ -170,7 +170,8 @@ class Rows:
         self.num_drafts[rows] = 0
 
     def is_stop(self, row: int, position: int, token_id: int) -> bool:
-        """Whether `token_id`, the token at `position`, is one of the row's stop ids and min_tokens is reached."""
+        """Return whether `token_id`, the token at `position`, is one of the row's stop ids and min_tokens is
+        reached."""
         request = self.request(row)
         num_outputs = position + 1 - request.num_prompt_tokens
         return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens

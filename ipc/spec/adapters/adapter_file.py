@@ -249,8 +249,8 @@ class _Reader:
         )
 
     def _is_only_swapped(self, parts: _Parts) -> bool:
-        """Whether A and B of all experts fit the model only if A is B transposed and B is A transposed. Some versions
-        of PEFT exchange the inputs and the outputs of GPT-OSS's experts."""
+        """Return whether A and B of all experts fit the model only if A is B transposed and B is A transposed. Some
+        versions of PEFT exchange the inputs and the outputs of GPT-OSS's experts."""
         block = self._experts_of(parts.module)
         if block is None or parts.a is None or parts.b is None:
             return False
@@ -334,7 +334,7 @@ def _without_wrappers(module: str) -> str:
 
 
 def _fits(target: AdapterTarget, a: TensorPlace, b: TensorPlace, *, are_swapped: bool) -> bool:
-    """Whether A and B of all experts have equal ranks, and the inputs and outputs of `target`."""
+    """Return whether A and B of all experts have equal ranks, and the inputs and outputs of `target`."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or a.shape[0] % target.num_experts:
         return False
     inputs, outputs = (target.num_inputs, target.num_outputs)[:: -1 if are_swapped else 1]

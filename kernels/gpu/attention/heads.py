@@ -249,8 +249,8 @@ def qk_norm_rope_cache_kernel(
 
 
 def can_fuse_heads(norms: HeadNorms | None, num_heads: int, head_dim: int) -> bool:
-    """Whether the kernel supports these norms: both must have the same kind, eps and numbers of axes, and norms over
-    all heads of a token must fit into registers."""
+    """Return whether the kernel supports these norms: both must have the same kind, eps and numbers of axes, and norms
+    over all heads of a token must fit into registers."""
     if norms is None:
         return True
     forms = [

@@ -49,8 +49,8 @@ class _Job:
 
 
 class AdapterLoader:
-    """Owns the thread, the orders without a reply, and the contents of the slots. `fd` is readable when `take` may have
-    a reply."""
+    """Owner of the thread, the orders without a reply, and the contents of the slots. `fd` is readable when `take` may
+    have a reply."""
 
     def __init__(
         self,

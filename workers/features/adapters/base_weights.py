@@ -52,7 +52,7 @@ class BaseWeights:
         return lengths
 
     def holds(self, part: AdaptedPart, ids: range, matrix: Tensor) -> bool:
-        """Whether the rows `ids` of `matrix` [all ids, hidden] equal those of the part's weight, in the dtype of
+        """Return whether the rows `ids` of `matrix` [all ids, hidden] equal those of the part's weight, in the dtype of
         `matrix`."""
         checkpoint = self._checkpoint
         if isinstance(checkpoint, DummyCheckpoint):

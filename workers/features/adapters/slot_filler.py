@@ -35,8 +35,8 @@ def adaptable(ops: Ops, model: ModelConfig, config: EngineConfig) -> Adaptable:
 
 
 class SlotFiller:
-    """Owns the set of adapters whose files it has checked, and the memory to read them; one thread at a time may use
-    it. A file is read past the page cache until it is checked: of many adapters few come again."""
+    """Owner of the set of adapters whose files it has checked, and the memory to read them; one thread at a time may
+    use it. A file is read past the page cache until it is checked: of many adapters few come again."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class _Held(NamedTuple):
 
 
 class TensorBuffer:
-    """Owns the memory: WINDOW_BYTES, or as much as the largest read took, but at most `max_kept_bytes`."""
+    """Owner of the memory: WINDOW_BYTES, or as much as the largest read took, but at most `max_kept_bytes`."""
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes

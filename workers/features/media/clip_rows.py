@@ -33,7 +33,7 @@ class ClipStep(NamedTuple):
 
 
 class ClipRows:
-    """Owns the entry of each row's clip. `num_rows`: encoder rows of a clip, `num_tokens` in a request."""
+    """Owner of the entry of each row's clip. `num_rows`: encoder rows of a clip, `num_tokens` in a request."""
 
     def __init__(self, max_num_seqs: int, cross: CrossConfig, block_size: int) -> None:
         assert cross.num_tokens % block_size == 0, "no block holds tokens of both kinds"

@@ -20,7 +20,7 @@ from ...machine.parallel import ParallelGroup
 
 
 class EncodedMedia:
-    """Owns the entries. Every rank encodes everything, and a failure of one rank is one of all."""
+    """Owner of the entries. Every rank encodes everything, and a failure of one rank is one of all."""
 
     def __init__(
         self, encoder: Encoder, config: EncoderConfig, width: int, store: BlobStore, group: ParallelGroup

@@ -36,7 +36,7 @@ class MediaPlan(NamedTuple):
 
 
 class MediaRows:
-    """Owns the spans of the rows that have any."""
+    """Owner of the spans of the rows that have any."""
 
     def __init__(self, max_num_seqs: int, encoder: EncoderConfig, axes_merge: int | None = None) -> None:
         """axes_merge: the merge size of images, if positions are times, rows and columns; None: they are indices."""

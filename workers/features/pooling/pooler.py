@@ -30,7 +30,7 @@ class _Prompt:
 
 
 class Pooler(RunnerFeature):
-    """Owns the sums of pooled rows between their chunks. Other rows cost nothing."""
+    """Owner of the sums of pooled rows between their chunks. Other rows cost nothing."""
 
     def __init__(self) -> None:
         self._prompt_by_row: dict[int, _Prompt] = {}
