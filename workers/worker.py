@@ -169,7 +169,8 @@ class Worker:
 
     def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
         """Allocate the KV cache, run one token so that the first request does not pay for lazy set-up, and make the
-        runner. If weights or KV cache are asleep, only note the arguments. A GPU pins the `arena` of KV tiers."""
+        runner. If weights or KV cache are asleep, only store the arguments. The `arena` of KV tiers is pinned for a
+        GPU."""
         self._num_blocks = num_blocks
         if arena is not None and self._arena is None and self._device.type == "cuda":
             pin_arena(arena)

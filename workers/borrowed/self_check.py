@@ -52,8 +52,8 @@ class Difference:
 
 
 def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: ParallelGroup | None = None) -> bool:
-    """Check that models like `config` are served correctly. Return whether recurrent layers must run a chunk that
-    continues a prompt token by token. Raises Unserved if the check fails.
+    """Check that models like `config` are served correctly. Return whether recurrent layers must run token by token
+    if a chunk continues a prompt. Raises Unserved if the check fails.
 
     ops: operations to use instead of plain torch. group: ranks that also share the small model, if they are
     CHECKED_RANKS.

@@ -1,4 +1,4 @@
-"""Make the features of a runner: the one list of them."""
+"""The list of the features that take part in the steps of a model runner."""
 
 from __future__ import annotations
 

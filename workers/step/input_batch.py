@@ -134,7 +134,7 @@ class InputBatch:
             self._prompt_logprobs.pop(row, None)
 
     def admit(self, new_row: NewRow) -> None:
-        """Start or resume a request on a free row; `append_blocks` brings its blocks."""
+        """Start or resume a request on a free row; `append_blocks` adds its blocks."""
         row, token_ids = new_row.row, ids_of(new_row.token_ids)
         if not 0 <= row < len(self._is_active):
             raise ProtocolError(f"row {row} is admitted, rows are [0, {len(self._is_active)})")
@@ -274,7 +274,7 @@ class InputBatch:
         self._processors.append(rows, token_ids)
 
     def append_kept(self, rows: I32, token_ids: I64) -> None:
-        """Append the tokens that rows keep of their draws, and count as computed what is before the last of each.
+        """Append the tokens that rows keep of their draws, and count all tokens before a row's last one as computed.
 
         rows, token_ids: [s], a row once for each of its draws in succession; NO_DRAFT: not kept.
         """

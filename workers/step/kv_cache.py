@@ -48,7 +48,8 @@ class KVCacheSpec:
         return torch.Size(self.shape(1)).numel() * self.dtype.itemsize
 
     def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
-        """Allocate a pool of zeros. On the CPU a page takes memory when it is first written, or taken ahead."""
+        """Allocate a pool of zeros. On the CPU a page takes memory when it is first written, or taken in advance by a
+        PageSupply."""
         shape = self.shape(num_blocks)
         if device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=device)

@@ -34,7 +34,7 @@ class Model(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Memory that a row takes beside its KV blocks."""
+        """Bytes that a row takes in addition to its KV blocks."""
         ...
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
@@ -71,7 +71,7 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: 
 
 
 def decoder_of(inputs: StepInputs) -> StepInputs:
-    """Return the part of a step that passes the model's layers."""
+    """Return the part of a step that passes through the model's layers."""
     return inputs if inputs.decoder is None else inputs.decoder
 
 

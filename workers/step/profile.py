@@ -1,4 +1,4 @@
-"""Dummy steps: measure the memory of the largest step and warm up. They read the null block and write nothing."""
+"""Dummy steps, which measure the memory of the largest step, or warm up. They read the null block and write nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .step_inputs import StepInputs
 
 
 class StepLimits(NamedTuple):
-    """How large a step may be."""
+    """Limits of the size of a step."""
 
     max_num_seqs: int
     max_num_tokens: int  # of all rows
@@ -76,7 +76,8 @@ def run_dummy(
 ) -> None:
     """Run the step `inputs`, sample, and drop the tokens. `sampler`: None on a rank that does not sample.
 
-    num_logprobs: also copy the logits, as processors do, and score so many tokens beside each; None: neither.
+    num_logprobs: copy the logits, as for processors, and score as many most likely tokens for each sampled one; None:
+    do neither.
     """
     _, logits = compute(model, inputs, kv_cache, keeps_state=False)
     if sampler is not None:

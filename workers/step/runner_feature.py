@@ -1,10 +1,10 @@
-"""RunnerFeature: the interface of optional parts of a step, such as media; RunnerFeatures: those of one runner.
+"""RunnerFeature: the interface of optional parts of a step, such as media; RunnerFeatures: the features of one runner.
 
-A feature defines the verbs that it needs, so it costs nothing at the others. In one step they come in this order:
+A feature defines the verbs that it needs; others cost nothing. In one step they are called in this order:
 
     beside ( begin → update → prepare → read_hidden )
 
-Knows no feature: `workers/features/` has them, one folder each.
+Knows no feature; each has a folder in `workers/features/`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pending(Protocol):
 
 @dataclass(eq=False)
 class BegunStep:
-    """Parts of a begun step that features add, for its result."""
+    """Parts of a step's result that features add while the step is started."""
 
     enter: Callable[[str], None]  # names the stage that follows, for error reports
     pending: Pending | None = None  # None: the result waits for nothing but tokens
@@ -49,7 +49,8 @@ class BegunStep:
 
 
 class RunnerFeature:
-    """Base class of features, whose verbs do nothing. ProtocolError of any: the rows or the feature forbid the step."""
+    """Base class of features; its verbs do nothing. Any verb raises ProtocolError if the rows or the feature forbid the
+    step."""
 
     orders: tuple[str, ...] = ()  # fields of SchedulerOutput that this feature carries out
 
@@ -61,10 +62,10 @@ class RunnerFeature:
         """Carry out orders that come before the changes of rows."""
 
     def update(self, step: SchedulerOutput) -> None:
-        """Follow the changes of rows, which the batch has made."""
+        """Apply the step's changes of rows to the feature; the InputBatch has applied them already."""
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return the step's inputs with the part of this feature."""
+        """Return the step's inputs with the additions of this feature."""
         return inputs
 
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
@@ -75,7 +76,7 @@ class RunnerFeature:
 
 
 class RunnerFeatures:
-    """The features of one runner, sorted by verb; each verb goes to those that define it, in their order."""
+    """The features of one runner. Each verb is passed to the features that define it, in their order."""
 
     def __init__(self, features: Sequence[RunnerFeature]) -> None:
         def answering(verb: str) -> list[RunnerFeature]:
@@ -93,7 +94,7 @@ class RunnerFeatures:
         self._clear = answering("clear")
 
     def begin(self, step: SchedulerOutput, enter: Callable[[str], None]) -> BegunStep:
-        """Begin a step. ProtocolError if it has orders for a feature that is not there."""
+        """Begin a step. ProtocolError if it has orders for a feature that the runner lacks."""
         for order, reason in self._refusals:
             if getattr(step, order):
                 raise ProtocolError(f"step {step.step} {reason}")

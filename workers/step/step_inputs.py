@@ -28,7 +28,7 @@ class StepInputs(NamedTuple):
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
     drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
     has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any
-    decoder: StepInputs | None = None  # the part that passes the layers, of rows that begin with clips; None: all
+    decoder: StepInputs | None = None  # the part that passes through the layers, if rows begin with clips; None: all
 
 
 @dataclass(frozen=True)

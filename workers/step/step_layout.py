@@ -1,7 +1,7 @@
-"""Parts of a step's inputs: the layout, which depends only on rows and their token counts, and the part of media.
+"""Parts of a step's inputs: the layout of rows and token counts, the sampling parameters, and the inputs of media.
 
-Most steps compute the same rows as the step before, one token each, so InputBatch caches both classes while the batch
-is unchanged.
+Most steps compute the same rows as the step before, one token each, so InputBatch keeps the layout and the sampling
+parameters while the batch is unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StepLayout:
 
 @dataclass(frozen=True, eq=False)
 class SamplingMetadata:
-    """Sampling parameters of s rows, fixed at admission, and their processors, which follow the output."""
+    """Sampling parameters of s rows, fixed at admission, and their processors, which are updated with each token."""
 
     rows: I32  # [s]
     sampling: SamplingColumns

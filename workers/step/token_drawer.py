@@ -32,14 +32,15 @@ class Drawn(NamedTuple):
 
 
 class TokenDrawer:
-    """Draws any mix of rows. Keeps no row's state between calls."""
+    """Drawer of tokens for any mix of rows. It keeps no state of rows between calls."""
 
     def __init__(self, sampler: Sampler, device: torch.device) -> None:
         self._sampler = sampler
         self._scratch = torch.empty(0, device=device)
 
     def draw(self, logits: Tensor, inputs: StepInputs, metadata: SamplingMetadata, mask: TokenMask | None) -> Drawn:
-        """Draw the tokens of a step and score those that its rows keep; processors get the drafts that they keep.
+        """Draw the tokens of a step, and score those that its rows keep. Processors are given the drafts that their
+        rows keep.
 
         logits: [s, vocab] float32; mask and processors overwrite them. metadata: of `inputs.sampled_rows`.
         """

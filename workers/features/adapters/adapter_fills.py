@@ -1,4 +1,4 @@
-"""AdapterFills: the part of adapters in a runner's steps, which orders fills of slots and admits rows that use them."""
+"""AdapterFills: starts the fills of adapter slots that a step orders, and checks that new rows use filled slots."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from .adapter_loader import AdapterLoader
 
 
 class AdapterFills(RunnerFeature):
-    """Gives the orders of one runner's steps to the loader, which outlives the runner."""
+    """Feature that passes the fills of one runner's steps to the loader, which outlives the runner."""
 
     orders = ("fills",)
 
     def __init__(self, loader: AdapterLoader, batch: InputBatch, *, is_on_cpu: bool) -> None:
-        """is_on_cpu: whether the CPU computes rows, so that fills beside them must be slow."""
+        """is_on_cpu: whether rows are computed on the CPU, so that fills must be slowed during a step."""
         self._loader, self._batch, self._is_on_cpu = loader, batch, is_on_cpu
 
     def beside(self, step: SchedulerOutput) -> AbstractContextManager[object]:
-        """Slow the fills of slots while the CPU computes rows."""
+        """Return a context that slows fills if the step computes rows on the CPU."""
         return self._loader.beside_step() if step.rows and self._is_on_cpu else nullcontext()
 
     def update(self, step: SchedulerOutput) -> None:
-        """Begin to fill slots. ProtocolError if rows use them, or if new rows use slots that are not filled."""
+        """Start the step's fills. ProtocolError if a row uses one of these slots, or a new row uses a slot that is not
+        filled."""
         for order in step.fills:
             rows = self._batch.rows_of_adapter(order.slot)
             if len(rows):

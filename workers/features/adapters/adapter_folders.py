@@ -1,5 +1,5 @@
-"""Where a rank finds the files of an adapter that it is ordered to load: on the head in the engine's store, or in a
-blob that came from a gateway; on another host in a blob that it fetches from the head."""
+"""Folders with the files of adapters, for the ranks that load them. On the head an adapter is in the engine's store, or
+in a blob that came from a gateway. On another host it is in a blob that is fetched from the head."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class AdapterFolders(Protocol):
 
     @contextmanager
     def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
-        """Yield the folder, which stays until the end of the context."""
+        """Yield the folder of the adapter that `order` names. It exists until the end of the context. `pause` is called
+        between pieces of the work."""
 
 
 class StoredAdapters:
-    """The engine's stores, on this machine."""
+    """Adapters in the engine's store on this machine."""
 
     def __init__(self, of_gateways: AdapterFolders | None = None) -> None:
         """`of_gateways`: finds adapters without a folder."""
@@ -44,7 +45,7 @@ class StoredAdapters:
 
 
 def adapter_folders(spec: EngineSpec) -> AdapterFolders:
-    """Return the folders for a rank on this host."""
+    """Return the AdapterFolders of a rank on this host."""
     folder, limit = Path(spec.run_directory), spec.config.adapter_store_bytes
     if spec.is_on_head:
         return StoredAdapters(BlobAdapters(BlobStore(gateway_adapters_folder(spec.run_directory), limit), folder))
@@ -53,7 +54,8 @@ def adapter_folders(spec: EngineSpec) -> AdapterFolders:
 
 
 class BlobAdapters:
-    """Adapters as blobs of a store, which may fetch them; files are written for one load, and removed."""
+    """Adapters that are blobs of a store, which may have to fetch them. Each load unpacks one into a temporary
+    folder."""
 
     def __init__(self, store: BlobStore, run_directory: Path) -> None:
         self._store, self._run_directory = store, run_directory

@@ -1,9 +1,9 @@
-"""AdapterLoader: fills slots in a thread, so that no step waits for an adapter, and keeps which slot holds what.
+"""AdapterLoader: fills slots in a thread, so that no step waits for an adapter, and records the content of each slot.
 
     FillSlot → queue → thread: check, read, fill → eventfd → `take`: the reply
 
-A slot's content is known only from the reply on: an order to fill it makes it unknown. All methods are for the thread
-that runs the steps.
+An order to fill a slot makes its content unknown until the fill has ended well. All methods must be called by the
+thread that runs the steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .slot_filler import SlotFiller
 
 logger = logging.getLogger("tokenloom.worker")
 
-LULL_S = 0.1  # between two steps, unless there is nothing to do
+LULL_S = 0.1  # after a step with rows the next one usually follows within this time
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class _Job:
     step: SchedulerOutput
     filler: SlotFiller
     is_orphan: bool = False  # its core is gone: nobody waits for the reply
-    is_dropped: bool = False  # its weights are gone, and it is replied to
+    is_dropped: bool = False  # its weights are gone, and its reply was made
     duration_s: float = 0.0
     num_bytes: int = 0
     error: str = ""
@@ -80,11 +80,11 @@ class AdapterLoader:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all slots, each with an adapter of the highest rank in all layers."""
+        """Bytes of all slots if each has an adapter of the highest rank in all layers."""
         return 0 if self._filler is None else self._filler.adapted.space.nbytes
 
     def use(self, filler: SlotFiller | None) -> None:
-        """Fill slots of other weights from now on, all of them empty; None: no weights are in memory. Open orders
+        """Use the slots of other weights from now on, all of them empty; None: no weights are in memory. Open orders
         fail."""
         for job in self._open:
             job.is_dropped, job.error = True, "its weights were replaced while it was loaded: send the request again"
@@ -98,7 +98,8 @@ class AdapterLoader:
         os.eventfd_write(self.fd, 1)
 
     def start(self, order: FillSlot, step: SchedulerOutput) -> None:
-        """Begin to fill a slot, as a step orders. No row may use it."""
+        """Start to fill a slot by an order of `step`. No row may use the slot. ProtocolError if there is no such slot,
+        or no weights are in memory."""
         if not 1 <= order.slot <= self._num_slots or self._filler is None:
             raise ProtocolError(
                 f"step {step.step} fills adapter slot {order.slot}, slots are [1, {self._num_slots}] while weights are "
@@ -119,13 +120,14 @@ class AdapterLoader:
             self._queue.put(job)
 
     def check_filled(self, slot: int) -> None:
-        """Raise ProtocolError for a slot without a known content: rows in it would get the tokens of the base."""
+        """Raise ProtocolError if a slot has no known content: its rows would get the tokens of the base model."""
         if slot and slot not in self._digest_by_slot:
             filled = sorted(self._digest_by_slot)
             raise ProtocolError(f"a row is admitted with adapter slot {slot}, filled are {filled}")
 
     def forget_orders(self) -> None:
-        """Reply to no open order, for a new core. Slots that are filled later count for the core after that."""
+        """Send no replies to the open orders, because a new core does not expect them. If such an order ends well, its
+        slot is in `contents`, which a later core gets."""
         for job in self._open:
             job.is_orphan = True
 
@@ -148,7 +150,7 @@ class AdapterLoader:
 
     @contextmanager
     def beside_step(self) -> Iterator[None]:
-        """Run a step whose rows are computed on the CPU: fills go on slowly, until LULL_S after it."""
+        """Slow the fills in this context, in which a step computes rows on the CPU, and for LULL_S after it."""
         self._is_stepping = True
         try:
             yield
@@ -157,7 +159,7 @@ class AdapterLoader:
 
     @property
     def is_beside_steps(self) -> bool:
-        """Whether the CPU computes rows now, or is about to."""
+        """Whether the CPU computes rows now, or did so within the last LULL_S."""
         return self._is_stepping or self._monotonic() - self._stepped_at < LULL_S
 
     def wait(self, timeout_s: float) -> None:

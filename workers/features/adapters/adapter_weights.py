@@ -1,6 +1,6 @@
-"""AdapterWeights: an adapter's updates of a rank's layers, read from its file as the layers were cut and ordered.
+"""AdapterWeights: an adapter's updates of a rank's layers, read from its file and sharded and ordered like the layers.
 
-Matrices keep the file's type: the kernels fold the scale into B while they pack it.
+Matrices keep the dtype of the file; the kernels multiply the scale into B when they pack it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .tensor_buffer import TensorBuffer
 
 
 class AdapterWeights:
-    """An open adapter, used as a context manager. Updates may be used until the next call.
-    `num_bytes`: of the tensors read so far."""
+    """Open file of an adapter, used as a context manager. A returned update is valid until the next call.
+    `num_bytes`: bytes of the tensors read so far."""
 
     def __init__(self, file: AdapterFile, base: BaseWeights, buffer: TensorBuffer, is_direct: bool) -> None:
-        """`is_direct`: read past the page cache, as for a file that is not read again soon."""
+        """`is_direct`: bypass the page cache, for a file that will not be read again soon."""
         self.num_bytes = 0
         self._base, self._buffer, self._is_direct = base, buffer, is_direct
         self._path = os.path.join(file.folder, TENSORS_NAME)
@@ -46,7 +46,8 @@ class AdapterWeights:
         self._file.__exit__(kind, error, trace)
 
     def offset_of(self, layer: AdaptedLinear) -> int:
-        """Return where a layer's tensors begin in the file, in whose order they are read fastest."""
+        """Return the offset in the file of a layer's first tensor, 0 if it has none. Layers are read fastest by rising
+        offsets."""
         modules = (self._modules[part.module] for part in layer.parts if part.module in self._modules)
         return min((place.offset for module in modules for place in module.places), default=0)
 
@@ -56,15 +57,16 @@ class AdapterWeights:
         return self._update(layer.parts, layer.num_outputs)
 
     def updates_of(self, layer: AdaptedExperts) -> tuple[list[LowRankUpdate | None], list[LowRankUpdate | None]]:
-        """Return the updates of each expert's two layers, or two empty lists."""
+        """Return the updates of the first layers of all experts and of their second layers; two empty lists if the
+        adapter has none."""
         self._read_modules(part for parts in (*layer.ups, *layer.downs) for part in parts)
         ups = [self._update(parts, layer.num_up_outputs) for parts in layer.ups]
         downs = [self._update(parts, layer.num_down_outputs) for parts in layer.downs]
         return (ups, downs) if any(ups) or any(downs) else ([], [])
 
     def check_copies(self, layer: AdaptedLinear) -> None:
-        """Check this rank's part of the base's weights that are saved with the adapter. RequestError if they are
-        others."""
+        """Check this rank's part of the copies of base weights that are saved with the adapter. RequestError if they
+        differ from the base."""
         copies = ((part, copy) for part in layer.parts for copy in self._copies if copy.target.module == part.module)
         for part, copy in copies:
             ids = part.inputs if copy.target.kind == "embedding" else part.outputs

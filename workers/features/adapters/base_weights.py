@@ -1,7 +1,7 @@
-"""BaseWeights: rows of the base's matrices as the model computes with them, for the norms that DoRA divides by.
+"""BaseWeights: rows of the base model's matrices, for the norms by which DoRA divides (arXiv 2402.09353).
 
-The kernels hold weights in their own layouts, and a rank holds a share; the checkpoint has whole rows (DoRA, arXiv
-2402.09353). Rows are read in pieces, so that a large matrix takes little memory.
+The rows have the values with which the model computes. They are read from the checkpoint, because a rank holds only a
+shard, in the layout of the kernels. They are read in pieces, so that a large matrix takes little memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE_BYTES = 16 << 20  # of rows in float32
 
 
 class BaseWeights:
-    """A checkpoint that is opened when it is first needed; used as a context manager."""
+    """Reader of base weights, used as a context manager. It opens the checkpoint when it first needs it."""
 
     def __init__(self, open_checkpoint: Callable[[], Checkpoint], piece_bytes: int = PIECE_BYTES) -> None:
         """The checkpoint must be on the CPU, in the model's dtype and with its quantization."""
@@ -42,8 +42,8 @@ class BaseWeights:
         return self._open()
 
     def norms(self, part: AdaptedPart, a: Tensor, b: Tensor) -> Tensor:
-        """Compute the length of each row of W + b @ a, for the part's outputs: [n] float32. a: [rank, in] of all
-        inputs; b: [n, rank]."""
+        """Compute the Euclidean norm of each row of W + b @ a, for the part's outputs: [n] float32. a: [rank, in] of
+        all inputs; b: [n, rank]."""
         lengths = torch.empty(len(b))
         for places in self._pieces(len(b), part.weight.shape[1]):
             rows = self._rows(part, part.outputs[places.start : places.stop])
@@ -81,5 +81,5 @@ class BaseWeights:
 
 
 def rows_of(matrix: Tensor, outputs: Outputs) -> Tensor:
-    """Return these rows, as a view if they are consecutive."""
+    """Return the rows `outputs` of a matrix, as a view if they are consecutive."""
     return matrix[outputs.start : outputs.stop] if isinstance(outputs, range) else matrix[outputs]

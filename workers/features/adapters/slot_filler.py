@@ -35,8 +35,8 @@ def adaptable(ops: Ops, model: ModelConfig, config: EngineConfig) -> Adaptable:
 
 
 class SlotFiller:
-    """Owner of the set of adapters whose files it has checked, and the memory to read them; one thread at a time may
-    use it. A file is read past the page cache until it is checked: of many adapters few come again."""
+    """Owner of the digests of the adapters that it has checked, and of the memory to read adapters. One thread at a
+    time may use it. The first read of an adapter bypasses the page cache, because few of many are read again."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class SlotFiller:
         folders: AdapterFolders | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        """folders: where the adapters are; default: in the engine's store. The other arguments are of BaseWeights."""
+        """folders: finds the folders of adapters; default: in the engine's store. open_base, piece_bytes: arguments of
+        BaseWeights."""
         self._folders = folders or StoredAdapters()
         self.adapted = adapted
         self._reader = AdapterReader(model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules)
@@ -56,8 +57,9 @@ class SlotFiller:
         self._buffer = TensorBuffer()
 
     def fill(self, order: FillSlot, pause: Pause = no_pause) -> int:
-        """Fill every layer of a slot, those without an update with none; return the bytes read. RequestError if the
-        folder holds another adapter than ordered, or one that does not fit. `pause` is called between pieces."""
+        """Fill a slot, in every layer, and return the bytes read; in a layer that the adapter does not update, the slot
+        becomes empty. RequestError if the folder holds another adapter than ordered, or one that does not fit. `pause`
+        is called between pieces of the work."""
         with self._folders.open(order, pause) as folder:
             return self._fill(order, folder, pause)
 

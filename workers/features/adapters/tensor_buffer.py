@@ -1,8 +1,8 @@
 """TensorBuffer: memory for the tensors of one layer at a time, as an adapter's file has them.
 
-The file is read, not mapped: a damaged or shortened file is an error of one fill, and ends no process. Layers that
-follow each other in the file share a read, and all fills share the memory: fresh pages and many requests would cost
-more than the tensors themselves.
+The file is read, not mapped, so that a damaged or shortened file is an error of one fill and ends no process. Layers
+that follow each other in the file share a read, and all fills share the memory: many small reads and new pages would
+cost more than the tensors themselves.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TensorBuffer:
         self._file, self._shown, self._held = file, shown, []
 
     def read(self, places: Collection[TensorPlace]) -> dict[int, Tensor]:
-        """Return tensors that have bytes, by offset. They may be used until the next call. RequestError if the file
-        ends before them."""
+        """Return the tensors at `places`, none of them empty, by their offsets in the file. They are valid until the
+        next call. RequestError if the file ends before them."""
         if not all(self._find(place) for place in places):
             self._load(_page_runs(places))
         return {place.offset: self._tensor(place) for place in places}

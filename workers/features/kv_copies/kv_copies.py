@@ -5,9 +5,9 @@ in the order of the message, and all of them before the step changes or computes
 stream that computes: a copy must follow the steps before it and precede this one, so a second stream would overlap
 nothing.
 
-A step's result says that the copies of all ranks are done, after which the core may give their slots away. In a step
-with rows the model's collectives see to it, since a rank joins them after its copies. In a step that only copies, the
-ranks meet in a collective of no other use.
+After a step's result the core may give its slots away, so the copies of all ranks must be done by then. In a step with
+rows the model's collectives ensure that, since a rank joins them after its copies. A step that only copies has a
+collective for this purpose alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def pin_arena(arena: Arena) -> None:
 
 
 class KVCopies(RunnerFeature):
-    """Views of the cache's blocks and of this rank's part of each slot; it owns neither memory."""
+    """Feature that copies blocks. It has views of the cache's blocks and of this rank's part of each slot, and owns
+    neither memory."""
 
     orders = ("stores", "loads")
 

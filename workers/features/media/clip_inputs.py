@@ -1,4 +1,4 @@
-"""ClipInputs: the part of a step that is the decoder's, with cross attention to the clips of its rows."""
+"""ClipInputs: makes the inputs of a step for a decoder with cross attention to the audio clips of its rows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .media_rows import Piece
 
 
 class ClipInputs:
-    """`rows` are the clips of the rows in use. `shifts`: from the index of a token to its position, of each row."""
+    """Maker of these inputs. `rows`: the clips of the running rows. `shifts`: for each row, the position minus the
+    index of the tokens after its clip."""
 
     def __init__(self, rows: ClipRows, take: Callable[[int, int, int], Tensor], padding: Tensor) -> None:
-        """take: gives encoder rows of an entry, from one on, so many. padding: a row behind a clip, [1, hidden_size]
-        on the device."""
+        """take: returns encoder rows of an entry, as EncodedMedia.take. padding: [1, hidden_size] on the device, stands
+        for each row after a clip's end."""
         self.rows, self._take, self._padding = rows, take, padding
         self.shifts: I64 = np.full(rows.max_num_seqs, -rows.num_tokens, np.int64)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return the step's inputs with those of the decoder and its cross attention."""
+        """Return the step's inputs, completed by the decoder's own inputs (field `decoder`) with its cross
+        attention."""
         step = self.rows.split(inputs)
         rows = torch.cat([self._rows_of(piece) for piece in step.pieces]) if step.pieces else None
         cross = CrossStep(_metadata(step, self.rows.num_rows, self._padding.device), rows)

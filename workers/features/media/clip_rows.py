@@ -1,10 +1,11 @@
-"""ClipRows: the audio clips at the heads of rows, for a model with cross attention, and their part in a step.
+"""ClipRows: the audio clips with which rows begin, for a model with cross attention, and their part in a step.
 
     tokens of a row   │ clip: encoder rows, then padding up to a whole block │ decoder tokens │
     its block table   │ keys and values of cross attention                   │ of attention   │
 
-The tokens of a clip pass no layer: to compute them is to write the keys and values of encoder rows to their slots. So a
-step is split: the decoder gets its own tokens alone, with the rest of each table, and lengths without the clip.
+The tokens of a clip pass through no decoder layer: to compute them means to write the keys and values of encoder rows
+to their slots. So a step is split: the decoder gets only its own tokens, the rest of each block table, and lengths
+without the clip.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .row_spans import FIELDS
 
 
 class ClipStep(NamedTuple):
-    """A step of rows with clips, split."""
+    """A step of rows with clips, split into the decoder's part and the part of the clips."""
 
     decoder: StepInputs  # T tokens of n rows; their positions, and those of the tokens they sample, count the clip
     positions: I64  # [T] of the decoder's tokens, without the clip
@@ -33,7 +34,8 @@ class ClipStep(NamedTuple):
 
 
 class ClipRows:
-    """Owner of the entry of each row's clip. `num_rows`: encoder rows of a clip, `num_tokens` in a request."""
+    """Owner of the entry of each row's clip. `num_rows`: encoder rows of a clip. `num_tokens`: tokens that stand for a
+    clip in a request, padding included."""
 
     def __init__(self, max_num_seqs: int, cross: CrossConfig, block_size: int) -> None:
         assert cross.num_tokens % block_size == 0, "no block holds tokens of both kinds"
@@ -58,7 +60,8 @@ class ClipRows:
         self._entries[:] = 0
 
     def bind(self, bindings: I32) -> None:
-        """Bind clips to entries. bindings: [m, 3] row, index of the span, entry. ProtocolError for another index."""
+        """Bind clips to entries. bindings: [m, 3] row, index of the span, entry. ProtocolError unless the index is
+        0."""
         for row, index, entry in bindings.tolist():
             if index or entry < 1:
                 raise ProtocolError(f"entry {entry} is bound to span {index} of row {row}, which has a clip alone")

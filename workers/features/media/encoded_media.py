@@ -1,7 +1,7 @@
 """EncodedMedia: the embeddings of media that the core has ordered, by entry.
 
-The core decides which entries exist and when they are free; here they are filled, some pieces an order. A medium whose
-file is missing or damaged fails alone: its entry is reported, and has zeros until the core has ended the requests that
+The core decides which entries exist and when they are free. An order computes some pieces of an entry. A medium with a
+missing or damaged file fails alone: its entry is reported, and has zeros until the core has ended the requests that
 wait for it.
 """
 
@@ -20,7 +20,7 @@ from ...machine.parallel import ParallelGroup
 
 
 class EncodedMedia:
-    """Owner of the entries. Every rank encodes everything, and a failure of one rank is one of all."""
+    """Owner of the entries. Every rank encodes every medium. If one rank fails at a medium, it fails on all ranks."""
 
     def __init__(
         self, encoder: Encoder, config: EncoderConfig, width: int, store: BlobStore, group: ParallelGroup
@@ -49,8 +49,8 @@ class EncodedMedia:
             self._failed.discard(entry)
 
     def encode(self, order: Encode) -> FailedEntry | None:
-        """Run the pieces of an order; return why its medium cannot be encoded, if so. ProtocolError if it does not
-        follow the orders before it."""
+        """Run the pieces of an order. Return None, or a FailedEntry with the reason if the medium cannot be encoded.
+        ProtocolError if the order does not continue the orders before it."""
         if order.first_piece == 0 and order.entry in self._failed:
             self.free([order.entry])
         if order.entry in self._failed:

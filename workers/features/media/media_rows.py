@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class MediaPlan(NamedTuple):
-    """Differences of a step's inputs, of T tokens in n rows, from those of text."""
+    """The changes that media make to the inputs of a step with T tokens."""
 
     positions: I64 | None = None  # [T], or [3, T]: times, rows and columns; None: those of text
     tokens: I64 | None = None  # [m] indices of placeholders among the T tokens; None: none
@@ -46,7 +46,7 @@ class MediaRows:
         self.shifts: I64 = np.zeros(max_num_seqs, np.int64)  # from index to position, behind the last span
 
     def admit(self, new_row: NewRow) -> None:
-        """Note the spans of a new row, if it has any."""
+        """Record the spans of a new row, if it has any."""
         if not new_row.spans:
             return
         spans = RowSpans(new_row, self._encoder.placeholder_id, self._axes_merge)
@@ -72,7 +72,8 @@ class MediaRows:
             spans.entries[index] = entry
 
     def plan(self, inputs: StepInputs) -> MediaPlan | None:
-        """Return the changes of a step by media; None: none. ProtocolError if a placeholder has no entry."""
+        """Return the changes that media make to a step; None if there are none. ProtocolError if a placeholder has no
+        entry."""
         if not self._rows:
             return None
         firsts, rows = inputs.positions[inputs.query_starts[:-1]], inputs.rows

@@ -1,4 +1,4 @@
-"""MediaRunner: the part of media in the steps of a model that takes any.
+"""MediaRunner: encodes media, and adds them to the inputs of steps.
 
     freed entries → encodes, some pieces each → spans of new rows → bindings of spans to entries → inputs of the step
 
@@ -38,7 +38,7 @@ ACTIVATIONS = 16  # of a layer, in elements for each element of a row: its input
 
 
 def media_store(spec: EngineSpec) -> BlobStore:
-    """Return the store of decoded media; on another host than the head it fetches them."""
+    """Return the store of decoded media. On a host other than the head it fetches them from the head."""
     folder, limit = Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes
     if spec.is_on_head:
         return BlobStore(folder, limit)
@@ -46,7 +46,8 @@ def media_store(spec: EngineSpec) -> BlobStore:
 
 
 class MediaRunner(RunnerFeature):
-    """`rows` are the spans of the rows in use, `encoder` makes their embeddings. All ranks run the same orders."""
+    """Feature that owns the `encoder`, its cache, and the spans of the running rows (`rows`). All ranks run the same
+    orders."""
 
     orders = ("encodes", "freed_entries", "span_entries")
 
@@ -58,7 +59,8 @@ class MediaRunner(RunnerFeature):
         device: torch.device,
         rotations_at: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`rotations_at` gives the rotations at times, rows and columns of images; None: positions are indices."""
+        """`rotations_at`: as DecoderModel.rotations_at, if positions in images are times, rows and columns; None:
+        positions are indices."""
         config, cross = spec.model.encoder, spec.model.cross
         assert config is not None
         self._device, num_parts = device, 1 + config.num_deepstack
@@ -83,7 +85,7 @@ class MediaRunner(RunnerFeature):
 
     @property
     def shifts(self) -> I64 | None:
-        """The shift of each row's positions behind its media; None: all 0."""
+        """For each row, the position minus the index of the tokens after its media; None: all are 0."""
         return self._inputs.shifts
 
     def clear(self) -> None:
@@ -92,7 +94,7 @@ class MediaRunner(RunnerFeature):
         self._cache.clear()
 
     def begin(self, step: SchedulerOutput, begun: BegunStep) -> None:
-        """Free entries and run the step's encodes; note those that failed."""
+        """Free entries and run the step's encodes; add those that failed to `begun`."""
         if not (step.encodes or step.freed_entries):
             return
         begun.enter("encode")
@@ -103,7 +105,7 @@ class MediaRunner(RunnerFeature):
         begun.failed_entries += [each for each in failed if each is not None]
 
     def update(self, step: SchedulerOutput) -> None:
-        """Forget the media of freed rows, note those of new ones, and bind spans to entries."""
+        """Forget the media of freed rows, record those of new rows, and bind spans to entries."""
         self.rows.free(ids_of(step.freed_rows))
         for new_row in step.new_rows:
             self.rows.admit(new_row)

@@ -55,12 +55,12 @@ class RowSpans:
 
     @property
     def end(self) -> int:
-        """The index behind the last span."""
+        """The index after the last token of the last span."""
         return int(self._ends[-1])
 
     @property
     def shift(self) -> int:
-        """From the index of a token behind the last span to its position."""
+        """The position minus the index of the tokens after the last span."""
         return int(self._shifts[-1])
 
     def placeholders(self, begin: int, end: int) -> tuple[I64, I64, I64]:

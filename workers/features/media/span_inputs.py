@@ -1,4 +1,4 @@
-"""SpanInputs: the media of a step at their placeholders, from MediaRows to tensors on the device."""
+"""SpanInputs: adds the media of a step to its inputs, as tensors on the device, by the plan of MediaRows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .media_rows import MediaPlan, MediaRows
 
 
 class SpanInputs:
-    """`rows` are the spans of the rows in use."""
+    """Maker of the inputs of steps with media. `rows`: the spans of the running rows."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class SpanInputs:
         device: torch.device,
         rotations_at: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        """take: gives embeddings of an entry, from one on, so many. num_parts: of an embedding, one for the stream and
-        those of inner layers. `rotations_at`: as MediaRunner."""
+        """take: returns embeddings of an entry, as EncodedMedia.take. num_parts: parts of an embedding, one for the
+        residual stream and one for each inner layer. `rotations_at`: as in MediaRunner."""
         self.rows, self._take, self._num_parts = rows, take, num_parts
         self._device, self._rotations_at = device, rotations_at
 

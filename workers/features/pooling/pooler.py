@@ -36,7 +36,7 @@ class Pooler(RunnerFeature):
         self._prompt_by_row: dict[int, _Prompt] = {}
 
     def update(self, step: SchedulerOutput) -> None:
-        """Forget freed rows, note the new ones that are pooled."""
+        """Forget freed rows, and record the new rows that are pooled."""
         if self._prompt_by_row:
             for row in ids_of(step.freed_rows).tolist():
                 self._prompt_by_row.pop(row, None)
@@ -47,7 +47,7 @@ class Pooler(RunnerFeature):
         self._prompt_by_row.clear()
 
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
-        """Add a step's hidden states; give the vectors of the prompts that end in it to its result."""
+        """Add a step's hidden states to the sums, and add the vectors of the prompts that it completes to `begun`."""
         if not self._prompt_by_row:
             return
         for i, row in enumerate(inputs.rows.tolist()):
