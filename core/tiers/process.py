@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -52,18 +51,15 @@ from ...ipc.sockets.client_auth import GROUP, ZapHandler
 from ...ipc.sockets.endpoints import tcp_address
 from ...ipc.sockets.zmq_sockets import new_socket
 from ...ipc.spec.config.engine_spec import EngineSpec, host_process_name
-from ...ipc.spec.config.tier_places import listen_address_of, peer_addresses
 from ..kv.block_hash import KEY_BYTES
-from .disk import DiskSource
 from .finder import Finder
 from .lane import Lane, SlotItem
 from .namespace import digest_weights, namespace_of_parts, new_namespace, read_secret
-from .network.peer import PeerSource
 from .network.peer_server import PeerServer
-from .network.remote import RemoteSource
 from .pins import Pins
 from .reports import LoadJob, Reports, StoreJob
-from .source import Item, Namespace, Source
+from .source import Item, Namespace
+from .sources import listen_address, new_sources
 
 logger = logging.getLogger("tokenloom.tiers")
 
@@ -108,10 +104,10 @@ class TierProcess:
             return
         shape = self._arena.shape
         self._max_queued = max(min(shape.num_bytes // 4, MAX_QUEUED_BYTES) // shape.stride, 1)
-        self._sources = _new_sources(self._spec, self._reports)
+        self._sources = new_sources(self._spec, self._reports)
         self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
         self._finder = Finder(self._sources, self._reports.put)
-        if (address := _listen_address(self._spec)) is not None:
+        if (address := listen_address(self._spec)) is not None:
             disk = self._sources.get(SOURCES.index("disk"))
             mode = int(self._spec.config.listen_mode, 8)
             self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk, mode)
@@ -332,26 +328,6 @@ class TierProcess:
 def _yield_to_others() -> None:
     """Let this thread run only while a CPU is idle. Threads that it starts would inherit that."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), DIGEST_NICENESS)
-
-
-def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
-    """Return the configured sources by their index in SOURCES, in the order in which they are looked up."""
-    config, sources = spec.config, list[Source]()
-    if config.kv_disk is not None:
-        folder, max_bytes = Path(config.kv_disk), config.kv_disk_bytes // config.data_parallel_size
-        folder = folder / f"replica-{spec.replica}" if spec.replica else folder  # each folder has one writer
-        sources.append(DiskSource(folder, max_bytes, config.kv_quota, reports.touch))
-    if config.kv_remote is not None:
-        sources.append(RemoteSource(config.kv_remote, reports.touch))
-    if peers := [address for address in peer_addresses(config.kv_peers) if address != _listen_address(spec)]:
-        sources.append(PeerSource(peers, reports.touch))
-    return {SOURCES.index(source.name): source for source in sources}
-
-
-def _listen_address(spec: EngineSpec) -> str | None:
-    """Return the address from which other engines load the blocks of this replica; None if --kv-listen is not set."""
-    address = spec.config.kv_listen
-    return None if address is None else listen_address_of(address, spec.replica)
 
 
 def main() -> int:

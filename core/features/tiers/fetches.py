@@ -11,19 +11,17 @@ otherwise the blocks of a prompt that is larger than the arena would evict each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
 from ....ipc.codec import encode_ids
-from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
 from ...kv.block_pool import BlockPool
 from ...request import Request
 from .costs import ComputeCost, SourceCost
+from .fetch import Fetch, Load, MissingBlocks
 from .hits import FIRST_SOURCE, Hits
 from .slots import Slots
 
@@ -35,60 +33,6 @@ PROBE_S = 30.0  # after which a source that is too slow is tried again with one 
 PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
 LANDING_SHARE = 0.25  # of these, the fewest that are copied to the pool at once while others are being filled
-
-
-class MissingBlocks(NamedTuple):
-    """The blocks of a prompt to look for in the sources, from block `start` on."""
-
-    start: int
-    parent: bytes  # key of the block before them
-    tokens: bytes
-    first_keys: Callable[[int], list[bytes]]  # returns the keys of the first n of them
-    media: Sequence[MediaSpan] = ()  # of the prompt
-    owner: int = 0  # tenant
-
-
-@dataclass(eq=False)
-class Fetch:
-    """The loading of blocks [start, start + len(keys)) of a prompt into slots."""
-
-    # Each block passes from right to left, and `keys` ends before the first block that is given up:
-    #     0 ────────────── num_ready ──────────────── num_ordered ───────── len(keys)
-    #       in slot or pool          being loaded, or here      waits for a slot
-    # Blocks may come in any order, but only those without a gap from the first are of use. `num_ordered` goes back if
-    # a block that was loaded has been evicted since. `is_waiting` becomes False once, no later than `give_up_at`; the
-    # loads continue until the request is admitted, since it uses the blocks that have come by then, too.
-    request: Request | None  # None: a prefetch
-    start: int
-    first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks
-    begun_at: float
-    grace_s: float
-    owner: int = 0  # tenant
-    on_end: Callable[[], None] | None = None  # for a fetch without a request
-    keys: list[bytes] = field(default_factory=list)  # of found blocks
-    index_by_key: dict[bytes, int] = field(default_factory=dict)  # of found blocks, given up or not
-    sources: bytes = b""  # source of each found block: index into SOURCES
-    num_ordered: int = 0
-    num_ready: int = 0  # blocks without a gap from the first, each in a slot that it holds or in the pool
-    held: dict[bytes, int] = field(default_factory=dict)  # slots to which it has a reference, by key
-    jobs: set[int] = field(default_factory=set)
-    give_up_at: float = 0.0
-    is_waiting: bool = True  # its request waits for it
-
-    def wants(self, key: bytes) -> bool:
-        """Return whether the block is one of this fetch, and the fetch does not hold a slot with it yet."""
-        return self.index_by_key.get(key, len(self.keys)) < len(self.keys) and key not in self.held
-
-
-@dataclass
-class _Load:
-    """A LoadBlocks order under way."""
-
-    fetch: Fetch | None  # None: the fetch has ended
-    source: int
-    key_by_slot: dict[int, bytes]
-    num_blocks: int
-    is_void: bool = False  # its blocks must not be found: all content was cleared
 
 
 class Fetches:
@@ -113,7 +57,7 @@ class Fetches:
         self._asked: dict[int, Fetch] = {}
         self.by_request: dict[Request, Fetch] = {}  # until the request is admitted, even if it waits no longer
         self._others: set[Fetch] = set()  # prefetches
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
         self._loading: dict[bytes, int] = {}  # jobs by key
         self._numbers = count(1)
         self._max_loading = max(int(LOADING_SHARE * slots.num_slots), 1)
@@ -252,7 +196,7 @@ class Fetches:
         if not key_by_slot:
             return
         job = next(self._numbers)
-        self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot))
+        self._loads[job] = Load(fetch, source, key_by_slot, len(key_by_slot))
         self.costs[source].on_order(len(key_by_slot), now)
         self._loading.update(dict.fromkeys(key_by_slot.values(), job))
         fetch.jobs.add(job)

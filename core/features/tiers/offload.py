@@ -34,7 +34,8 @@ from ...request import Request, WaitReason
 from ...scheduling.step.step_copies import StepCopies
 from .copy_plan import CopyPlan
 from .costs import ComputeCost
-from .fetches import Fetches, MissingBlocks
+from .fetch import MissingBlocks
+from .fetches import Fetches
 from .hits import HOST
 from .opening import Opening
 from .options import Tiers

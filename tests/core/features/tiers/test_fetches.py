@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from tokenloom.core.features.tiers.costs import ComputeCost
-from tokenloom.core.features.tiers.fetches import Fetches, MissingBlocks
+from tokenloom.core.features.tiers.fetch import MissingBlocks
+from tokenloom.core.features.tiers.fetches import Fetches
 from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.request import Request

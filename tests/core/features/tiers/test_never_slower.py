@@ -15,7 +15,8 @@ from typing import Any, cast
 import pytest
 
 from tokenloom.core.features.tiers.costs import MIN_SAMPLE, ComputeCost
-from tokenloom.core.features.tiers.fetches import PROBE_S, Fetches, MissingBlocks
+from tokenloom.core.features.tiers.fetch import MissingBlocks
+from tokenloom.core.features.tiers.fetches import PROBE_S, Fetches
 from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.request import Request
