@@ -23,7 +23,7 @@ MAX_EXCUSES = 3  # times that the oldest step gets its full time limit again aft
 
 
 class HangDetector:
-    """Learns the time limit of a step. `fixed_s`: the operator's limit, which replaces the learned one."""
+    """Estimator of a step's time limit. `fixed_s`: the operator's limit, which replaces the learned one."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s

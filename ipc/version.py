@@ -16,8 +16,8 @@ def tokenloom_version() -> str:
 
 
 def numerics_digest(root: Path = ROOT) -> str:
-    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. Installations
-    with equal digests compute equal bits on equal hardware. Takes some milliseconds."""
+    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. All hosts of
+    an engine must have the same, since their ranks must compute equal bits. Takes some milliseconds."""
     digest = hashlib.sha256(_version_of("torch").encode())
     rooms = (root / "kernels", root / "workers")
     for path in sorted(path for room in rooms for path in room.rglob("*") if path.suffix in _KINDS):

@@ -1,6 +1,6 @@
-"""ModelLoader: reads one rank's shard of a checkpoint into a model, with the kernels of the rank's device.
+"""ModelLoader: loads one rank's shard of a checkpoint into a model, with kernels for the rank's device.
 
-Chooses the kernels, and compiles those of a GPU in advance. Keeps no model and no cache: `Worker` owns them.
+It chooses the kernels, and compiles those of a GPU in advance. It keeps no model and no cache: `Worker` owns them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ logger = logging.getLogger("tokenloom.worker")
 
 
 class ModelLoader:
-    """Loads the models of one rank, one after the other, onto `device`.
+    """Loader of one rank's models onto `device`.
 
-    `adapters` gets the slots of each loaded model that adapters may update.
+    `adapters`: the loader of adapters, which from each load on fills the slots of the new model; None: no adapters.
     """
 
     def __init__(self, spec: EngineSpec, device: torch.device, adapters: AdapterLoader | None) -> None:

@@ -221,7 +221,7 @@ class FrontendPort:
     # ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tell_loads(self, engine: EngineCore, now: float) -> None:
-        """If frontends have routers, send Load to each frontend for which the work of the others has changed. `now`:
+        """Send Load to each frontend for which the work of the others has changed, if frontends have routers. `now`:
         monotonic seconds."""
         if self._has_routers:
             changed = self._loads.changed(engine.open_requests, self._identity_by_frontend.keys(), now)

@@ -1,8 +1,8 @@
 """Messages between frontends (or a gateway's frontends) and the core, over DEALER/ROUTER.
 
-Frontends send EngineCoreRequest, AbortRequests and EngineControl. The core replies with EngineCoreOutputs (columns:
-arrays with an element for each answer), ControlDone and Load. Gateways, which have no supervisor next to the core, also
-get Progress, ReplicaDown, WorkersUp, WeightsChanged and requests for blobs."""
+Frontends send EngineCoreRequest, AbortRequests and Prefetch. The core sends EngineCoreOutputs (columns: arrays with an
+element for each answer), Prefetched and Load. Gateways have no supervisor next to the core, so they also send Order to
+the core, and get Ordered, Progress, ReplicaDown, WorkersUp, WeightsChanged and requests for blobs from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between the core and its grammar process, over DEALER/DEALER: the core sends grammars and tokens, the
+"""Messages between the core and its grammar process, over a stream socket: the core sends grammars and tokens, the
 grammar process sends token masks."""
 
 from __future__ import annotations

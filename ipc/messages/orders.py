@@ -1,7 +1,7 @@
 """Orders that change an engine as a whole: pause, reload, sleep and others.
 
-A frontend passes a client's order on to the supervisor, which owns it and sends each core its part; the core of an
-engine behind a gateway passes it on likewise.
+A frontend passes a client's order on to the supervisor, which owns it and sends each core its part. The order of a
+gateway's client reaches the supervisor through a core.
 
     frontend or core → supervisor  Order        supervisor → core              Hold
     core → supervisor              Held         supervisor → frontend or core  Ordered
@@ -18,7 +18,7 @@ WORKERS_ACTIONS = (*MEMORY_ACTIONS, "start_profile", "stop_profile")  # the work
 
 
 class Order(Message, frozen=True, kw_only=True, tag="order"):
-    """A client's order. Ordered replies after it is carried out."""
+    """A client's order. The reply is Ordered, after it is carried out or has failed."""
 
     order_id: str  # random; an order that is sent again is carried out once
     action: OrderAction
@@ -31,7 +31,7 @@ class Order(Message, frozen=True, kw_only=True, tag="order"):
 
 
 class Hold(Message, frozen=True, kw_only=True, tag="hold"):
-    """A core's part of an order. It gets one at a time, but for those to clear_kv_cache. Held replies."""
+    """A core's part of an order. A core gets one Hold at a time, besides those of clear_kv_cache. The reply is Held."""
 
     order_id: str
     action: OrderAction
@@ -48,15 +48,16 @@ class Held(Message, frozen=True, kw_only=True, tag="held"):
 
 
 class Ordered(Message, frozen=True, kw_only=True, tag="ordered"):
-    """Reply to Order, to all frontends and cores: whoever passed it on may have been replaced."""
+    """Reply to Order. It goes to all frontends and cores, since the one that passed the order on may have been
+    replaced."""
 
     order_id: str
     error: ErrorInfo | None = None
 
 
 def joint_error(action: OrderAction, errors: dict[int, ErrorInfo], num_all: int) -> ErrorInfo | None:
-    """Return the error of an order that went to `num_all` replicas, by those of the replicas that refused it or failed;
-    it names them unless all have. None without any."""
+    """Return the error of an order that went to `num_all` replicas; None if `errors` is empty. `errors`: by number of
+    the replica, of the replicas that refused the order or failed. The error names these, unless they are all."""
     if not errors:
         return None
     error = next(iter(errors.values()))

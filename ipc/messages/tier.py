@@ -5,9 +5,9 @@ A slot is a place in the arena (process/arena.py) for one block: on each host th
 The core allocates the slots and alone decides which content goes where; the tier process of a host reads and writes
 disks and networks. Each order goes to the tier processes of all hosts, and their answers are merged into one
 (core/links/tier_answers.py).
-From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the tier
-process. Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in
-SOURCES.
+The slots of LoadBlocks and StoreBlocks belong to the tier process. Each one belongs to the core again when a
+BlocksLoaded or BlocksStored names it, or with the last reply to the job. Blocks are named by their keys
+(core/kv/block_hash.py), 32 bytes each. A source is given by its index in SOURCES.
 """
 
 from __future__ import annotations

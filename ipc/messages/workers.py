@@ -66,7 +66,8 @@ class StepMessage(Message, frozen=True, kw_only=True):
 
 class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     """One step. A worker copies the blocks of `stores`, then those of `loads`; frees rows, adds new ones, appends
-    blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies or fills has no rows.
+    blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step may have no rows: it only copies
+    blocks, fills adapter slots or encodes media.
 
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
     becomes its next known token, or returns its embedding. A row with drafts, which are guesses of the tokens after

@@ -16,12 +16,12 @@ _DIMENSIONS = Range(int, 1, 1 << 20)  # and at most the model's hidden_size
 class PoolingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=PublicStruct
 ):
-    """How `embed` pools hidden states after the final norm: of the last token, or the mean of all tokens.
+    """Parameters of `embed`: how it pools the hidden states after the final norm, and scales and cuts the result.
 
     A value out of range raises RequestError with the field's name.
     """
 
-    method: Literal["last", "mean"] = "last"  # only the last token attends to all others
+    method: Literal["last", "mean"] = "last"  # of the last token, which alone attends to all others; or of all tokens
     normalize: bool = True  # to length 1, after the cut to `dimensions`
     dimensions: int | None = None  # keep the first elements; None: all of hidden_size
     use_activation: bool | None = None  # vLLM's name of `normalize`; if given, it sets that field

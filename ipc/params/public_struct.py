@@ -1,6 +1,6 @@
 """PublicStruct: metaclass of the parameter structs that users construct, with errors that say what to write.
 
-msgspec's own name neither the class nor a similar field. Decoding and `replace` do not pass here.
+msgspec's own errors name neither the class nor similar fields. Decoding and `msgspec.structs.replace` do not use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling of a chat with a person, if neither the model nor the operator names any.
+"""Sampling parameters of chats with a person, if neither the model nor the operator sets any.
 
 A request of OpenAI's API or of the client library then has temperature 1 and no filters, as in vLLM. Small models
 answer badly with these, so the terminal's chat, the web page and Ollama's API use milder values.

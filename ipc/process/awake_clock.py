@@ -17,9 +17,9 @@ MISSED_BEATS = 2  # beats; a longer gap between two reads counts as a suspension
 
 
 class AwakeClock:
-    """A monotonic clock: `look` advances `now` by the elapsed time, or by one beat if more than MISSED_BEATS elapsed.
+    """A monotonic clock: `look` advances `now` by the elapsed time, or by one beat if that is above MISSED_BEATS beats.
 
-    A process that is only slow, or gets little CPU, still reaches its time limits.
+    So a process that is only slow, or gets little CPU, still reaches its time limits.
     """
 
     def __init__(self, beat_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:

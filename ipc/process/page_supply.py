@@ -65,7 +65,7 @@ class PageRange:
 
 
 class PageSupply:
-    """Takes the pages of some ranges, piece by piece, in the order of the ranges."""
+    """Supply of the pages of some ranges: takes them piece by piece, in the order of the ranges."""
 
     def __init__(self, ranges: Sequence[PageRange], free_bytes: Callable[[], int] = available_bytes) -> None:
         self._ranges, self._free_bytes, self.monotonic = ranges, free_bytes, time.monotonic

@@ -37,9 +37,9 @@ def load_model(
     """Load the model of `config` from this rank's shard of the checkpoint in `folder` to `device` as `dtype`.
 
     `on_progress` is called after each tensor with the number of tensors read and the number of all. `is_dummy`: random
-    weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update. ConfigError if
-    the checkpoint lacks a tensor, has one that is not used or of another shape, or is damaged, or if a size is not a
-    multiple of the group's size.
+    weights, and nothing is read. `adapters`: slots of `ops` for adapters, and the modules that adapters may update;
+    None: no adapters. ConfigError if the checkpoint lacks a tensor, has one that is not used or of another shape, or is
+    damaged, or if a size is not a multiple of the group's size.
     """
     with open_checkpoint(folder, dtype, device, config.quantization, is_dummy=is_dummy) as checkpoint:
         checkpoint.on_progress = on_progress

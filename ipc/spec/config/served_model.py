@@ -1,4 +1,4 @@
-"""The config of a checkpoint's model as an engine serves it: with quantization on load, and only the wanted media."""
+"""The config of a model as an engine serves it: with --quantization applied, and without media that are turned off."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAX_DRAFTS = 15  # draft tokens of a row in a step
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of the drafts that lookup proposes. Within the limits the measured cost decides."""
+    """Limits of the drafts that lookup proposes. Within them, measured costs decide how many drafts a row gets."""
 
     method: str = "lookup"
     num_speculative_tokens: int = MAX_DRAFTS

@@ -1,4 +1,4 @@
-"""Rules, which give fields of ModelConfig from config.json, and Family, a set of rules.
+"""Rules, which compute fields of ModelConfig from config.json, and Family, the rules of an architecture.
 
 A rule is a value, or a function of the ConfigFile. A family without a rule of its own for a field has Llama's.
 """

@@ -240,7 +240,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rope_depends_on_length(self) -> bool:
-        """Whether rotary embeddings differ with max_model_len."""
+        """Whether rotary embeddings depend on max_model_len."""
         return any(rope.kind in ("dynamic", "longrope") for rope in self.ropes)
 
     @property

@@ -1,8 +1,8 @@
 """QuantizationConfig: storage format of a checkpoint's matrices, parsed from `quantization_config` in config.json.
 
 Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 of
-DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, MXFP4 of experts (gpt-oss), and GGUF. Activations are never
-quantized: settings for them are ignored, and products are more precise.
+DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, MXFP4 of experts (gpt-oss), and GGUF. A checkpoint's settings
+for the quantization of activations are ignored; the option --int8-activations decides it.
 """
 
 from __future__ import annotations

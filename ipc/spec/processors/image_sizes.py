@@ -1,7 +1,7 @@
-"""Sizes of images after the resizing of transformers' image processors, to the pixel.
+"""Sizes to which transformers' image processors resize images, exact to the pixel.
 
-All sizes are (height, width) in pixels. An image that a processor cannot resize, because a side would be empty or its
-shape is too extreme, is a RequestError. Works on sizes alone, without pixels.
+All sizes are (height, width) in pixels. A side of a result may be 0, for an image of extreme shape; the frontend's
+resizing refuses such a size. Works on sizes alone, without pixels.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def smart_size(size: Size, factor: int, min_pixels: int, max_pixels: int) -> Siz
 
 
 def max_smart_factors(factor: int, min_pixels: int, max_pixels: int) -> int:
-    """Return the largest number of squares of `factor` pixels in an image of `smart_size`.
+    """Return an upper bound of the number of squares with sides of `factor` pixels in an image of `smart_size`.
 
-    A long image scaled down keeps one row of squares, however long; one scaled up rounds both sides up.
+    A long image that is scaled down keeps one row of squares, however long; one that is scaled up has both sides
+    rounded up.
     """
     one_row = math.floor(math.sqrt(MAX_ASPECT_RATIO * max_pixels) / factor)
     side = math.sqrt(min_pixels) / factor
@@ -139,7 +140,7 @@ def tiled_size(size: Size, tile: int) -> Size:
 def tile_grid(size: Size, tile: Size, min_tiles: int, max_tiles: int) -> tuple[int, int]:
     """Return InternVL's rows and columns of tiles: those with the aspect ratio nearest to the image's.
 
-    Of equally near ones, the last with an area less than twice the image's is taken, or the first.
+    Of equally near grids, the last one with an area below twice the image's is taken; if there is none, the first.
     """
     ratio = size.width / size.height
     area = size.width * size.height
