@@ -5,33 +5,34 @@ The hub's client is imported only for a hub id.
 
 from __future__ import annotations
 
+import logging
 import os
-import re
-import sys
 from pathlib import Path
 
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.weight_files import INDEX_NAME, check_regular, file_by_tensor
-from .gguf.folder import SUFFIX, checkpoint_folder, chosen_parts, gguf_in
+from .downloads.fetch import fetch
+from .downloads.hub_name import HubName, not_of_the_hub, parse_hub_name
+from .gguf.choice import SUFFIX
+from .gguf.folder import checkpoint_folder, gguf_in
+
+logger = logging.getLogger("tokenloom.supervisor")
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
-_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # after the colon: a part of a GGUF file's name
-_WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
-_OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", SUFFIX)
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `name` can name a model: it is `demo`, an existing folder or file, or of the form owner/name."""
-    return name == "demo" or os.path.exists(name) or _HUB_ID.fullmatch(name) is not None
+    """Whether `name` can name a model: it is `demo`, an existing folder or file, or a model of the hub."""
+    return name == "demo" or os.path.exists(name) or parse_hub_name(name) is not None
 
 
 def find_checkpoint(
     name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
 ) -> Path:
-    """Return the folder of a checkpoint, or of the files made for a GGUF file. The files of a hub id, which may be
-    owner/name:Q4_K_M, are downloaded unless they are cached. None means the demo model.
+    """Return the folder of a checkpoint, or of the files made for a GGUF file. The files of a model of the hub, which
+    may be owner/name:Q4_K_M, are downloaded unless they are cached. None means the demo model.
     ConfigError, about `option`, if it is not found or cannot be used. For --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
         folder = Path(name).resolve()
@@ -42,19 +43,30 @@ def find_checkpoint(
         return checkpoint_folder(Path(name))
     if name in (None, "demo"):
         return DEMO_FOLDER
-    found = _HUB_ID.fullmatch(name)
-    if name.endswith(SUFFIX) and ":" not in name:
-        raise ConfigError(f"{option} {name}: there is no such file")
-    if found is None:
-        raise ConfigError(
-            f"{option} {name} is neither a folder, a GGUF file, a hub id of the form owner/name, nor demo"
-        )
-    repository, part = found.groups()
+    found = parse_hub_name(name)
+    if found is None or _is_file_name(found):
+        raise ConfigError(f"{option} {_no_model(name)}")
     config = config or EngineConfig()
-    if part is not None:
-        return checkpoint_folder(_fetch(repository, [], revision, option, config, part))
     has_weights = option != "--tokenizer" and config.load_format != "dummy"
-    return _fetch(repository, _OTHER_FILES + (_WEIGHT_FILES if has_weights else []), revision, option, config)
+    fetched = fetch(found, revision, f"{option} {name}", config, has_weights=has_weights)
+    if fetched.first is None:
+        return fetched.snapshot
+    logger.info("of %s the GGUF file %s is served", found.repository, fetched.first)
+    return checkpoint_folder(fetched.place)
+
+
+def _is_file_name(name: HubName) -> bool:
+    """Whether `name` has the form of a repository's, but is the path of a GGUF file."""
+    return name.part is None and name.repository.endswith(SUFFIX)
+
+
+def _no_model(name: str) -> str:
+    """Return the message for a name that names no model."""
+    if name.endswith(SUFFIX) and ":" not in name:
+        return f"{name}: there is no such file"
+    return not_of_the_hub(name) or (
+        f"{name} is neither a folder, a GGUF file, a hub id of the form owner/name, nor demo"
+    )
 
 
 def _check_files(folder: Path) -> None:
@@ -69,57 +81,3 @@ def _check_files(folder: Path) -> None:
             check_regular(path)
     if (folder / INDEX_NAME).exists():
         file_by_tensor(folder)
-
-
-def _fetch(
-    name: str,
-    patterns: list[str],
-    revision: str | None,
-    option: str,
-    config: EngineConfig,
-    part: str | None = None,
-) -> Path:
-    """Fetch the files of a repository that match `patterns`, and return their folder. With `part`: fetch the GGUF file,
-    in all its parts, that has it in its name, and return the path of the first part. ConfigError if that fails."""
-    from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    from .hub_progress import HubProgress
-
-    try:
-        if part is not None and not constants.HF_HUB_OFFLINE:
-            listed = HfApi(token=config.hf_token).list_repo_files(name, revision=revision)
-            patterns = chosen_parts(listed, part, f"{option} {name}")
-        folder = Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=patterns or None,
-                cache_dir=config.download_dir,
-                token=config.hf_token,
-                tqdm_class=None if sys.stderr.isatty() else HubProgress,  # a terminal shows the hub's own bars
-            )
-        )
-        if part is None:
-            return folder
-        cached = [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
-        return folder / chosen_parts(cached, part, f"{option} {name}")[0]
-    except GatedRepoError:
-        why = "the hub requires its licence to be accepted: do so on its page and give HF_TOKEN or --hf-token"
-    except RepositoryNotFoundError:
-        why = "it is neither a folder nor a repository of the hub; a private one needs HF_TOKEN or --hf-token"
-    except RevisionNotFoundError:
-        why = f"the hub has no revision {revision} of it"
-    except ConfigError:
-        raise
-    except Exception as error:  # OSError, and errors of the HTTP library of the hub's client
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if constants.HF_HUB_OFFLINE:
-            cache = config.download_dir or constants.HF_HUB_CACHE
-            why = f"it is no folder and not in {cache}; HF_HUB_OFFLINE forbids to fetch it: unset it, or give a folder"
-        else:
-            why = (
-                f"it is no folder and cannot be fetched from {constants.ENDPOINT} ({reason}): check the network "
-                "or give a folder; HF_ENDPOINT names a mirror, HF_TOKEN a key, HF_HUB_OFFLINE=1 uses the cache alone"
-            )
-    raise ConfigError(f"{option} {name}: {why}")

@@ -19,7 +19,6 @@ import msgspec
 from ...ipc.errors import ConfigError
 from ...ipc.messages.core import ModelDigest
 from ...ipc.messages.media import MediaKind
-from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ...ipc.sockets.addresses import RunDirectory
 from ...ipc.sockets.endpoints import Endpoints
 from ...ipc.sockets.keys import Keys
@@ -27,11 +26,10 @@ from ...ipc.spec.adapters.modules import check_adapter_options
 from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.engine_spec import EngineSpec
-from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS
 from ...ipc.spec.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.spec.config.option_ranges import AUTO_LENGTH
 from ...ipc.spec.config.served_model import served_model
-from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors, weight_paths
+from ...ipc.spec.config.weight_files import weight_paths
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.processors.processor import Processor, load_processor
 from ..listening.tls import new_ssl_context
@@ -39,6 +37,7 @@ from .generation_config import default_sampling_params, generation_folder
 from .gguf.folder import add_tokenizer
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
+from .weight_memory import check_weights as check_weights
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -49,9 +48,6 @@ _LARGEST: dict[MediaKind, str] = {  # kind of media → the largest medium, with
     "image": "largest image: raise it, or make images smaller with --mm-processor-kwargs",
     "audio": "longest audio clip: raise it, or lower --max-audio-s",
 }
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # per weight that is quantized on load, with its share of scales and zeros
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
@@ -68,11 +64,12 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = served_model(config, folder, generation)
     check_audio(model)
     check_parallel(model, config.tensor_parallel_size)
-    dtype, device = _dtype(config, model), _device(config)
+    dtype, device = dtype_of(config, model), device_of(config)
     if config.cores is None and config.load_format != "dummy":
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
-        check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=config.int8_activations)
+        shown, int8 = config.model or "the demo model", config.int8_activations
+        check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=int8, shown=shown)
     given = config.served_model_name or []
     names = [name for name in given if name != ANY_NAME] or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
@@ -217,14 +214,16 @@ def check_parallel(model: ModelConfig, size: int) -> None:
             raise ConfigError(f"intermediate_size {inner_size} does not divide among {size} ranks")
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> DType:
+def dtype_of(config: EngineConfig, model: ModelConfig) -> DType:
+    """Return the dtype in which a model is served; ConfigError if it is not supported."""
     name = model.dtype if config.dtype == "auto" else config.dtype
     if name not in get_args(DType):
         raise ConfigError(f"the checkpoint's dtype {name} is not supported: give --dtype float32, bfloat16 or float16")
     return cast(DType, name)
 
 
-def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
+def device_of(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    """Return the device of an engine's workers; ConfigError if it is to be a GPU and there is none."""
     if config.cores is not None:  # a gateway computes nothing
         return "cpu"
     if config.device == "auto":
@@ -248,53 +247,10 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len + model.num_clip_tokens
 
 
-def _bytes_kept(tensor: StoredTensor) -> float:
-    """Return the bytes in memory per element of a tensor that keeps its codes; a GGUF tensor has a scale and a minimum
-    for every 32 elements."""
-    if tensor.dtype in BLOCKS:
-        return CODE_BITS.get(tensor.dtype, 8) / 8 + 4 / 32
-    return tensor.num_bytes / max(tensor.num_elements, 1)
-
-
 def check_gpu() -> None:
     """Raise ConfigError if no device node of a GPU exists; a node does not prove that the driver works."""
     if not any(map(os.path.exists, GPU_NODES)):
         raise ConfigError(
             "--device cuda: there is no GPU here (none of " + ", ".join(GPU_NODES) + "): check the driver and, in a "
             "container, which devices it is given, or give --device cpu"
-        )
-
-
-def check_weights(
-    folder: Path,
-    model: ModelConfig,
-    dtype: str,
-    device: str,
-    local_share: float = 1.0,
-    *,
-    int8_activations: bool = False,
-) -> None:
-    """Raise ConfigError if a weight file is missing, truncated or unreadable or, on a CPU, if `local_share` × the
-    weights need more than this machine's free memory and swap."""
-    tensors = stored_tensors(folder)
-    if device != "cpu":
-        return
-    if model.tie_word_embeddings and not model.names.prefers_stored_head:
-        tensors.pop("lm_head.weight", None)
-    item_bytes: float = _ITEM_BYTES[dtype]
-    if int8_activations and model.quantization is not None and model.quantization.layout == "on_load":
-        item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
-    keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
-    floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
-    num_bytes: float = sum(
-        each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
-    )
-    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not int8_activations
-    if has_floats:  # a byte becomes two
-        num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
-    free_bytes, num_bytes = available_bytes() + swap_bytes(), int(num_bytes * local_share)
-    if num_bytes > free_bytes:
-        raise ConfigError(
-            f"the weights in {folder} take {gib(num_bytes)} as {dtype}, {gib(free_bytes)} of memory can be had here: "
-            "free memory, raise the limit of its cgroup, or choose a smaller model"
         )

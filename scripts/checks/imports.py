@@ -32,7 +32,10 @@ WALLS = {  # the rooms that a room, with all it contains, may import
         *("ipc", "core", "workers"),
         *("frontend/checkpoint", "frontend/client", "frontend/launcher", "frontend/server"),
     ),
-    "frontend/cli": ("ipc", "frontend", "frontend/client", "frontend/embedded", "frontend/launcher"),
+    "frontend/cli": (
+        *("ipc", "frontend", "frontend/checkpoint", "frontend/client", "frontend/embedded", "frontend/forms"),
+        "frontend/launcher",
+    ),
     "frontend": (
         *("ipc", "frontend/checkpoint", "frontend/cli", "frontend/client", "frontend/embedded"),
         *("frontend/launcher", "frontend/listening", "frontend/server"),

@@ -60,10 +60,15 @@ LEFT_OUT = tuple(  # types of items that are left out
     if hasattr(each, "LEFT_OUT")
 )
 TABLE: dict[str, Read | Ours] = {
-    "frontend/checkpoint/hub.py _HUB_ID": OPERATOR,
+    "frontend/checkpoint/downloads/hub_name.py _HOST": OPERATOR,
+    "frontend/checkpoint/downloads/hub_name.py _ID": OPERATOR,
+    "frontend/checkpoint/downloads/hub_name.py _PAGE": OPERATOR,
+    "frontend/checkpoint/downloads/hub_name.py _TAGGED": OPERATOR,
     "frontend/forms/anthropic/blocks.py _TOKENS": MODEL,
-    "frontend/checkpoint/gguf/folder.py _PART": OPERATOR,
-    "frontend/checkpoint/gguf/folder.py chosen_parts#1": OPERATOR,
+    "frontend/checkpoint/gguf/choice.py PART": OPERATOR,
+    "frontend/checkpoint/gguf/choice.py _FORMAT": OPERATOR,
+    "frontend/checkpoint/gguf/choice.py _with_word#1": OPERATOR,
+    "frontend/checkpoint/gguf/choice.py format_of#1": OPERATOR,
     "frontend/server/http/invocations.py _TOKEN": BODY,
     "frontend/server/http/middleware.py _REQUEST_ID": HEADER,
     "frontend/server/http/middleware.py _STORED": Read("a path"),

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,14 @@ from ....ipc.errors import ConfigError
 from ....ipc.spec.config.cache_folder import private_cache
 from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
 from ....ipc.spec.models.model_file import load_model_config
+from .choice import PART, first_parts
+from .choice import SUFFIX as SUFFIX
 from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
 from .reader import GgufFile, read_gguf
 from .tensors import index_of
 from .tokenizer import write_tokenizer
 
-SUFFIX = ".gguf"
 FORM = 2  # version of the files in the folder: another number makes new folders
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -38,31 +36,10 @@ def gguf_in(folder: Path) -> Path | None:
     there are several."""
     if (folder / GGUF_INDEX_NAME).exists() or any(folder.glob("*.safetensors")):
         return None
-    first = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_first_part(path)]
+    first = first_parts([path.name for path in folder.glob(f"*{SUFFIX}")])
     if len(first) > 1:
-        raise ConfigError(f"{folder} has {len(first)} GGUF files, {first[0].name} and others: give the path of one")
-    return first[0] if first else None
-
-
-def chosen_parts(names: Sequence[str], part: str, what: str) -> list[str]:
-    """Return the name of the GGUF file, or the names of all its parts in order, that contains `part` (such as Q4_K_M)
-    as a whole word, in any case. ConfigError, which begins with `what`, unless there is exactly one such file."""
-    word = re.compile(rf"(?:^|[-./_]){re.escape(part.removesuffix(SUFFIX))}(?=[-./]|$)", re.IGNORECASE)
-    files = sorted(name for name in names if name.endswith(SUFFIX))
-    found = [name for name in files if is_first_part(Path(name)) and word.search(name.removesuffix(SUFFIX))]
-    if len(found) != 1:
-        shown = ", ".join(found or [name for name in files if is_first_part(Path(name))]) or "none"
-        raise ConfigError(f"{what}: {len(found)} GGUF files have {part!r} in their names, one must: {shown:.500}")
-    split = _PART.search(found[0])
-    if split is None:
-        return found
-    return [name for name in files if name.startswith(found[0][: split.start()]) and _PART.search(name)]
-
-
-def is_first_part(path: Path) -> bool:
-    """Whether a GGUF file is a whole model or its first part; image projectors (mmproj) are neither."""
-    part = _PART.search(path.name)
-    return "mmproj" not in path.name and (part is None or int(part[1]) == 1)
+        raise ConfigError(f"{folder} has {len(first)} GGUF files, {first[0]} and others: give the path of one")
+    return folder / first[0] if first else None
 
 
 def checkpoint_folder(path: Path) -> Path:
@@ -99,7 +76,7 @@ def add_tokenizer(folder: Path) -> None:
 
 
 def _parts(path: Path) -> list[Path]:
-    found = _PART.search(path.name)
+    found = PART.search(path.name)
     if found is None:
         return [path.resolve()]
     stem, count = path.name[: found.start()], int(found[2])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tokenloom.frontend.checkpoint.hub_progress import HubProgress
+from tokenloom.frontend.checkpoint.downloads.progress import HubProgress
 from tokenloom.frontend.checkpoint.start_report import MIN_INTERVAL_S, StartReport, ThrottledWriter
 from tokenloom.ipc.messages.supervisor import Initialize, Measured
 from tokenloom.ipc.process.arena import ArenaShape
