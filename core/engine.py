@@ -34,7 +34,7 @@ BEAT_S = 0.5  # period of the clock for step and grammar limits
 
 
 class Executor(Protocol):
-    """The workers: steps and token masks go in, results come back through EngineCore.on_result."""
+    """Interface of the workers, which get steps and token masks. Their results come through EngineCore.on_result."""
 
     def send(self, message: SchedulerOutput | TokenMask) -> None: ...
 

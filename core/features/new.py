@@ -50,7 +50,8 @@ def new_features(
     engine: Engine, spec: EngineSpec, scheduler: Scheduler, clock: AwakeClock, around: Surroundings
 ) -> Features:
     """Make and return the features of an engine, and give them to its scheduler in an order that matters: each verb
-    calls them in this order, and no block is fetched and no slot is filled for a request that an earlier one holds."""
+    calls them in this order, and no block is fetched and no slot is filled for a request that an earlier feature
+    holds."""
     waiting, kv_cache, drafting = scheduler.waiting, scheduler.kv_cache, scheduler.batches.drafting
     pause = Pause()
     isolation = CrashIsolation(scheduler.rows)

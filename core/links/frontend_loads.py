@@ -19,7 +19,7 @@ class FrontendLoads:
 
     @property
     def next_at(self) -> float | None:
-        """When to make the next reports, in monotonic seconds; None if the last ones said that there is no work of
+        """Time of the next reports, in monotonic seconds; None if the last ones said that there is no work of
         others."""
         return self._told_at + INTERVAL_S if any(load != Load() for load in self._told.values()) else None
 

@@ -183,7 +183,7 @@ class FrontendPort:
 
     @property
     def next_at(self) -> float | None:
-        """When to call `judge` and `tell_loads` next, in monotonic seconds; None if there are no gateways and no loads
+        """Time to call `judge` and `tell_loads` next, in monotonic seconds; None if there are no gateways and no loads
         to report."""
         judged_at = self._judged_at + PING_INTERVAL_S if self._heard_at else None
         times = [when for when in (judged_at, self._loads.next_at) if when is not None]

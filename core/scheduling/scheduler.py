@@ -6,8 +6,8 @@ since, its epoch has changed, and the result is dropped.
 
 A step: `schedule` chooses token counts in `_counts`, gets a Batch of them (or the last Batch again), lets the features
 add their orders and enters it in the ledger; StepDelta adds the changes of rows and blocks to the message;
-`update_from_output` lets the ResultProcessor write its tokens into the rows and takes the entry off the ledger. Knows
-no sockets, no text, no tensors and none of the features (step_feature.py).
+`update_from_output` lets the ResultProcessor write the step's tokens into the rows and takes the entry off the ledger.
+Knows no sockets, no text, no tensors and none of the features (step_feature.py).
 """
 
 from __future__ import annotations

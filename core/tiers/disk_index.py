@@ -21,7 +21,7 @@ STAMP_S = 60  # seconds in which a file's time of last use is written at most on
 
 
 class NoRoom(Exception):
-    """The limit is too low for one more object: nothing is left to remove."""
+    """Error: the limit is too low for one more object, and nothing is left to remove."""
 
 
 class Victim(NamedTuple):

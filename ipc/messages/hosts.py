@@ -103,7 +103,8 @@ class HostReleased(Message, frozen=True, kw_only=True, tag="host_released"):
 
 
 class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
-    """Order to start a process. Orders are carried out one after the other: processes of earlier Kills have ended."""
+    """Order to start a process. Orders are carried out one after the other, so the processes of earlier Kills have
+    ended by then."""
 
     process: str
     role: Literal["worker", "tier"]  # an agent starts nothing else

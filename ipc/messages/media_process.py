@@ -39,7 +39,8 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MediaRead(Message, frozen=True, kw_only=True, tag="media_read"):
-    """Reply: the media files are in the blob store; the media process pins them until it has made others."""
+    """Reply to ReadImage or ReadAudio: the media files are in the blob store; the media process pins them until it has
+    made others."""
 
     parts: list[MediaPart]  # one, unless the order has a piece_s
 

@@ -36,8 +36,9 @@ class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
 
 
 class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
-    """Question how many of the first blocks are in some source. The reply is BlocksFound, within about 0.25 s, with the
-    blocks found until then; a reply that waits for another host may come after the replies to later questions."""
+    """Request to count the first blocks that are in some source, without a gap. The reply is BlocksFound, within about
+    0.25 s, with the blocks found until then; a reply that waits for another host may come after the replies to later
+    requests."""
 
     serial: int
     parent: bytes  # key of the block before the first, or the root
@@ -49,7 +50,7 @@ class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
 
 
 class LoadBlocks(Message, frozen=True, kw_only=True, tag="load_blocks"):
-    """Order to read blocks into slots and to check them. BlocksLoaded replies, several for one job."""
+    """Order to read blocks into slots and to check them. The replies are BlocksLoaded, one or more for a job."""
 
     job: int
     keys: bytes
@@ -64,8 +65,8 @@ class CancelLoad(Message, frozen=True, kw_only=True, tag="cancel_load"):
 
 
 class StoreBlocks(Message, frozen=True, kw_only=True, tag="store_blocks"):
-    """Order to write the content of slots. BlocksStored replies, immediately for slots that do not fit into the write
-    queue."""
+    """Order to write the content of slots. The replies are BlocksStored, one or more for a job. The reply for slots
+    that do not fit into the write queue comes at once."""
 
     job: int
     keys: bytes

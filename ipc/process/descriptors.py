@@ -21,7 +21,7 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """Return the soft limit, MAX_DESCRIPTORS if there is none."""
+    """Return this process's soft limit of descriptors; MAX_DESCRIPTORS if it has no limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 

@@ -1,5 +1,5 @@
-"""Dequantization of a checkpoint to floats under the names of an unquantized one, the only ones that transformers'
-models know."""
+"""Dequantization of a checkpoint to floats, under the tensor names of an unquantized checkpoint: transformers' models
+know no other names."""
 
 from __future__ import annotations
 

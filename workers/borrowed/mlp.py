@@ -89,7 +89,7 @@ def _recipes(names: list[str]) -> Iterator[MLPRecipe]:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a sketch from x to y: what its linear layers, by name, were given and returned."""
+    """One run of a sketch from x to y, with the inputs and the outputs of its linear layers by name."""
 
     x: Tensor
     y: Tensor

@@ -76,8 +76,8 @@ def run_dummy(
 ) -> None:
     """Run the step `inputs`, sample, and drop the tokens. `sampler`: None on a rank that does not sample.
 
-    num_logprobs: copy the logits, as for processors, and score as many most likely tokens for each sampled one; None:
-    do neither.
+    num_logprobs: copy the logits, as for processors, and score this number of most likely tokens beside each sampled
+    one; None: do neither.
     """
     _, logits = compute(model, inputs, kv_cache, keeps_state=False)
     if sampler is not None:

@@ -2,8 +2,8 @@
 
 The library is llguidance 1.9. Compared with xgrammar 0.2.8 over six schemas and 49,152 tokens in one thread
 (scripts/checkpoints/compare_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a median mask takes
-5 to 184 µs against 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds the cost of a grammar, and it imports in
-40 ms without torch, which xgrammar needs and the core must not import.
+5 to 184 µs against 5 to 1,048 µs; the longest take 12 and 18 ms. llguidance limits the cost of a grammar by its "fuel",
+and is imported in 40 ms without torch, which xgrammar needs and the core must not import.
 
 Knows texts, tokens and bits; no request, no step and no process. Its calls release the GIL and may come from several
 threads; a matcher belongs to one thread at a time.
@@ -141,7 +141,8 @@ class GrammarCompiler:
         return matcher.copy()
 
     def _keep(self, key: tuple[GrammarKind, str], matcher: Matcher, num_bytes: int) -> None:
-        """Add a matcher to the cache and drop the oldest ones. num_bytes: growth of the process, about its size."""
+        """Add a matcher to the cache and drop the oldest ones. num_bytes: the size of the matcher, about, measured as
+        the growth of the process."""
         with self._lock:
             _, old_bytes = self._cache.pop(key, (None, 0))  # of another thread, which compiled it, too
             self._cache[key] = matcher, num_bytes

@@ -15,11 +15,11 @@ HOST_IS_UP = 0  # the grammar id of a host's first answer
 
 
 class GrammarHostLost(Exception):
-    """The host has ended; the next message starts a new one without any grammars."""
+    """Error: the host has ended. The next message starts a new one, which has no grammars."""
 
 
 class GrammarHostUnavailable(Exception):
-    """No host can be started now."""
+    """Error: no host can be started now."""
 
 
 class GrammarHost(Protocol):

@@ -96,7 +96,7 @@ class _Adapter:
         return result
 
     def _check(self, node: Schema) -> None:
-        """RequestError for keywords that would be ignored, and for numbers that are infinite."""
+        """Raise RequestError for keywords that would be ignored, and for numbers that are infinite."""
         reasons = [f"{each} is not served: {OTHER_KEYWORDS[each]}" for each in node.keys() & OTHER_KEYWORDS.keys()]
         for keyword in node.keys() & {"const", "enum", *BOUNDS}:
             number = infinite_number(node[keyword])

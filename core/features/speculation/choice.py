@@ -39,7 +39,7 @@ class DraftChoice:
             self.costs.on_step(num_rows, num_drafts, seconds, is_alone=is_alone)
 
     def is_ready(self, num_rows: int) -> bool:
-        """Return whether the cost of a step without drafts is known."""
+        """Return whether the cost of a step of `num_rows` rows without drafts is known."""
         return self.costs.plain_s(num_rows) is not None
 
     def waits(self, num_rows: int) -> bool:

@@ -45,10 +45,13 @@ class ComputeCost:
 
 
 class SourceCost:
-    """Estimate of the seconds that a source takes for a load: its latency, and a time for each block, both the slow
-    quartile (the slowest quarter takes longer) of the last NUM_TIMES samples. A busy time starts with an order to an
-    idle source. Its first report gives a sample of the latency, and later reports give samples of the time for a block,
-    however the blocks were divided into orders."""
+    """Estimate of the seconds that a source takes for a load: a latency, and a time for each block. Both are the upper
+    quartile of the last NUM_TIMES samples: a quarter of them took longer.
+
+    A busy time starts with an order to an idle source. Its first report gives a sample of the latency, and later
+    reports give samples of the time for a block, however the blocks were divided into orders. If the first report is
+    the only one, the seconds for each of its blocks are a sample, too, provided that they lower the estimate or are the
+    first."""
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)

@@ -31,8 +31,8 @@ class TierFeature(StepFeature):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def wait(self, request: Request) -> None:
-        """Look for the blocks of a new request at once, unless it waits for something else. Otherwise `holds` looks for
-        them when the request is the first in order; so too for a preempted request, whose blocks may still be in the
+        """Look for the blocks of a new request at once, unless it waits for something else. For all others, `holds`
+        looks for them when the request is the first in order: the blocks of a preempted one may still be in the
         pool."""
         request.is_looked_up = False
         if request.num_preemptions == 0 and not request.waits_for:

@@ -104,8 +104,8 @@ def experts(file: ConfigFile) -> ExpertsConfig | None:
 
 
 def names(file: ConfigFile) -> TensorNames:
-    """Return the tensor names. Ignored are other models in the file, and the unused key and value tensors of layers
-    that use an earlier layer's keys and values."""
+    """Return the tensor names. `ignored` has the other models in the file, and the unused key and value tensors of
+    layers that use an earlier layer's keys and values."""
     unused = [
         f"{root}layers.{layer}.self_attn.{part}"
         for root in ("model.", *ROOTS)

@@ -199,7 +199,7 @@ def _run(
     pacer: Pacer,
     begun: threading.Event,
 ) -> None:
-    """Fill slots in the order of the queue, up to a None. An error is its job's."""
+    """Fill slots in the order of the queue, until a None. The error of a fill is recorded in its job."""
     torch.set_num_threads(1)  # of this thread, and of all that begin later
     torch.get_num_threads()  # a thread takes the number of the process at its first use of it, and then keeps its own
     begun.set()

@@ -111,14 +111,14 @@ class AdapterWeights:
         self._read([place for module in modules for place in module.places])
 
     def _read(self, places: Sequence[TensorPlace]) -> None:
-        """Read tensors into the place of those that were read before."""
+        """Read tensors; those that were read before are dropped."""
         self._tensors.clear()
         self._tensors = self._buffer.read(places)
         self.num_bytes += sum(tensor.nbytes for tensor in self._tensors.values())
 
 
 def _columns_of(matrix: Tensor, inputs: range) -> Tensor:
-    """Return these columns, zeros past the end."""
+    """Return the columns `inputs` of a matrix, with zeros past its last column."""
     columns = matrix[:, inputs.start : inputs.stop]
     num_missing = len(inputs) - columns.shape[1]
     return torch.nn.functional.pad(columns, (0, num_missing)) if num_missing else columns.contiguous()

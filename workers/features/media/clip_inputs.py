@@ -17,8 +17,8 @@ from .media_rows import Piece
 
 
 class ClipInputs:
-    """Maker of these inputs. `rows`: the clips of the running rows. `shifts`: for each row, the position minus the
-    index of the tokens after its clip."""
+    """Maker of the inputs of steps whose rows begin with clips. `rows`: the clips of the running rows. `shifts`: for
+    each row, the position minus the index of the tokens after its clip."""
 
     def __init__(self, rows: ClipRows, take: Callable[[int, int, int], Tensor], padding: Tensor) -> None:
         """take: returns encoder rows of an entry, as EncodedMedia.take. padding: [1, hidden_size] on the device, stands

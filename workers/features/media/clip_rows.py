@@ -89,7 +89,8 @@ class ClipRows:
         return [*pieces, Piece(0, 0, num_padding)] if num_padding > 0 else pieces
 
     def _with_clips(self, decoder: StepInputs, pieces: tuple[Piece, ...], slots: I64) -> ClipStep:
-        """decoder: its tokens, with whole tables and lengths."""
+        """Return the split step. decoder: the inputs of the decoder's tokens, with block tables, lengths and positions
+        that still include the clips."""
         tables = decoder.block_tables
         own = decoder._replace(seq_lens=decoder.seq_lens - self.num_tokens, block_tables=tables[:, self._num_blocks :])
         clip_tables = tables[:, : self._num_blocks]

@@ -87,7 +87,8 @@ class MediaRows:
         return self._plan_spans(inputs, firsts, in_spans, positions)
 
     def _plan_spans(self, inputs: StepInputs, firsts: I64, in_spans: I64, positions: I64 | None) -> MediaPlan:
-        """in_spans: the indices of rows whose first token is not behind their last span."""
+        """Return the plan of a step. in_spans: the indices of rows whose first token in it is not after their last
+        span. firsts: the position of each row's first token."""
         tokens, pieces, starts = list[I64](), list[Piece](), inputs.query_starts.tolist()
         axes: I64 | None = None
         if self._axes_merge is not None:
