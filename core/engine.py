@@ -198,7 +198,8 @@ class EngineCore:
         self.scheduler.kv_cache.pool.forget_all()
 
     def clear_kv_cache(self, done: Callable[[], None]) -> None:
-        """Empty the pool and all tiers, then call `done`. Running requests keep their blocks."""
+        """Empty the pool, the slots and, if they are open, the disk and the remote store; then call `done`. Running
+        requests keep their blocks."""
         self.reset_prefix_cache()
         if self.offload is None:
             done()

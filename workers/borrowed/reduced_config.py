@@ -138,7 +138,8 @@ def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
 
 
 def _small_layer(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's entry of per_layer_config with twice the reduced head size, and without its other sizes."""
+    """Return a layer's entry of per_layer_config without its sizes, but, if it has a head size, with twice the reduced
+    one."""
     kept = {name: each for name, each in fields.items() if name not in _SIZE_OF and name not in _KV_HEADS}
     return {**kept, "head_dim": 2 * _SIZE_OF["head_dim"]} if "head_dim" in fields else kept
 

@@ -133,7 +133,7 @@ class Offload:
             self.writes.targets = self._options.sources
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from slots, disk and remote store; then call `done`."""
+        """Remove all blocks from the slots and, if the tiers are open, from disk and remote store; then call `done`."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
