@@ -314,7 +314,8 @@ class EngineCore:
 
     def lose_workers(self, reason: str) -> None:
         """Return every running request to the queue with nothing computed. A request that is proven to end the workers
-        fails with an error that quotes `reason`; if they were loading its adapter, all requests for it fail."""
+        fails with an error that quotes `reason`; if the workers were loading its adapter, all requests with that
+        adapter fail."""
         culprit = self._isolation.on_loss(self.scheduler.in_work())
         is_loading = culprit is not None and culprit.row < 0
         self._reset_scheduler()

@@ -42,7 +42,8 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, eq=False)
 class StepMedia:
-    """Embeddings of images or audio in one step; they replace those of m placeholders among its T tokens."""
+    """Embeddings of images or audio in one step, which replace the embeddings of m of the step's T tokens, the
+    placeholders."""
 
     tokens: Tensor  # [m] int64: indices of the placeholders among the step's tokens, each once
     embeds: Tensor  # [m, hidden_size]; not multiplied by the decoder's embedding_scale
@@ -222,8 +223,8 @@ class AdapterSpace(Protocol):
         ...
 
     def attach_embedding(self, table: Tensor | PackedLinear, first_id: int) -> LinearSlots:
-        """Add empty slots to an embedding and return them; if its table is tied to the head, they change look-ups only.
-        first_id: the token id of the table's first row."""
+        """Add empty slots to an embedding and return them; if the table is tied to the head, the slots change look-ups
+        only. first_id: the token id of the table's first row."""
         ...
 
     def begin_step(self, token_slots: Tensor | None) -> None:

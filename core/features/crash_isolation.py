@@ -49,8 +49,9 @@ class CrashIsolation(StepFeature):
             self.on_progress(self._rows.known_tokens())
 
     def on_loss(self, num_tokens_of: dict[Request, int]) -> Request | None:
-        """Record a crash of the workers while they computed these requests, with their numbers of known tokens. Return
-        the request that causes the crashes, once that is certain, for the caller to fail; else None."""
+        """Record that the workers crashed while they computed these requests. Return the request that causes the
+        crashes, once that is certain, for the caller to fail; else None. num_tokens_of: number of known tokens of each
+        request."""
         num_crashes, in_step = 0, list(num_tokens_of)
         for request, num_tokens in num_tokens_of.items():
             at_first, count = self.crashes_by_request.get(request, (num_tokens, 0))

@@ -1,8 +1,8 @@
 """FrontendPort: the core's socket to the frontends of this engine and of gateways, each of which has a number.
 
 It receives requests, aborts and prefetches, sends outputs, and passes orders of gateways on to the supervisor. It never
-waits for a frontend: if a frontend is gone, its requests end, and it submits them again when it is back. The supervisor
-reports that a frontend of this engine is gone; a gateway's frontend is gone when its lease has ended.
+waits for a frontend: the requests of a frontend that is gone end, and the frontend submits them again when it is back.
+The supervisor reports that a frontend of this engine is gone; a gateway's frontend is gone when its lease has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ResultProcessor: applies a step's result: appends tokens to rows that still have their request, and ends requests.
 
 A result has any number of tokens for a row; one for each row of an unchanged batch is the fast path. Jump-forward
-tokens, those that a grammar leaves no choice about, are appended while the step that samples the first of them is in
-flight; the token that it samples must be the same. Knows no queue and no budget.
+tokens, about which a grammar leaves no choice, are appended while the step that samples the first of them is in flight;
+that step must sample the same token. Knows no queue and no budget.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DiskFolder: the folder of a disk source, which belongs to tokenloom alone.
 
-Files in it are removed to keep its limit, so it must not be a folder in which something else is kept. A marker shows
-that it is ours: it is written into a new or empty folder, and into one that holds only names that earlier releases
-used. Any other folder is refused, and nothing in it is touched.
+The source removes files to keep the folder's limit, so nothing else may be kept in the folder. A marker file shows that
+a folder is ours. The marker is written into a new or empty folder, and into one that holds only names that earlier
+releases used. Any other folder is refused, and nothing in it is touched.
 """
 
 from __future__ import annotations

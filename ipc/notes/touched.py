@@ -51,8 +51,8 @@ class TouchedAnswers:
             self._map[:_HEAD_BYTES] = self._num_admitted.to_bytes(_HEAD_BYTES, "little")
 
     def forget_admitted(self) -> None:
-        """Remove the admitted answers from the file. Call it once their start was sent to the frontends; if they are
-        suspects of a crash, only after the result of their step."""
+        """Remove the admitted answers from the file. Call this once the start of these answers was sent to the
+        frontends or, if they are suspects of a crash, after the result of their step."""
         if self._num_admitted:
             self._num_admitted = 0
             self._map[:_HEAD_BYTES] = bytes(_HEAD_BYTES)

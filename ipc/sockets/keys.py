@@ -70,7 +70,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         socket.curve_secretkey = self.server_secret.encode()
 
     def listen(self, socket: zmq.Socket[bytes], zap_domain: bytes, address: str) -> str:
-        """Secure a socket and bind it to a tcp address; addresses that it is bound to already stay as they are. Return
+        """Secure a socket and bind it to a tcp address, in addition to addresses that it is bound to already. Return
         `address` with the port that was bound."""
         self.secure_server(socket, zap_domain)
         socket.bind(address)

@@ -74,8 +74,8 @@ def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: 
 
 
 def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool, group: ParallelGroup | None) -> Difference | None:
-    """Run `reference`, as transformers runs it, and a copy of it, as it is served, on the same rows; return their first
-    difference, None if they agree. Raises Unserved if they cannot be compared."""
+    """Run `reference`, by transformers' code, and a copy, as it is served, on the same rows. Return the first
+    difference; None if the two agree. Raises Unserved if they cannot be compared."""
     try:
         twin = _build(reference.config, IMPLEMENTATION)
     except KeyError:

@@ -91,9 +91,9 @@ def graph_bytes(
 ) -> int:
     """Estimate the bytes of all graphs, for a model without experts.
 
-    The estimate contains the pool, which is as large as the largest graph needs (cuBLAS workspace, logits in two
-    precisions and gathered from ranks, candidates, partial attention), the logits for the host, block tables of every
-    size, and the kernels of two graphs per size, with and without sampling, and of two more with adapters.
+    The estimate contains the pool, the logits for the host, block tables of every size, and the kernels of two graphs
+    per size, with and without sampling, and of two more with adapters. The pool is as large as the largest graph needs:
+    cuBLAS workspace, logits in two precisions and gathered from ranks, candidates, and partial attention.
     """
     logits_bytes = vocab_size * (16 if num_ranks == 1 else 24)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))

@@ -78,9 +78,9 @@ class DeviceBatch:
         parameters, one row per sampled row.
 
         A row whose last token the host does not know was sampled by the device in the previous step, so it is
-        unchanged. The first two arrays are rows and their numbers of computed tokens: if the step itself counts its
-        tokens on the device (`is_counted_there`), those of the changed rows before the step, else of all sampled rows
-        after it.
+        unchanged. The first two arrays are rows and their numbers of computed tokens. If the step counts its tokens on
+        the device (`is_counted_there`), these are the changed rows, with their numbers before the step; else all
+        sampled rows, with their numbers after it.
         """
         rows, positions = inputs.sampled_rows, inputs.positions[inputs.sampled_tokens]
         changed = np.flatnonzero(self._known_computed[rows] != positions)

@@ -38,7 +38,7 @@ MAX_REPORTED = 64  # largest number of adapters with waiting requests in a repor
 
 class AdapterDemand:
     """The waiting requests that name one adapter, in a heap with lazy removal. Invariant after `settle`: `first` is the
-    first of them in the policy's order, and `sort_key` its place in it."""
+    first of these requests in the policy's order, and `sort_key` is the sort key of that request."""
 
     def __init__(self, adapter: AdapterRef) -> None:
         self.adapter = adapter

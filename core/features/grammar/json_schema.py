@@ -270,8 +270,8 @@ class _Adapter:
 
 
 class _Names:
-    """All keys that the schemas, their branches (allOf, anyOf, oneOf) or $ref targets name. has_any: one of them has
-    properties, patternProperties or required, even if empty; is_open: one of them allows other keys explicitly."""
+    """All keys that the schemas, their branches (allOf, anyOf, oneOf) or $ref targets name. has_any: one of these
+    schemas has properties, patternProperties or required, even if empty; is_open: one allows other keys explicitly."""
 
     def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
         self.names: dict[str, None] = {}

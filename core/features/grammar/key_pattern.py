@@ -1,7 +1,7 @@
 """KeyPatterns: which keys of an object a pattern of `patternProperties` matches, according to the grammar library.
 
-Clients choose both pattern and key, so they are never matched with Python's `re`: some patterns would keep it busy
-forever while it holds the GIL. The library does not backtrack, and it bounds its own work.
+Clients choose both pattern and key, so Python's `re` is not used: some patterns would keep it busy forever, with the
+GIL held. The library does not backtrack, and it bounds its own work.
 """
 
 from __future__ import annotations

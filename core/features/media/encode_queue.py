@@ -90,8 +90,8 @@ class EncodeQueue:
         return plan
 
     def _first_that_fit(self, wanted: Iterable[MediaSpan]) -> tuple[set[bytes], list[MediaSpan]]:
-        """Return the digests of the pinned entries and of the first wanted media that fit into the cache with them, and
-        those of these media that are not in it."""
+        """Return the digests to keep: those of the pinned entries, and of as many wanted media, from the first, as fit
+        into the cache beside these entries. Also return the spans of the wanted media to keep that the cache lacks."""
         pinned = [entry for entry in self.cache.entries() if self.cache.is_pinned(entry)]
         room = self.cache.capacity - sum(entry.span.num_embeds for entry in pinned)
         kept, missing = {entry.span.digest for entry in pinned}, list[MediaSpan]()

@@ -35,8 +35,8 @@ class EncodeThrottle:
         self._burst_media = 0  # media of the burst that are still to be encoded
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
-        """Update the averages with a finished step that has run these parts of media. If they are of several stages,
-        their known costs are scaled so that their sum fits `seconds`."""
+        """Update the averages with a finished step that has run these parts of media. If the parts are of several
+        stages, the known costs are scaled so that their sum is the media's share of `seconds`."""
         others_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
         if seconds <= 0 or not parts or others_s is None:
             return

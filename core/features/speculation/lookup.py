@@ -154,7 +154,7 @@ class LookupProposer(StepFeature):
     # ── matches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _owner_of(self, request: Request) -> bytes | None:
-        """Return the owner name under which a request shares its answer; None if it shares it with no other request."""
+        """Return the owner name under which a request shares its answer; None if no other request may find it."""
         salt, group = request.params.cache_salt, request.prompt_group
         adapter = b"" if request.adapter is None else request.adapter.digest
         if salt is not None:

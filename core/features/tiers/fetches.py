@@ -3,10 +3,10 @@ computing them.
 
     begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → all blocks loaded → the request may run
 
-Waiting must not make a request slower: it waits no longer than it would take to compute the blocks that have come, plus
-the share GRACE of the time to compute all missing blocks. Then it runs with the loaded blocks; blocks that come before
-its admission are used, too. A fetch holds each slot with one of its blocks until its request is admitted or ends:
-otherwise the blocks of a prompt that is larger than the arena would evict each other.
+Waiting must not make a request slower. The longest wait is the time to compute the blocks that have come, plus the
+share GRACE of the time to compute all missing blocks. Then the request runs with the loaded blocks; blocks that come
+before its admission are used, too. A fetch holds each slot with one of its blocks until its request is admitted or
+ends: otherwise the blocks of a prompt that is larger than the arena would evict each other.
 """
 
 from __future__ import annotations

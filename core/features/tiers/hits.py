@@ -38,8 +38,8 @@ class Hits:
         return f" ({', '.join(shares)})" if shares else ""
 
     def count(self, request: Request, key: bytes, place: int) -> None:
-        """Count a block that an admitted request uses, found at `place`. The request's own counts are those of its
-        first admission; a resumed one has none."""
+        """Count a block that an admitted request uses, found at `place`. At the first admission of a request that is
+        not resumed, add a block from outside the pool to the request's own counts, too."""
         place = self._origin_by_key.pop(key, place)
         self.num_tokens_by_place[place] += self._block_size
         if place != POOL and request.num_cached_tokens < 0 and not request.num_output_tokens:

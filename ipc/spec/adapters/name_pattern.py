@@ -60,8 +60,8 @@ class NamePattern:
         self._compiled = _compile(rf"(?:.*\.)?(?:{text})")
 
     def matches(self, name: str, budget: StepBudget) -> bool:
-        """Return whether the pattern matches all of `name`, or all of it after one of its dots. PatternError if the
-        budget is spent."""
+        """Return whether the pattern matches the whole `name`, or all characters after one of its dots. PatternError if
+        the budget is spent."""
         budget.spend(self._compiled.programsize * (len(name) + 1))
         return self._compiled.fullmatch(name.encode()) is not None
 

@@ -41,7 +41,8 @@ def targets_of(model: ModelConfig) -> dict[str, AdapterTarget]:
 
 
 def is_chosen(target: AdapterTarget, target_modules: Sequence[str] | None) -> bool:
-    """Return whether adapters may update `target`: its path ends with one of `target_modules`, or they are None."""
+    """Return whether adapters may update `target`: its path ends with one of `target_modules`, or `target_modules` is
+    None. For all experts of a layer, the path of their block counts as well."""
     if target_modules is None:
         return True
     paths = [target.module] if not target.num_experts else [target.module, target.module.rpartition(".")[0]]
