@@ -32,8 +32,8 @@ from .source import Item, Namespace
 logger = logging.getLogger("tokenloom.tiers")
 ScanFolder = Callable[[str], Iterator[list[ScannedFile]]]
 
-RETRY_S = 30.0  # pause after a failed write or start
-READ_RETRY_S = 5.0  # pause after MAX_READ_FAILURES consecutive failures
+RETRY_S = 30.0  # first pause after a failed write or start
+READ_RETRY_S = 5.0  # first pause after MAX_READ_FAILURES consecutive failures
 MAX_READ_FAILURES = 3
 
 
@@ -153,7 +153,7 @@ class DiskSource:
         )
 
     def _start_again(self) -> None:
-        """Try again to open the folder, if it could not be opened and RETRY_S has passed."""
+        """Try again to open the folder, if it could not be opened and the pause after the last failure is over."""
         namespace = self._wanted
         if namespace is not None and self._error and not self._starts.is_on and not self._opening.locked():
             self.open(namespace)

@@ -40,7 +40,7 @@ HOLDS_CONTENT = (SlotState.READY, SlotState.CLOSED)
 
 @dataclass(eq=False)
 class AdapterSlot:
-    """One slot. `digest`: of the adapter that it holds, or is being filled with; empty if neither."""
+    """One slot. `digest`: the digest of the adapter that the slot holds or is being filled with; empty if neither."""
 
     number: int
     state: SlotState = SlotState.EMPTY
@@ -58,7 +58,7 @@ class AdapterSlot:
         self.state = state
 
     def is_free(self, last_done: int) -> bool:
-        """Return whether it may be filled, if all steps up to `last_done` are done."""
+        """Return whether the slot may be filled, if all steps up to `last_done` are done."""
         is_unused = self.num_rows == 0 and self.used_until <= last_done
         return is_unused if self.state in HOLDS_CONTENT else self.state is SlotState.EMPTY
 

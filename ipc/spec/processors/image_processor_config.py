@@ -283,7 +283,8 @@ def _num_class_embeds(folder: Path, vision: VisionConfig) -> int:
 
 
 def _check(config: ImageProcessorConfig, vision: VisionConfig, name: str) -> None:
-    """Raise ConfigError if the size of processed images is invalid, unbounded, or not the encoder's."""
+    """Raise ConfigError if `resample` is invalid, or the size of processed images is invalid, unbounded, or not the
+    encoder's."""
     size = config.size
     if max(msgspec.structs.astuple(size)) > MAX_SIZE:
         raise ConfigError(f"{name}: size, or min_pixels and max_pixels, exceed {MAX_SIZE}: {size}")

@@ -18,7 +18,8 @@ HALF_LIMIT = torch.finfo(torch.float16).max - 1000  # bound of a layer's outputs
 
 
 class WhisperTower(AudioTower):
-    """Whisper's encoder: two convolutions and learned positions for windows of half a minute, padded with silence."""
+    """Whisper's encoder: two convolutions and a table of positions, for windows of half a minute, padded with
+    silence."""
 
     def __init__(self, parts: Parts, config: Any, files: AudioFiles) -> None:
         self._tower = parts["encoder" if "encoder" in parts else "audio_tower"]
