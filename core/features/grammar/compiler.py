@@ -29,8 +29,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ....ipc.errors import RequestError
 from ....ipc.params.json_schema import subschemas
 from ....ipc.params.structured_outputs import GrammarKind
-from .json_schema import Schema, adapted
-from .lark_schema import LarkSchema
+from .schemas.json_schema import adapted
+from .schemas.lark_schema import LarkSchema
+from .schemas.schema import Schema
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

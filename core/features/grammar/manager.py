@@ -24,8 +24,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import chain
 
 from ....ipc.codec import decode_ids, encode_ids
@@ -38,47 +36,21 @@ from ....ipc.messages.grammar import (
     GrammarsAdvanced,
     OpenGrammar,
 )
-from ....ipc.messages.workers import ModelRunnerOutput, TokenMask
+from ....ipc.messages.workers import ModelRunnerOutput
 from ....ipc.process.awake_clock import AwakeClock
 from ...request import Request, WaitReason
 from ...scheduling.result_processor import NewTokens
 from ...scheduling.scheduler import Scheduler
 from ...scheduling.step.ledger import LedgerEntry
 from ...scheduling.step_feature import Engine, StepFeature
-from .host import (
-    ANSWER_TIMEOUT_S,
-    HOST_IS_UP,
-    NUM_COMPILERS,
-    REOPEN_S,
-    SIGN_S,
-    START_TIMEOUT_S,
-    GrammarHost,
-    GrammarHostLost,
-    GrammarHostUnavailable,
-)
-from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, may_jump
+from .entry import Entry, GrammarState
+from .host import HOST_IS_UP, NUM_COMPILERS, REOPEN_S, GrammarHost, GrammarHostLost, GrammarHostUnavailable
+from .host_watch import HostWatch
+from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, token_mask
 from .prover import GrammarProver
 
 LATE_S = 0.25  # longest time that a step waits for masks; without other load the slowest take some 20 ms
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
-
-
-class GrammarState(Enum):
-    PROVING = auto()
-    QUEUED = auto()
-    OPENING = auto()
-    READY = auto()
-
-
-@dataclass(eq=False)
-class _Entry:
-    request: Request
-    thought: OpenThought  # the reasoning before the answer, to which the grammar does not apply
-    state: GrammarState = GrammarState.PROVING
-    is_suspect: bool = False  # was being opened when a host was lost: open it alone
-    num_losses: int = 0  # of hosts that opened it or made its mask
-    num_opened: int = 0  # output tokens that were sent to the host to open the grammar
-    late_masks: GrammarMasks | None = None  # masks of the next token that came too late for their step
 
 
 class GrammarManager(StepFeature):
@@ -97,12 +69,10 @@ class GrammarManager(StepFeature):
         self._host, self._prover, self._clock = host, prover, clock
         self._scheduler, self._engine = scheduler, engine
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
-        self._entry_by_id: dict[int, _Entry] = {}
+        self._entry_by_id: dict[int, Entry] = {}
         self._queue: deque[int] = deque()
         self._open_at = 0.0  # not before: no host could be started
-        self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
         self._next_id = HOST_IS_UP + 1
-        self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
         self._is_host_waiting = False  # an unsent token was sampled; jump-forward tokens need not be sent at once
         self._masked_step = 0  # the last step with requested masks
@@ -110,9 +80,7 @@ class GrammarManager(StepFeature):
         self._serial = 0  # number of the newest order for masks
         self._late_serial = 0  # number of the newest order that was given up
         self._answered_serial = 0  # number of the newest order that the host has answered
-        self._asked: deque[list[int]] = deque()  # for each unanswered message, the grammars whose masks it orders
-        self._answer_deadline = 0.0
-        self._sign_at = 0.0  # when to ask a host that compiles for a sign of life
+        self._watch = HostWatch(clock)
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,7 +93,7 @@ class GrammarManager(StepFeature):
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
         thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
-        entry = self._entry_by_id[request.grammar_id] = _Entry(request, thought)
+        entry = self._entry_by_id[request.grammar_id] = Entry(request, thought)
         if self._prover is None:
             entry.state = GrammarState.QUEUED
             self._queue.append(request.grammar_id)
@@ -238,8 +206,7 @@ class GrammarManager(StepFeature):
         """Send a message that the host must answer within ANSWER_TIMEOUT_S."""
         with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
             self._host.send(message)
-        self._asked.append(mask_ids)
-        self._answer_deadline = self._clock.now + ANSWER_TIMEOUT_S
+        self._watch.ask(mask_ids)
 
     def _hold_back(self, grammar_ids: list[int]) -> None:
         """Return requests to the queue until their masks have come or their grammars are open."""
@@ -267,7 +234,7 @@ class GrammarManager(StepFeature):
         self._take_verdicts()
         try:
             for message in self._host.receive():
-                self._sign_at = self._clock.now + SIGN_S
+                self._watch.hear()
                 if isinstance(message, GrammarOpened):
                     self._on_opened(message)
                 else:
@@ -278,7 +245,7 @@ class GrammarManager(StepFeature):
         self._open_queued()
         self._flush()
         is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
-        is_opening = bool(self._entry_by_id or self._deadline_by_opening or self._asked)
+        is_opening = bool(self._entry_by_id) or self._watch.is_awaited
         self.is_active = is_in_step or is_opening or (self._prover is not None and self._prover.is_active)
 
     def _take_verdicts(self) -> None:
@@ -293,13 +260,9 @@ class GrammarManager(StepFeature):
 
     def next_deadline(self) -> float | None:
         """Return when to call `take` next if the host sends nothing."""
-        deadlines = list(self._deadline_by_opening.values())
-        if self._is_silent:
-            deadlines.append(self._sign_at)
+        deadlines = self._watch.deadlines()
         if self._prover is not None and (deadline := self._prover.next_deadline) is not None:
             deadlines.append(deadline)
-        if self._asked:
-            deadlines.append(self._answer_deadline)
         if self._fill is not None:
             deadlines.append(self._fill.deadline)
         if self._queue and self._clock.now < self._open_at:
@@ -308,9 +271,9 @@ class GrammarManager(StepFeature):
 
     def _on_opened(self, message: GrammarOpened) -> None:
         if message.grammar_id == HOST_IS_UP:
-            self._is_host_up = True
+            self._watch.is_up = True
             return
-        self._deadline_by_opening.pop(message.grammar_id, None)
+        self._watch.end_opening(message.grammar_id)
         entry = self._entry_by_id.get(message.grammar_id)
         if entry is None:
             if message.error is None:
@@ -329,7 +292,7 @@ class GrammarManager(StepFeature):
             self._is_host_waiting = True
 
     def _on_advanced(self, message: GrammarsAdvanced) -> None:
-        self._asked.popleft()
+        self._watch.end_ask()
         for failure in message.failures:
             if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
                 self._engine.end(entry.request, "error", failure.error)
@@ -360,59 +323,40 @@ class GrammarManager(StepFeature):
                     self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
 
     def _send_masks(self, all_masks: list[GrammarMasks]) -> None:
-        """Send the masks of requests with rows for the oldest step, and append their jump-forward tokens; a single
-        token is left to the step in flight, which samples it. If a row has another request since the step was sent, the
-        workers ignore its masks."""
-        rows, bits, counts, jumps = list[int](), list[bytes](), list[int](), list[tuple[Request, list[int]]]()
+        """Send the masks of requests with rows for the oldest step, and append their jump-forward tokens. If a row has
+        another request since the step was sent, the workers ignore its masks."""
+        running: list[tuple[Request, GrammarMasks]] = []
         for masks in all_masks:
             entry = self._entry_by_id.get(masks.grammar_id)
             if entry is not None and entry.request.row >= 0:
-                rows.append(entry.request.row)
-                bits.append(masks.bits)
-                counts.append(masks.num_masks)
-                if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
-                    jumps.append((entry.request, masks.jump_ids))
+                running.append((entry.request, masks))
+        scheduler = self._scheduler
         self._engine.send_masks(
-            TokenMask(
-                step=self._masked_step,
-                core_epoch=self._scheduler.core_epoch,
-                generation=self._scheduler.generation,
-                rows=encode_ids(rows),
-                bits=b"".join(bits),
-                counts=encode_ids(counts) if any(count != 1 for count in counts) else b"",
-            )
+            token_mask(running, self._masked_step, core_epoch=scheduler.core_epoch, generation=scheduler.generation)
         )
+        jumps = [(request, masks.jump_ids) for request, masks in running if masks.may_jump(request.params)]
         if jumps:
             self.advance(self._engine.append_jump_tokens(jumps), are_jump_tokens=True)
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _is_silent(self) -> bool:
-        """Whether the host is up and compiles, but owes no other answer: only a probe shows then that it hangs."""
-        return self._is_host_up and bool(self._deadline_by_opening) and not self._asked
-
     def _expire(self) -> None:
         """Give up late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
-        now = self._clock.now
-        if self._is_silent and now >= self._sign_at:
+        if self._watch.needs_sign:
             self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
-        if self._fill is not None and now >= self._fill.deadline:
+        if self._fill is not None and self._clock.now >= self._fill.deadline:
             self._give_up_masks()
-        is_hung = self._asked and now >= self._answer_deadline
-        if is_hung or any(now >= deadline for deadline in self._deadline_by_opening.values()):
+        if self._watch.is_hung:
             self._host.stop()
             self._on_loss("it did not answer in time")
 
     def _on_loss(self, reason: str) -> None:
         """Queue all grammars to be opened by the next host, and fail requests at whose grammars MAX_LOSSES hosts have
         ended. If a host ends before it has read its vocabulary, no grammar is taken for the cause."""
-        suspects = frozenset(self._deadline_by_opening if self._is_host_up else ())
-        blamed = suspects or frozenset(chain.from_iterable(self._asked))
-        if not self._is_host_up:
+        loss = self._watch.lose()
+        if not loss.was_up:
             self._open_at = self._clock.now + REOPEN_S
-        self._is_host_up, self._advances, self._deadline_by_opening = False, [], {}
-        self._asked.clear()
+        self._advances = []
         self._give_up_masks()
         self._answered_serial = self._serial
         self._queue.clear()
@@ -420,8 +364,8 @@ class GrammarManager(StepFeature):
             if entry.state is GrammarState.PROVING:
                 continue
             entry.state, entry.late_masks = GrammarState.QUEUED, None
-            entry.is_suspect |= grammar_id in suspects
-            entry.num_losses += grammar_id in blamed
+            entry.is_suspect |= grammar_id in loss.suspects
+            entry.num_losses += grammar_id in loss.blamed
             if entry.num_losses >= MAX_LOSSES:
                 error = InternalError(
                     f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
@@ -433,18 +377,18 @@ class GrammarManager(StepFeature):
     def _open_queued(self) -> None:
         """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a host is
         compiled alone."""
-        while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS and self._clock.now >= self._open_at:
+        while self._queue and len(self._watch.openings) < NUM_COMPILERS and self._clock.now >= self._open_at:
             entry = self._entry_by_id.get(self._queue[0])
-            opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
+            opening = [self._entry_by_id.get(grammar_id) for grammar_id in self._watch.openings]
             if any(each is not None and each.is_suspect for each in opening):
                 return
-            if entry is not None and entry.is_suspect and self._deadline_by_opening:
+            if entry is not None and entry.is_suspect and opening:
                 return
             grammar_id = self._queue.popleft()
             if entry is not None:
                 self._open(grammar_id, entry)
 
-    def _open(self, grammar_id: int, entry: _Entry) -> None:
+    def _open(self, grammar_id: int, entry: Entry) -> None:
         params = entry.request.params.structured_outputs
         assert params is not None, "only requests with a grammar come here"
         tokens = self._scheduler.rows.output_tokens(entry.request)
@@ -457,8 +401,7 @@ class GrammarManager(StepFeature):
             return
         entry.num_opened = len(tokens)
         entry.state = GrammarState.OPENING
-        self._sign_at = max(self._sign_at, self._clock.now + SIGN_S)
-        self._deadline_by_opening[grammar_id] = self._clock.now + START_TIMEOUT_S
+        self._watch.begin_opening(grammar_id)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,13 +3,15 @@ GrammarMasks, the masks in a host's answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....ipc.codec import decode_ids
+from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.messages.grammar import GrammarsAdvanced
+from ....ipc.messages.workers import TokenMask
 from ....ipc.params.sampling_params import SamplingParams
+from ...request import Request
 
 
 class OpenThought:
@@ -50,6 +52,13 @@ class GrammarMasks(NamedTuple):
     num_masks: int
     jump_ids: list[int]  # jump-forward tokens
 
+    def may_jump(self, params: SamplingParams) -> bool:
+        """Return whether there are jump-forward tokens that may skip sampling: two or more, no logprobs are requested
+        and no other rule could veto them. A single token is left to the step in flight, which samples it."""
+        is_told = params.num_logprobs is not None or params.thinking_token_budget is not None
+        is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
+        return len(self.jump_ids) > 1 and not (is_told or is_ruled)
+
 
 def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
     """Yield the masks of each grammar in a host's answer."""
@@ -64,9 +73,16 @@ def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
         place, start = end, start + num_jumps
 
 
-def may_jump(params: SamplingParams) -> bool:
-    """Return whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could
-    veto them."""
-    is_told = params.num_logprobs is not None
-    is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
-    return not (is_told or is_ruled or params.thinking_token_budget is not None)
+def token_mask(
+    running: Sequence[tuple[Request, GrammarMasks]], step: int, *, core_epoch: int, generation: int
+) -> TokenMask:
+    """Return the message that brings the workers the masks of requests that have a row."""
+    counts = [masks.num_masks for _, masks in running]
+    return TokenMask(
+        step=step,
+        core_epoch=core_epoch,
+        generation=generation,
+        rows=encode_ids(request.row for request, _ in running),
+        bits=b"".join(masks.bits for _, masks in running),
+        counts=encode_ids(counts) if any(count != 1 for count in counts) else b"",
+    )

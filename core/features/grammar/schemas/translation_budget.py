@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import time
 
-from ....ipc.errors import RequestError
-from ....ipc.params.json_schema import subschemas
+from .....ipc.errors import RequestError
+from .....ipc.params.json_schema import subschemas
 
 MAX_PARTS = 50_000  # schemas, names and comparisons; a text of MAX_GRAMMAR_CHARACTERS has some 20,000 parts
 MAX_BYTES = 4 << 20

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from tokenloom.core.features.grammar.exact_numbers import LARGEST, inexact_number, narrowed
+from tokenloom.core.features.grammar.schemas.exact_numbers import LARGEST, inexact_number, narrowed
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.core.features.grammar.matching import COMPILER, Schema, accepts, answer
 from tokenloom.tests.support.today import seeds

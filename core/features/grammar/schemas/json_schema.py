@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import permutations
-from typing import Any
 
-from ....ipc.errors import RequestError
-from ....ipc.params.json_schema import at_pointer, with_subschemas
+from .....ipc.errors import RequestError
+from .....ipc.params.json_schema import at_pointer, with_subschemas
+from .closing import BRANCHES, Names, also, close, num_parts
 from .exact_numbers import BOUNDS, infinite_number
 from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead
+from .schema import Schema
 from .translation_budget import TranslationBudget
-
-Schema = dict[str, Any]
 
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _DATE = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -44,8 +42,6 @@ OTHER_KEYWORDS = {  # keywords that would be ignored or switch off others, with 
     "x-guidance": "use disable_any_whitespace",  # options of the library: with its `lenient`, keywords are ignored
 }
 _TYPES = ("string", "number", "object", "array", "boolean", "null")
-_BRANCHES = ("allOf", "anyOf", "oneOf")
-_KEYS = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 def adapted(schema: Schema) -> Schema:
@@ -61,7 +57,7 @@ class _Adapter:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self.budget = TranslationBudget(root)
+        self._budget = TranslationBudget(root)
         self._key_patterns = KeyPatterns()
         self._num_inlined = 0
         self._inlining: list[str] = []
@@ -70,7 +66,7 @@ class _Adapter:
         """Return the translation of a part of the root. is_open: leave it open, since a schema around it is closed."""
         if not isinstance(schema, dict):
             return schema
-        self.budget.enter(schema)
+        self._budget.enter(schema)
         node = schema.copy()
         self._check(node)
         if node.get("nullable") is True and isinstance(node.get("type"), str):  # of OpenAPI
@@ -80,18 +76,18 @@ class _Adapter:
         self._adapt_names(node)
         self._adapt_conditions(node)
         joined = self._join_patterns(node)
-        is_joined = is_open or _num_parts(node) > 1
+        is_joined = is_open or num_parts(node) > 1
         inlined = self._inline(node) if is_joined and "$ref" in node else []
-        branches = {name: node.pop(name) for name in _BRANCHES if isinstance(node.get(name), list)}
+        branches = {name: node.pop(name) for name in BRANCHES if isinstance(node.get(name), list)}
         result: Schema = with_subschemas(node, lambda part: self.adapt(part, is_open=False))
         if joined:
             result["patternProperties"] |= {each: self.adapt(part, is_open=True) for each, part in joined.items()}
         for name, parts in branches.items():
             result[name] = [self.adapt(part, is_open=is_joined) for part in parts]
-        _also(result, *inlined)
+        also(result, *inlined)
         if not is_open:
-            found = _Names(self, node | branches, *inlined)
-            _close(result, found)
+            found = Names(self._resolve, self._budget, node | branches, *inlined)
+            close(result, found)
             self._replace_used_up(result, list(found.names))
         return result
 
@@ -103,9 +99,9 @@ class _Adapter:
             if number is not None:
                 reasons += [f"{number} in {keyword} is no number of JSON: leave it out"]
         if reasons:
-            raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
+            raise RequestError(f"structured_outputs.json{self._budget.place}: {min(reasons)}")
 
-    def resolve(self, schema: object) -> Schema:
+    def _resolve(self, schema: object) -> Schema:
         """Return `schema` or, if it is a reference, the schema that it refers to; {} if that is not found."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
@@ -114,7 +110,7 @@ class _Adapter:
         return schema if isinstance(schema, dict) else {}
 
     def _at(self, reference: str) -> object:
-        self.budget.spend(1 + len(reference) // 64)
+        self._budget.spend(1 + len(reference) // 64)
         return at_pointer(self._root, reference)
 
     def _inline(self, node: Schema) -> list[Schema]:
@@ -137,17 +133,17 @@ class _Adapter:
             del node["format"]
         if isinstance(node.get("pattern"), str):
             node["pattern"], *more = without_look_ahead(node["pattern"])
-            _also(node, *({"pattern": each} for each in more))
+            also(node, *({"pattern": each} for each in more))
 
     def _adapt_array(self, node: Schema) -> None:
         if node.get("uniqueItems") is True and node.get("type") == "array":
-            values = _values(self.resolve(node.get("items")))
+            values = _values(self._resolve(node.get("items")))
             if 0 < len(values) <= MAX_UNIQUE_VALUES and "prefixItems" not in node and "contains" not in node:
                 low, high = node.get("minItems", 0), node.get("maxItems", len(values))
                 sizes = range(low, min(high, len(values)) + 1)
                 node.clear()
                 node["enum"] = [list(each) for size in sizes for each in permutations(values, size)]
-                self.budget.spend(len(node["enum"]), len(node["enum"]) * len(json.dumps(values)))
+                self._budget.spend(len(node["enum"]), len(node["enum"]) * len(json.dumps(values)))
         node.pop("uniqueItems", None)
         prefix, items = node.get("prefixItems", []), node.get("items", {})
         if "contains" in node and "maxContains" not in node and not isinstance(items, list):
@@ -164,8 +160,8 @@ class _Adapter:
 
     def _adapt_names(self, node: Schema) -> None:
         """Replace keywords on keys (names, dependencies) by properties and patterns."""
-        names = self.resolve(node.get("propertyNames"))
-        limits = names.keys() & {"enum", "const", "pattern", "format", "minLength", "maxLength", *_BRANCHES, "not"}
+        names = self._resolve(node.get("propertyNames"))
+        limits = names.keys() & {"enum", "const", "pattern", "format", "minLength", "maxLength", *BRANCHES, "not"}
         values, counts = node.get("additionalProperties", True), node.keys() & {"minProperties", "maxProperties"}
         if "propertyNames" in node and not limits:
             del node["propertyNames"]
@@ -187,7 +183,7 @@ class _Adapter:
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for key, needed in dict(node.pop(keyword, {})).items():
                 then = {"required": needed} if isinstance(needed, list) else needed
-                _also(node, {"anyOf": [{"properties": {key: False}}, then]})
+                also(node, {"anyOf": [{"properties": {key: False}}, then]})
 
     def _join_patterns(self, node: Schema) -> Schema:
         """Join each property's schema with those of the patterns that match its name (allOf), so that additional keys
@@ -205,7 +201,7 @@ class _Adapter:
 
     def _matches(self, pattern: str, name: str) -> bool:
         """Return whether a pattern matches a key. False for an invalid pattern, which the library refuses."""
-        self.budget.spend(1)
+        self._budget.spend(1)
         return self._key_patterns.matches(pattern, name) is True
 
     def _replace_used_up(self, part: object, names: list[str]) -> None:
@@ -220,7 +216,7 @@ class _Adapter:
                 values = patterns.pop(pattern)
                 new = {name: values for name in matched if properties.get(name, {}) == {}}  # others are joined already
                 properties = part["properties"] = properties | new
-        for name in _BRANCHES:
+        for name in BRANCHES:
             for branch in part[name] if isinstance(part.get(name), list) else ():
                 self._replace_used_up(branch, names)
 
@@ -231,8 +227,8 @@ class _Adapter:
             # a value that conforms to both parts conforms under any condition
             second = [then, otherwise] if opposite is None else [opposite, otherwise]
             if then != {} or otherwise != {}:
-                _also(node, {"anyOf": [{"allOf": [condition, then]}, {"allOf": second}]})
-        refused = self.resolve(node.get("not"))
+                also(node, {"anyOf": [{"allOf": [condition, then]}, {"allOf": second}]})
+        refused = self._resolve(node.get("not"))
         if not refused:
             return
         if refused.keys() == {"type"} and refused["type"] != "integer":
@@ -244,7 +240,7 @@ class _Adapter:
             node["enum"] = _difference(own, _values(refused))
             node.pop("const", None)
         elif (opposite := self._opposite(refused, node)) is not None:
-            _also(node, opposite)
+            also(node, opposite)
         else:
             return  # the library refuses it by name
         del node["not"]
@@ -262,71 +258,11 @@ class _Adapter:
         ((key, wanted),) = (properties or {key: {} for key in required}).items()
         if wanted in ({}, True):
             return {"properties": {key: False}}
-        domain, values = _values(self.resolve(node.get("properties", {}).get(key))), _values(self.resolve(wanted))
+        domain, values = _values(self._resolve(node.get("properties", {}).get(key))), _values(self._resolve(wanted))
         if not domain or not values or wanted.keys() - {"enum", "const", "title", "type"}:
             return None
         others = {"properties": {key: {"enum": rest} if (rest := _difference(domain, values)) else False}}
         return others if required else others | {"required": [key]}
-
-
-class _Names:
-    """All keys that the schemas, their branches (allOf, anyOf, oneOf) or $ref targets name. has_any: one of these
-    schemas has properties, patternProperties or required, even if empty; is_open: one allows other keys explicitly."""
-
-    def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
-        self.names: dict[str, None] = {}
-        self.patterns: dict[str, None] = {}
-        self.has_any = self.is_open = False
-        self._adapter = adapter
-        self._seen: set[int] = set()
-        for each in schemas:
-            self._add(each)
-
-    def _add(self, schema: object) -> None:
-        if not isinstance(schema, dict) or id(schema) in self._seen:
-            return
-        self._seen.add(id(schema))
-        lists = (schema.get(each) for each in ("properties", "required", "patternProperties"))
-        self._adapter.budget.spend(1 + sum(len(each) for each in lists if isinstance(each, dict | list)))
-        self.has_any |= not schema.keys().isdisjoint(("properties", "patternProperties", "required"))
-        self.is_open |= schema.get("additionalProperties", False) is not False
-        self.is_open |= schema.get("unevaluatedProperties", False) is not False
-        self.names |= dict.fromkeys(_texts(schema.get("properties"))) | dict.fromkeys(_texts(schema.get("required")))
-        self.patterns |= dict.fromkeys(_texts(schema.get("patternProperties")))
-        for name in _BRANCHES:
-            for part in schema.get(name, ()) if isinstance(schema.get(name), list) else ():
-                self._add(part)
-        if "$ref" in schema:
-            self._add(self._adapter.resolve(schema))
-
-
-def _close(node: Schema, found: _Names) -> None:
-    if "unevaluatedProperties" in node and "additionalProperties" not in node:
-        rest = node.pop("unevaluatedProperties")
-    elif "additionalProperties" in node or found.is_open or not found.has_any:
-        return
-    elif _num_parts(node) == 1 and not node.keys() & set(_KEYS):
-        return  # its only part is closed by itself
-    else:
-        rest = False
-        if isinstance(least := node.get("minProperties"), int) and least > len(found.names) and not found.patterns:
-            return
-    node["properties"] = {name: {} for name in found.names} | node.get("properties", {})
-    if found.patterns:
-        node["patternProperties"] = {pattern: {} for pattern in found.patterns} | node.get("patternProperties", {})
-    node["additionalProperties"] = rest
-
-
-def _num_parts(node: Schema) -> int:
-    """Return how many schemas `node` joins: one per branch of allOf, one each for anyOf, oneOf, $ref and for _KEYS."""
-    num_branches = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
-    others = ("anyOf" in node, "oneOf" in node, "$ref" in node, bool(node.keys() & set(_KEYS)))
-    return num_branches + sum(others)
-
-
-def _also(node: Schema, *parts: Schema) -> None:
-    if parts:
-        node["allOf"] = [*node.get("allOf", ()), *parts]
 
 
 def _values(schema: Schema) -> list[object]:
@@ -342,8 +278,3 @@ def _difference(values: list[object], without: list[object]) -> list[object]:
     """Return the values that are not in `without`, compared as JSON does: true is not 1."""
     texts = {json.dumps(each, sort_keys=True) for each in without}
     return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, dict | list):
-        yield from (each for each in value if isinstance(each, str))

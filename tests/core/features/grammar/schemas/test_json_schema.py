@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from tokenloom.core.features.grammar.json_schema import adapted
-from tokenloom.core.features.grammar.look_ahead import without_look_ahead
+from tokenloom.core.features.grammar.schemas.json_schema import adapted
+from tokenloom.core.features.grammar.schemas.look_ahead import without_look_ahead
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.core.features.grammar.matching import (
     COMPILER,

@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tokenloom.core.features.grammar.json_schema import adapted
-from tokenloom.core.features.grammar.lark_schema import LarkSchema
+from tokenloom.core.features.grammar.schemas.json_schema import adapted
+from tokenloom.core.features.grammar.schemas.lark_schema import LarkSchema
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.core.features.grammar.matching import (
     COMPILER,

@@ -1,0 +1,31 @@
+"""Entry: what the core keeps of a request with a grammar. `GrammarManager` owns and changes the entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ...request import Request
+from .mask_fill import GrammarMasks, OpenThought
+
+
+class GrammarState(Enum):
+    """The states in manager.py's picture."""
+
+    PROVING = auto()
+    QUEUED = auto()
+    OPENING = auto()
+    READY = auto()
+
+
+@dataclass(eq=False)
+class Entry:
+    """A request with a grammar, and how far the grammar is."""
+
+    request: Request
+    thought: OpenThought  # the reasoning before the answer, to which the grammar does not apply
+    state: GrammarState = GrammarState.PROVING
+    is_suspect: bool = False  # was being opened when a host was lost: open it alone
+    num_losses: int = 0  # of hosts that opened it or made its mask
+    num_opened: int = 0  # output tokens that were sent to the host to open the grammar
+    late_masks: GrammarMasks | None = None  # masks of the next token that came too late for their step
