@@ -127,7 +127,8 @@ class Fetches:
         return self._compute.seconds(start * self._block_size, end * self._block_size)
 
     def on_found(self, message: BlocksFound, now: float) -> None:
-        """Order the loads of those found blocks that are faster to load than to compute."""
+        """Order the loads of those found blocks that are faster to load than to compute. If there are none, and their
+        source has loaded nothing for PROBE_S, order one block to measure the source, for which no request waits."""
         fetch = self._asked.pop(message.serial, None)
         if fetch is None:
             return
