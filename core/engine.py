@@ -198,8 +198,8 @@ class EngineCore:
         self.scheduler.kv_cache.pool.forget_all()
 
     def clear_kv_cache(self, done: Callable[[], None]) -> None:
-        """Empty the pool, the slots and, if they are open, the disk and the remote store; then call `done`. Running
-        requests keep their blocks."""
+        """Empty the pool, the slots, the disk and the remote store; then call `done`. Running requests keep their
+        blocks. Blocks of closed tiers, which cannot be found, are removed before the tiers open."""
         self.reset_prefix_cache()
         if self.offload is None:
             done()

@@ -16,9 +16,10 @@ def tokenloom_version() -> str:
 
 
 def numerics_digest(root: Path = ROOT) -> str:
-    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. All hosts of
-    an engine must have the same, since their ranks must compute equal bits. Takes some milliseconds."""
-    digest = hashlib.sha256(_version_of("torch").encode())
+    """Return a digest, in hex, of the sources of kernels and workers below `root`, and of the versions of torch and of
+    transformers, whose layers and encoders may be borrowed. All hosts of an engine must have the same, since their
+    ranks must compute equal bits. Takes some milliseconds."""
+    digest = hashlib.sha256(f"{_version_of('torch')} {_version_of('transformers')}".encode())
     rooms = (root / "kernels", root / "workers")
     for path in sorted(path for room in rooms for path in room.rglob("*") if path.suffix in _KINDS):
         digest.update(f"\n{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())

@@ -71,7 +71,6 @@ def signature(node: Documented, owner: ast.ClassDef | None) -> list[str]:
 
 
 @functools.cache
-@functools.cache
 def product_docstrings() -> list[tuple[Path, Documented, ast.ClassDef | None, str]]:
     """Return the docstrings of the product's rooms as of `docstrings`, each with its file."""
     return [

@@ -78,7 +78,7 @@ class Offload:
         self._owner_by_block: dict[int, int] = {}  # tenant, for blocks of requests with a salt
         self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
         self._release, self._change_namespace = release, change_namespace
-        self._opening = Opening(options.facts, send)
+        self._opening = Opening(options.facts, send, self._on_open)
         self._pins = PeerPins(self.slots)
 
     # ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,7 @@ class Offload:
         elif isinstance(message, BlocksStored):
             self.writes.on_stored(message)
         elif isinstance(message, TierOpened):
-            self._on_opened(message)
+            self._opening.on_opened(message)
         elif isinstance(message, TierState):
             self.sources = message.sources
         elif isinstance(message, PinBlocks):
@@ -127,13 +127,13 @@ class Offload:
         elif isinstance(message, TierCleared):
             self._opening.on_cleared(message.serial)
 
-    def _on_opened(self, message: TierOpened) -> None:
-        if self._opening.take(message):
-            self._change_namespace(message.namespace)
-            self.writes.targets = self._options.sources
+    def _on_open(self, namespace: bytes) -> None:
+        self._change_namespace(namespace)
+        self.writes.targets = self._options.sources
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from the slots and, if the tiers are open, from disk and remote store; then call `done`."""
+        """Remove all blocks from the slots, disk and remote store; then call `done`. Blocks of closed tiers cannot be
+        found, and are removed before the tiers open."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()

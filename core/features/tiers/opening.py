@@ -13,12 +13,17 @@ from ....ipc.messages.tier import ClearTier, CoreToTier, OpenTier, TierOpened
 
 
 class Opening:
-    """State of the tier process as the core knows it. `is_open`: it has sent the namespace of the present weights."""
+    """State of the tier process as the core knows it. `is_open`: it has sent the namespace of the present weights.
 
-    def __init__(self, facts: bytes, send: Callable[[CoreToTier], None]) -> None:
-        self._facts, self._send = facts, send
+    Closed tiers cannot be cleared, but nothing finds their blocks either. So they are cleared before they open again.
+    """
+
+    def __init__(self, facts: bytes, send: Callable[[CoreToTier], None], on_open: Callable[[bytes], None]) -> None:
+        """on_open: called with the namespace when the tiers open."""
+        self._facts, self._send, self._on_open = facts, send, on_open
         self.is_open = self.has_process = False
         self._num_opens = 0
+        self._must_clear = False  # before the tiers open
         self._clears: dict[int, Callable[[], None]] = {}
         self._serials = count(1)
 
@@ -28,22 +33,31 @@ class Opening:
         self._num_opens += 1
         self._send(OpenTier(serial=self._num_opens, model_folder=model_folder, facts=self._facts))
 
-    def take(self, message: TierOpened) -> bool:
-        """Open the tiers and return True if this answers the last `ask`."""
-        is_last = message.serial == self._num_opens and self.has_process
-        self.is_open |= is_last
-        return is_last
+    def on_opened(self, message: TierOpened) -> None:
+        """Open the tiers, after a clear that is due, if the message answers the last `ask`."""
+        if message.serial != self._num_opens or not self.has_process:
+            return
+        if self._must_clear:
+            self._must_clear = False
+            self._order_clear(lambda: self.on_opened(message))
+        else:
+            self.is_open = True
+            self._on_open(message.namespace)
 
     def close(self) -> None:
         """Close the tiers until the next `ask` is answered: the weights are about to change."""
         self.is_open = False
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from disk and remote store, then call `done`. If the tiers are closed, remove nothing and
-        call `done` at once."""
-        if not self.is_open:
+        """Remove all blocks from disk and remote store, then call `done`. If the tiers are closed, call `done` at once:
+        the blocks are removed before the tiers open."""
+        if self.is_open:
+            self._order_clear(done)
+        else:
+            self._must_clear = True
             done()
-            return
+
+    def _order_clear(self, done: Callable[[], None]) -> None:
         serial = next(self._serials)
         self._clears[serial] = done
         self._send(ClearTier(serial=serial))
@@ -53,8 +67,10 @@ class Opening:
             done()
 
     def on_lost(self) -> None:
-        """Record that the tier process has ended: its orders to clear count as done."""
+        """Record that the tier process has ended. Its orders to clear are answered, and carried out before the next
+        process opens the tiers."""
         self.is_open = self.has_process = False
+        self._must_clear |= bool(self._clears)
         clears, self._clears = self._clears, {}
         for done in clears.values():
             done()

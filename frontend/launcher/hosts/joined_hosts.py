@@ -152,7 +152,7 @@ class JoinedHosts:
             return (
                 f"host {hello.address} runs tokenloom {hello.version} ({hello.numerics:.8}, protocol "
                 f"{hello.protocol_version}), the head {self._sources[0]} ({self._sources[1]:.8}, protocol "
-                f"{PROTOCOL_VERSION}): install the same version of tokenloom and torch on all hosts"
+                f"{PROTOCOL_VERSION}): install the same versions of tokenloom, torch and transformers on all hosts"
             )
         config = self._spec.config
         num_ranks, num_replicas = config.tensor_parallel_size, config.data_parallel_size

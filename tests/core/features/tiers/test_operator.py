@@ -170,8 +170,27 @@ def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> 
         assert not operator.harness.tier.objects, "it was computed before and written after the clear"
 
 
-def test_a_clear_is_answered_when_the_tier_process_is_lost() -> None:
+def test_a_clear_is_answered_when_the_tier_process_is_lost_and_the_next_one_carries_it_out() -> None:
     operator = Operator()
+    operator.ask(1, PROMPT)
     operator.clear()
     operator.harness.lose_tier()
-    assert len(operator.replies) == 1
+    assert len(operator.replies) == 1 and operator.harness.tier.objects
+    operator.settle()
+    assert not operator.harness.tier.objects and operator.harness.offload.is_open
+    assert operator.ask(2, PROMPT) == (0, {})
+
+
+def test_a_clear_of_closed_tiers_removes_their_blocks_before_they_open() -> None:
+    operator = Operator()
+    operator.ask(1, PROMPT)
+    offload = operator.harness.offload
+    offload.close()
+    operator.clear()
+    assert len(operator.replies) == 1 and operator.harness.tier.objects
+    offload.open("")
+    while not offload.is_open:
+        assert operator.harness.tier.act()
+        operator.turn()
+    assert not operator.harness.tier.objects
+    assert operator.ask(2, PROMPT) == (0, {})
