@@ -79,8 +79,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing output of the next turn of a conversation, in the way of `generate`. A message is {"role":
-        …, "content": …}."""
+        """Yield the growing output of the next turn of a conversation, as `generate` does. A message is {"role": …,
+        "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
         form, (adapter,) = chat_form(options), adapters_of(options, 1)
@@ -98,7 +98,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         timeout_s: float | None = None,
         **options: Unpack[AdapterOptions],
     ) -> EmbeddingRequestOutput:
-        """Return the embedding of one prompt. The options, and RequestError, are those of Client.embed."""
+        """Return the embedding of one prompt. Options and errors are those of Client.embed."""
         check_options("embed", options, AdapterOptions)
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
@@ -137,7 +137,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]
     ) -> BeamSearchOutput:
         """Return the likeliest continuations of one prompt, found by beam search. RequestError if the prompt is too
-        long, or the model has rules for its answers."""
+        long, or if the tokens that the model allows depend on their position in the answer."""
         check_options("beam_search", options, AdapterOptions)
         (adapter,) = adapters_of(options, 1)
         submit, info = self._new_submit(prompt, SamplingParams()), await self.info()
@@ -151,7 +151,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return search.outputs[0]
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Call `load_adapter` with the name and the path of `lora_request`, and return True; vLLM's AsyncLLM has it."""
+        """Call `load_adapter` with the name and the path of `lora_request`, and return True, as vLLM's AsyncLLM
+        does."""
         await self.load_adapter(lora_request.lora_name, lora_request.lora_path)
         return True
 

@@ -60,11 +60,8 @@ class AsyncStream:
         self._event.set()
 
     async def next(self) -> RequestOutput | None:
-        """Wait for updates and return the next output, by the request's output_kind; None if there is none to return
-        yet.
-
-        Raises the request's error.
-        """
+        """Wait for updates and return the next output, by the request's output_kind; None if there is nothing to return
+        yet. Raise the request's error."""
         await self._event.wait()
         self._event.clear()
         self._is_notified = False  # before the queue is emptied: a later `put` notifies again

@@ -1,7 +1,7 @@
 """BaseClient: the part that Client and AsyncClient share: transport, lifetime, construction of messages, control.
 
-Needs pyzmq and msgspec, not torch. Knows neither the wire protocol (`transport.py`) nor the forms of prompts
-(`prompts.py`).
+Needs pyzmq and msgspec, not torch. Knows neither the wire protocol (`protocol.py`) nor the forms of prompts
+(`frontend/forms/prompts.py`).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Client(BaseClient[None]):
         **options: Unpack[AdapterOptions],
     ) -> list[BeamSearchOutput]:
         """Return the likeliest continuations of each prompt, found by beam search. RequestError if a prompt is too
-        long, or the model has rules for its answers."""
+        long, or if the tokens that the model allows depend on their position in the answer."""
         check_options("beam_search", options, AdapterOptions)
         (adapter,) = adapters_of(options, 1)
         submits, info = [self._new_submit(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
@@ -185,8 +185,8 @@ class Client(BaseClient[None]):
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
     ) -> Generator[str, None, RequestOutput]:
-        """Yield the text of one completion as it is generated, and return its whole output, as `yield from` does.
-        Closing the iterator aborts the request. RequestError if n is above 1."""
+        """Yield the text of one completion as it is generated. The generator's return value, which `yield from` passes
+        on, is the whole output. Closing the generator aborts the request. RequestError if n is above 1."""
         check_options("stream", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         if params.n > 1:

@@ -1,4 +1,4 @@
-"""Keepalive: decides when to ping a frontend and when its silence means that it is lost. The time is an argument.
+"""Keepalive: decides when to ping a frontend and when its silence means that it is lost. The caller passes the time.
 
 While requests are open, a ping is due every PING_INTERVAL_S. Silence is counted from the first ping that no message has
 followed, so that a program that was suspended does not report its frontend as lost when it continues.

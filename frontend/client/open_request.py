@@ -122,8 +122,8 @@ class OpenRequest:
         return True
 
     def forget_adapter(self) -> None:
-        """Forget the adapter's digest, so that its name counts again: on another engine it may stand for other
-        weights."""
+        """Forget the adapter's digest, so that the next attempt asks for the adapter by name. For another engine: there
+        the name may stand for other weights."""
         self._submit = msgspec.structs.replace(self._submit, adapter_digest=b"")
 
     def apply(self, delta: Delta) -> DeltaOutcome:

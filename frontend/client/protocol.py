@@ -185,8 +185,8 @@ class ClientProtocol:
             self._submit_waiting()
 
     def tick(self, now: float) -> float | None:
-        """Handle timeouts and pings. Return the time at which to call it next; None if only an event makes that
-        necessary."""
+        """Handle timeouts and pings. Return the time of the next call; None if no call is needed before the next
+        event."""
         if self.state == "greeting":
             if now < self._greet_deadline:
                 return self._greet_deadline
@@ -318,8 +318,7 @@ class ClientProtocol:
         request.sink(last)
 
     def _finish_aborted(self, request: OpenRequest) -> None:
-        """Pass the last deltas of an aborted request to its sink: the frontend does not have the request and sends
-        none."""
+        """Pass the last deltas of an aborted request to its sink, in place of those of the frontend."""
         *others, last = [
             Delta(
                 request_id=request.request_id,

@@ -16,7 +16,7 @@ from .transport import Transport
 class RequestFuture(Future[RequestOutput]):
     """The future of one request, pending until the request ends. Its callbacks do not run in the transport's thread.
 
-    If the engine is in this process, only `result` and `exception` run it; concurrent.futures.wait would hang.
+    If the engine is in this process, only `result` and `exception` run the engine; concurrent.futures.wait would hang.
     """
 
     def __init__(self, transport: Transport, submit: Submit) -> None:

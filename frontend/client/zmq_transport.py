@@ -186,8 +186,8 @@ class ZmqTransport(Transport):
         return None if next_due is None else self._clock.patience_s(next_due)
 
     def _must_hop(self, now: float) -> bool:
-        """Whether to try the next address, since no frontend has answered at this one. The time to wait doubles with
-        each try, so that frontends under load can answer."""
+        """Return whether to try the next address, since no frontend has answered at this one. The time to wait doubles
+        with each try, so that frontends under load can answer."""
         if self._protocol.state != "greeting" or len(self.addresses) == 1:
             self._hop_s, self._hop_at = FIRST_HOP_S, math.inf
         elif self._hop_at == math.inf:

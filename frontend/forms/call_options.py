@@ -82,7 +82,7 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
 
 
 def _mend(method: str, name: str, known: type[UnservedOptions]) -> str:
-    """Return what to write in place of an unknown keyword of a method."""
+    """Return a hint that names the right keyword in place of an unknown one of a method."""
     own = _PARAMETERS.get(method, ())
     if name in SamplingParams.__struct_fields__ and "sampling_params" in {*own, *known.__annotations__}:
         return f": it is a sampling parameter, write SamplingParams({name}=…)"

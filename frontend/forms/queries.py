@@ -38,7 +38,7 @@ def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Co
 
 
 def order_query(action: OrderAction, **fields: Any) -> Callable[..., Control]:
-    """Make an order of `action` with these fields of Control."""
+    """Return the constructor of an order of `action` with these fields of Control."""
     return partial(Control, action=action, order_id=secrets.token_hex(8), **fields)
 
 

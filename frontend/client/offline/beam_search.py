@@ -36,8 +36,8 @@ class BeamSearchOutput(msgspec.Struct, kw_only=True):
 
 
 class BeamSearch:
-    """The beams of several prompts. Call `add` with the outputs of `requests`, round by round, until there are none;
-    then call `finish`."""
+    """The beams of several prompts. In each round run the requests of `prompts` and pass their outputs to `add`, until
+    `prompts` returns none; then call `finish`."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class BeamSearch:
         info: Info,
         media: Sequence[list[Medium]] | None = None,
     ) -> None:
-        """`media`: the media of each prompt. RequestError if the model has rules for its answers, or a prompt and
-        max_tokens exceed max_model_len."""
+        """Start a search. `media`: the media of each prompt. RequestError if the tokens that the model allows depend on
+        their position in the answer, or if a prompt and max_tokens exceed max_model_len."""
         if info.has_answer_rules:
             raise RequestError(
                 f"{info.model} has rules for the begin of its answers, which beam search does not keep: use generate, "
@@ -69,8 +69,8 @@ class BeamSearch:
         self.sampling_params = SamplingParams(temperature=0, max_tokens=1, logprobs=width, ignore_eos=True)
 
     def requests(self) -> list[list[int]]:
-        """Return the prompts of the next round: the tokens of every open beam. [] after max_tokens rounds, or if no
-        beam is open."""
+        """Return the token ids of the next round's prompts: the tokens of every open beam. [] after max_tokens rounds,
+        or if no beam is open."""
         if self._num_rounds == self._params.max_tokens:
             return []
         return [beam.tokens for beams in self._open for beam in beams]

@@ -36,7 +36,8 @@ class Transcriber:
     """The task, prompts and parameters of one call, which are the same for all its clips."""
 
     def __init__(self, info: Info, options: TranscribeOptions) -> None:
-        """RequestError if the model does not transcribe audio, or an option is invalid or not supported by it."""
+        """Check the options. RequestError if the model does not transcribe audio, or if an option is invalid or not
+        supported by the model."""
         check_options("transcribe", options, TranscribeOptions)
         if info.speech is None:
             raise RequestError(f"the model {info.model!r:.200} does not hear audio: choose one that does")
@@ -74,8 +75,8 @@ class SpokenClip:
         self._params, self._end_ids = params, end_ids
 
     def question(self, new_submit: NewSubmit) -> Submit | None:
-        """Return the request that detects the clip's language, to pass its answer to `name_language`; None if it is not
-        needed."""
+        """Return the request that detects the clip's language; None if no detection is needed. Pass its answer to
+        `name_language`."""
         question = self._prompts.language_question
         if self._task.language is not None or question is None or not self.pieces:
             return None

@@ -114,5 +114,5 @@ def _listed(given: object) -> list[object]:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is the rate of a clip: a number of Python or numpy."""
+    """Return whether a value is a number of Python or numpy, as the rate of a clip must be."""
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "shape", None) == ())

@@ -88,8 +88,8 @@ def bytes_of(given: object, kind: MediaKind) -> bytes:
 
 
 def _png(image: Any) -> bytes:
-    """Return a PIL image as PNG. An image of a mode that PNG lacks becomes RGB, as it would before it is encoded
-    anyway. RequestError if Pillow fails."""
+    """Return a PIL image as PNG. An image in a mode that PNG lacks is converted to RGB, as the engine would do anyway.
+    RequestError if Pillow fails."""
     buffer = io.BytesIO()
     try:
         (image if image.mode in PNG_MODES else image.convert("RGB")).save(buffer, "PNG", compress_level=1)

@@ -22,7 +22,8 @@ def time_text(seconds: float) -> str:
 
 
 class AnswerWriter:
-    """Writer of one answer. `is_chat`: its text is a message, else `response`. A call is written when it is whole."""
+    """Writer of one answer. Its text is in `message` if `is_chat`, otherwise in `response`. A call is written once it
+    is complete."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model = model
@@ -40,7 +41,7 @@ class AnswerWriter:
                 yield self._head(now) | self._shown(fields) | {"done": False}
 
     def whole(self, parts: Iterable[Part], now: float) -> JsonObject:
-        """Return the object of a whole answer, without its end."""
+        """Return the object of a whole answer, without the fields of `ending`."""
         texts: dict[str, list[str]] = {"content": [], "thinking": []}
         calls: list[object] = []
         for part in self._blanks.read(parts):
@@ -57,7 +58,7 @@ class AnswerWriter:
         return self._head(now) | self._shown(shown)
 
     def empty(self, now: float) -> JsonObject:
-        """Return the start of the last object of a stream, which shows nothing."""
+        """Return the last object of a stream, which has no text, without the fields of `ending`."""
         return self._head(now) | self._shown({"content": ""})
 
     def _fields(self, part: Part) -> JsonObject:
@@ -85,7 +86,7 @@ class AnswerWriter:
 
 
 def ending(reason: str, metrics: RequestMetrics, num_prompt: int, num_answer: int, now: float) -> JsonObject:
-    """Return the fields of an answer's end: its reason, counts, and times in nanoseconds."""
+    """Return the fields that end an answer: the finish reason, token counts, and durations in nanoseconds."""
     begun = metrics.arrival_time or now
     scheduled = metrics.first_scheduled_time or begun
     first = metrics.first_token_time or now

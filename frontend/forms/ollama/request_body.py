@@ -54,7 +54,7 @@ class Options(Body, frozen=True, kw_only=True):
     mirostat_tau: object = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a Generation."""
+        """Return the options as fields of a Generation."""
         found = {name: getattr(self, name) for name in _SAME}
         if self.num_predict is not None and self.num_predict > 0:
             found["max_tokens"] = self.num_predict
@@ -84,7 +84,7 @@ class OllamaMessage(Sent, frozen=True, kw_only=True):
 
 
 class Loaded(Body, frozen=True, kw_only=True):
-    """Base of the bodies that name a model. `keep_alive` has no effect: the model stays."""
+    """Base of the bodies that name a model. `keep_alive` has no effect: the model stays loaded."""
 
     model: str | None = None
     name: str | None = None  # the older name of `model`
@@ -111,7 +111,7 @@ class Answered(Loaded, frozen=True, kw_only=True):
         return (self.options or Options()).fields() | {"response_format": _response_format(self.format)}
 
     def template_variables(self) -> JsonObject:
-        """Return the switches of reasoning under the names of templates."""
+        """Return the switches for reasoning as variables of a chat template."""
         if self.think is None:
             return {}
         variables: JsonObject = dict.fromkeys(("enable_thinking", "thinking"), self.think is not False)
@@ -128,7 +128,7 @@ class OllamaChatRequest(Answered, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> ChatRequest:
-        """Return the chat that answers; RequestError for an invalid field."""
+        """The ChatRequest with the same meaning; RequestError for an invalid field."""
         return ChatRequest(
             messages=[message_of(each) for each in self.messages or ()],
             tools=self.tools or None,
@@ -151,7 +151,7 @@ class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> ChatRequest:
-        """Return the chat that answers; RequestError for an invalid field, or one that is not served."""
+        """The ChatRequest with the same meaning; RequestError for an invalid field, or one that is not served."""
         self._refuse_unserved()
         turns = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
         if self.system:
@@ -164,7 +164,7 @@ class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
 
     @property
     def completion(self) -> CompletionRequest:
-        """Return the completion of a raw prompt. Without a limit it may be as long as fits."""
+        """The CompletionRequest for a raw prompt; RequestError if the body has images or a field that is not served."""
         self._refuse_unserved()
         if self.images:
             raise RequestError("images need the chat template: leave raw out")
@@ -209,7 +209,7 @@ class OllamaEmbeddingsRequest(Loaded, frozen=True, kw_only=True):
 
 
 class NamedModel(Loaded, frozen=True, kw_only=True):
-    """Body of the endpoints about one model. The fields of those that change models are not read."""
+    """Body of the endpoints about one model. Endpoints that would change models do not read these fields."""
 
     verbose: bool | None = None
     stream: bool | None = None
@@ -219,7 +219,7 @@ class NamedModel(Loaded, frozen=True, kw_only=True):
 
 
 def message_of(turn: OllamaMessage) -> Message:
-    """Rewrite a message of Ollama's form."""
+    """Return a message in Ollama's form as one in OpenAI's form."""
     content: str | list[MessagePart] = turn.content
     if turn.images:
         content = [MessagePart(type="image_url", image_url=_image_url(data)) for data in turn.images]

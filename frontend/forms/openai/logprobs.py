@@ -57,8 +57,9 @@ class CompletionLogprobs:
         """Return, once, the columns of the added tokens that start within the first `num_characters` of the choice's
         text: the text that the caller may send.
 
-        Later tokens wait, since their text may become a stop string. If `is_last`, their text was cut off: all tokens
-        are returned, and the offsets of those tokens are the end of the text."""
+        Later tokens wait, since their text may become a stop string. If `is_last`, all tokens are returned; those whose
+        text was cut off have the end of the text as their offset.
+        """
         offset = itemgetter(3)
         count = len(self._rows) if is_last else bisect_right(self._rows, num_characters, key=offset)
         rows, self._rows = self._rows[:count], self._rows[count:]

@@ -49,8 +49,8 @@ class ChatInput(NamedTuple):
     media: Sequence[Medium] = ()
 
     def prompt(self, token_ids: bytes, text: str | None) -> BodyInput:
-        """Return the BodyInput of the tokenized prompt: `echoed` is its text, and it says whether the prompt ends
-        inside reasoning. `text`: the rendered chat, if known."""
+        """Return the tokenized prompt as a BodyInput, with `echoed` as its text and whether it ends inside reasoning.
+        `text`: the rendered chat, if known."""
         is_inside = ends_inside(text or "", is_continued=self.form.is_continued)
         return BodyInput(
             text=self.echoed,

@@ -77,8 +77,8 @@ class MessagePart(Sent, frozen=True, kw_only=True):
 
 
 class MediumPart(MessagePart, frozen=True, kw_only=True):
-    """Image or audio in any form, read by `content_of`. If `url` is None, it is the medium that had this uuid
-    before."""
+    """Image or audio in any form, read by `content_of`. If `url` is None, it stands for the medium that an earlier
+    request sent under this uuid."""
 
     kind: MediaKind
     where: str  # path in the body, for errors
@@ -153,7 +153,7 @@ def _image(where: str, part: MessagePart) -> tuple[str | None, str | None]:
 
 
 def _audio(part: MessagePart) -> tuple[str | None, str | None]:
-    """Return the URL, None if there is none, and the detail of audio, which is not served but refused later."""
+    """Return the URL, None if there is none, and the detail of audio, which later checks refuse."""
     given = part.input_audio or part.audio or part.audio_url
     if isinstance(given, AudioData):
         return given.url or _data_url("audio", given.data), part.detail

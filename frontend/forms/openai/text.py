@@ -63,8 +63,8 @@ class AnswerText:
         return not self._parsers
 
     def read(self, delta: Delta) -> list[Part]:
-        """Return the parts of a delta without calls beyond max_calls; those of text that is held back come with a later
-        delta, or the last one."""
+        """Return the parts of a delta, without calls beyond max_calls. Text that a parser holds back becomes parts of a
+        later delta."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)

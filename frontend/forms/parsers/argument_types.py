@@ -1,6 +1,6 @@
-"""ArgumentTypes: the choice whether an argument's text is to be read as a string or as JSON, by the tool's schema.
+"""ArgumentTypes: decides by a tool's schema whether an argument's text is a string or JSON.
 
-It is needed for formats of tool calls that write values without quotes. It does not validate values.
+Formats of tool calls that write values without quotes need this decision. Values are not validated.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _of_type(name: object) -> Allowed:
 
 
 def _of_value(value: object) -> Allowed:
-    """Return what one value of an enumeration allows: that value; for a string, a list or an object, all of its
-    type."""
+    """Return the values that one entry of an enumeration allows: the entry itself; for a string, a list or an object,
+    all values of its type."""
     name = _type_of(value)
     return {name: frozenset((value,)) if name in ("null", "boolean", "integer", "number") else None}
 

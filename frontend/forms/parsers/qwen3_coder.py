@@ -39,7 +39,8 @@ _BETWEEN_CALLS = ("outside", "closing")
 
 class Qwen3CoderParser:
     """Parser of one answer: a state machine over the markers. It holds names and values back until the marker after
-    them; content is not held back. Text inside a call that belongs to no parameter becomes content after the call."""
+    them, and other text only while it may be the start of a marker or blank. Text inside a call that belongs to no
+    parameter becomes content after the call."""
 
     markers = (OPENING, CLOSING, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
 

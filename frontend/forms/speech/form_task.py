@@ -49,7 +49,7 @@ def task_of(body: TranscriptionRequest | TranslationRequest) -> Task:
 
 def params_of(body: AudioForm, defaults: Mapping[str, object]) -> SamplingParams:
     """Return the parameters of each piece's request; RequestError if one is invalid. `defaults`: the model's sampling
-    defaults; the default temperature is 0 all the same."""
+    defaults, which apply except for the temperature: its default is 0."""
     most = body.max_completion_tokens
     if most is not None:
         LENGTH.check("max_completion_tokens", most)
