@@ -1,7 +1,7 @@
 """EngineRecord: the file in an engine's run directory by which commands of the same user find the engine.
 
-The supervisor writes it when the engine serves; it goes with the directory. An engine whose lock is free has ended, and
-its file does not count.
+The supervisor writes the file when the engine serves; it is removed with the directory. If the lock of a directory is
+free, its engine has ended and the file does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "engine.json"
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that serves: what it serves, and where."""
+    """Record of a serving engine: its model and its addresses."""
 
     pid: int  # of its supervisor
     model: str  # the name that requests use
@@ -43,7 +43,7 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_engines() -> list[EngineRecord]:
-    """Return the records of this user's engines that serve, the first started first."""
+    """Return the records of this user's serving engines, in the order of their starts."""
     found: list[EngineRecord] = []
     for directory in live_directories():
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # it is still starting, or has just ended

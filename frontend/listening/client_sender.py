@@ -111,7 +111,7 @@ class ClientSender:
         return queue
 
     def _is_full(self, queue: _Queue) -> bool:
-        """Whether the unread bytes of a client exceed 1 / SHARE of the bytes that are left for all clients."""
+        """Return whether the unread bytes of a client exceed 1 / SHARE of the bytes that are left for all clients."""
         self.num_bytes -= queue.settle()
         if SHARE * queue.num_bytes > self._max_bytes - self.num_bytes:
             self._collect()

@@ -103,7 +103,7 @@ class HttpListeners:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the numeric address `host` is reachable from this machine only."""
+    """Return whether the numeric address `host` is reachable from this machine only."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback

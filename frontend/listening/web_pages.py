@@ -2,8 +2,8 @@
 
 A browser lets every page send requests to this machine, and lets it read the answers if the page's own host name
 resolves to this machine (DNS rebinding). With an API key such requests fail, since the browser does not know the key.
-Without one, headers decide that a page cannot forge: Host, Origin and Sec-Fetch-Site. Other programs do not send the
-last two.
+Without an API key, the decision is made by headers that a page cannot forge: Host, Origin and Sec-Fetch-Site. Other
+programs do not send the last two.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class WebPages:
         )
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """Whether an origin is that of this server's pages: it equals the request's Host, or is an allowed name, since
-        a proxy may have replaced the Host."""
+        """Return whether an origin is that of this server's pages: it equals the request's Host, or is an allowed name,
+        since a proxy may have replaced the Host."""
         scheme, _, authority = origin.partition("://")
         ours, theirs = _AUTHORITY.fullmatch(host), _AUTHORITY.fullmatch(authority)
         if theirs is None or (port := _DEFAULT_PORTS.get(scheme)) is None:

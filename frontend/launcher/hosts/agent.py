@@ -189,8 +189,8 @@ class HostProcesses:
             raise HeadLostError(str(error)) from None
 
     def turn(self) -> None:
-        """Report new lines and ended processes to the head, or that the preparation is complete. Raise its error if it
-        has failed."""
+        """Before the preparation is complete, report its end to the head, and raise its error if it has failed.
+        Afterwards report new lines of stderr and ended processes."""
         if self._launcher is None:
             self._finish_preparation()
             return

@@ -102,7 +102,7 @@ class Hosts:
         return self._local.obstacle(unit) or missing
 
     def _has_free_place(self, replica: int) -> bool:
-        """Whether a replica has workers on a place that no host has taken."""
+        """Return whether a replica has workers on a place that no host has taken."""
         return not self._places[replica].isdisjoint(self._free_places)
 
     def num_hosts_lost(self, replica: int) -> int:

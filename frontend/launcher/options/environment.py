@@ -100,7 +100,7 @@ def check_environment(config: EngineConfig, environment: Mapping[str, str]) -> N
 
 
 def _is_unread(name: str, value: str) -> bool:
-    """Whether a variable is meant for this engine or for another server, but has no effect here."""
+    """Return whether a variable is meant for this engine or for another server, but has no effect here."""
     if name in KEY_VARIABLES or name in OURS or _SERVICE.search(name) or value.startswith("tcp://"):
         return False
     return _PREFIXES.match(name) is not None or _is_misspelled(name)

@@ -29,8 +29,8 @@ class HelpAction(argparse.Action):
 
 
 def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
-    """Return the text of `--help` (word None) or `--help=word`: all options, those of the group `word`, or those with
-    `word` in their name or help, including vLLM's. Exits with code 2 if there are none."""
+    """Return the text of `--help=word`: all options ("all"), those of the group `word`, or those with `word` in their
+    name or help, including vLLM's. If `word` is None, return an overview. Exit with code 2 if no option is found."""
     groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
     if word is None:
         rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())

@@ -119,7 +119,7 @@ class VllmOption(NamedTuple):
     harmless: tuple[object, ...] | None  # accepted values besides the empty ones; None: all values are ignored
 
     def is_refused(self, value: object) -> bool:
-        """Whether `value` asks for a feature that this engine lacks; always False for an ignored option."""
+        """Return whether `value` asks for a feature that this engine lacks; always False for an ignored option."""
         plain, harmless = json_or_same(value), self.harmless
         if harmless is None or not plain or plain in harmless:
             return False

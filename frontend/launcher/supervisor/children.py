@@ -94,7 +94,7 @@ class Children:
         return self._launcher.num_hosts_lost(replica)
 
     def obstacle(self, unit: Unit) -> str:
-        """Return what the start of a unit has to wait for; "" if it can be started now."""
+        """Return the reason why a unit cannot be started yet; "" if it can be started now."""
         return self._launcher.obstacle(unit)
 
     def late(self, waiting: Iterable[Unit]) -> list[str]:
@@ -107,8 +107,8 @@ class Children:
         return [child for child in self.all if child.spec.unit == unit]
 
     def measured(self, workers: Unit) -> Measured | None:
-        """Return the values that hold for all workers of a group, combined from what each has measured; None if one has
-        not measured yet."""
+        """Return the values that hold for all workers of a group, combined from their measurements; None if a worker
+        has not measured yet."""
         group = [child.measured for child in self.of(workers) if child.measured is not None]
         if not group or len(group) < len(self.of(workers)):
             return None

@@ -11,7 +11,7 @@ from .roster import Roster
 
 
 class DrainWatch:
-    """State of the engine's drain before its end. `is_on`: whether the frontends refuse new requests."""
+    """State of the drain that precedes the engine's end. `is_on`: whether the frontends refuse new requests."""
 
     def __init__(self, children: Children, roster: Roster) -> None:
         self._children, self._roster = children, roster

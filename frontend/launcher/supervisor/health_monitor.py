@@ -53,7 +53,7 @@ class HealthMonitor:
         return None
 
     def _is_blocked(self, child: Child) -> bool:
-        """Whether a starting child waits for another: a frontend for a core, or a rank for the other ranks."""
+        """Return whether a starting child waits for another: a frontend for a core, or a rank for the other ranks."""
         if child.spec.unit.role == "frontend" and not child.is_ready:
             return not any(each.is_ready for each in self._children.all if each.spec.unit.role == "core")
         return child.measured is not None and any(each.measured is None for each in self._children.of(child.spec.unit))

@@ -1,6 +1,6 @@
-"""Launcher: interfaces for starting the engine's processes, which are all that the supervisor knows of a process.
+"""Launcher: the interfaces through which the supervisor starts and watches the engine's processes.
 
-So a process may run on another machine.
+The supervisor knows a process only by these interfaces, so that the process may run on another machine.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Let processes on other machines connect to the control socket, which is already bound for this machine."""
 
     def obstacle(self, unit: Unit) -> str:
-        """Return what the start of a unit has to wait for; "" if it can be started now."""
+        """Return the reason why a unit cannot be started yet; "" if it can be started now."""
 
     def num_hosts_lost(self, replica: int) -> int:
         """Return how many times a machine with processes of the replica was lost."""

@@ -89,8 +89,9 @@ class Losses:
             self._children.send(frontend, down)
 
     def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
-        """Replace a frontend after `delay_s`. If that is None, after `rest_s` while another one is up, else after
-        `max_delay_s`: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
+        """Replace a frontend after `delay_s`. If that is None, wait `rest_s` while another one is up, else
+        `max_delay_s`: a frontend that was ready is never given up, since a caller's request may have ended it and no
+        caller may end the engine."""
         unit = child.spec.unit
         identity = child.spec.identity
         was_killed = child.process.was_killed

@@ -53,7 +53,7 @@ class Replicas(Protocol[ReplicaT]):
         """The replicas that were not given up."""
 
     def is_up(self, replica: ReplicaT) -> bool:
-        """Whether a replica has a core and workers that take orders."""
+        """Return whether a replica has a core and workers that take orders."""
 
 
 class _OpenOrder:
@@ -177,7 +177,8 @@ class Orders(Generic[ReplicaT]):
         self._drop(opened, replica.number)
 
     def on_restarted(self, failure: str) -> None:
-        """Reply to the order to restart replicas, which is over; `failure`: why they were not restarted, else ""."""
+        """Reply to the order to restart replicas, which has ended. `failure`: the reason why they were not restarted,
+        or ""."""
         error = ErrorInfo("request", f"replicas were not restarted: {failure}") if failure else None
         self._end(self._queue[0], error)
 

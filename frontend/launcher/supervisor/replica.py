@@ -86,7 +86,8 @@ class Replica:
             self._before, self.progress = totals_of(before), msgspec.structs.replace(self.progress, tiers=others)
 
     def read_touched(self) -> list[Touched]:
-        """Return the answers that the core, running or lost, touched last."""
+        """Return the answers that the core, running or lost, was adding or had just admitted to a step. One of them may
+        have ended it."""
         return read_touched(self._touched)
 
     def whole_progress(self) -> Progress:

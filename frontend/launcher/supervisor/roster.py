@@ -57,7 +57,7 @@ class Roster:
         return [replica for replica in self.replicas if replica.units]
 
     def is_up(self, replica: Replica) -> bool:
-        """Whether a replica serves."""
+        """Return whether a replica serves."""
         return self._children.is_up(replica.core) and self._children.is_up(replica.workers)
 
     def replica_of(self, child: Child) -> Replica:

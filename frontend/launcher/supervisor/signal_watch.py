@@ -19,8 +19,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StartInterrupted(EngineDead):
-    """A signal has ended the start. `exit_code`: 128 + the signal's number, as for a command that the signal has
-    killed."""
+    """Error of a start that a signal has ended. `exit_code`: 128 + the signal's number, as for a command that the
+    signal has killed."""
 
     def __init__(self, number: int) -> None:
         super().__init__("stopped by a signal while starting")

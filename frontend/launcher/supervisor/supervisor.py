@@ -115,7 +115,7 @@ class Supervisor:
         self._publish_start()
 
     def announce_ready(self) -> None:
-        """Announce the addresses that the engine serves to the operator and to systemd."""
+        """Announce to the operator and to systemd the addresses at which the engine serves."""
         places = " and ".join(self._places)
         self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
@@ -341,7 +341,7 @@ class Supervisor:
 
     @property
     def _places(self) -> list[str]:
-        """All addresses that the engine serves."""
+        """All addresses at which the engine serves."""
         return [*self.addresses, *self._listeners.addresses]
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,11 +25,13 @@ class Holdings:
         return self._next is not None
 
     def begin_change(self, holding: Holding) -> None:
-        """Record that the ranks are about to get an order to hold this, and that their memory is uncertain."""
+        """Record that the ranks are being ordered to hold `holding`. Until all have finished, the content of their
+        memory is uncertain."""
         self._next = holding
 
     def complete_change(self) -> None:
-        """Record that all ranks hold it, as new workers will."""
+        """Record that all ranks hold the weights and memory of the change that has begun. Workers that start later hold
+        the same."""
         if self._next is not None:
             self.model_folder, self.asleep = self._next.model_folder or self.model_folder, self._next.asleep
             self._next = None

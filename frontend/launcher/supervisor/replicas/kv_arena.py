@@ -1,7 +1,8 @@
 """KVArena: the memory of a replica's KV tiers, from the engine's start to its end.
 
 Workers and tier process inherit its descriptor. It outlives all of them, so that a new core finds the content of its
-slots again. An engine without tiers has none. On another host the host's agent creates the arena, which ends with it.
+slots again. An engine without tiers has none. On another host the host's agent creates the arena, and closes it when
+its connection to the head ends.
 """
 
 from __future__ import annotations
