@@ -215,9 +215,9 @@ class FrontendProcess:
             self.supervisor.send(Drained())
 
     def _may_serve(self) -> bool:
-        """Whether enough cores have welcomed this frontend to send Ready. The first frontend of an engine waits for all
-        cores, so that its first requests are spread over all. A replacement and a gateway need only one, since others
-        may be gone for long."""
+        """Return whether enough cores have welcomed this frontend to send Ready. The first frontend of an engine waits
+        for all cores, so that its first requests are spread over all. A replacement and a gateway need only one, since
+        others may be gone for long."""
         needs_all = self._number == 0 and not self._spec.remote_cores
         return self._frontend.is_welcome(to_all=needs_all) or self._cores.may_begin(time.monotonic())
 

@@ -370,7 +370,7 @@ class AdapterManager:
 
     @property
     def next_expiry(self) -> float:
-        """Return when to call `expire` next, in monotonic seconds; inf if nothing can expire."""
+        """The time of the next call of `expire`, in monotonic seconds; inf if nothing can expire."""
         return NEVER if self.registry is None else min(self._next_deadline, self.registry.next_expiry)
 
     def expire(self, now: float) -> None:
@@ -397,8 +397,8 @@ class NotFound(RequestError):
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a folder at a path from a caller. False, too, for a path that no file system accepts, such as a
-    name of 256 bytes or with a zero byte."""
+    """Return whether there is a folder at a path from a caller. False, too, for a path that no file system accepts,
+    such as a name of 256 bytes or with a zero byte."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (OSError, ValueError):

@@ -75,7 +75,7 @@ class AdapterRegistry:
             return sorted(self._names_by_digest.get(digest, ()))
 
     def has_done(self, order_id: str) -> bool:
-        """Whether the order with this id was carried out, by this or another frontend. False for the id ""."""
+        """Return whether the order with this id was carried out, by this or another frontend. False for the id ""."""
         with self._lock:
             self._refresh()
             return bool(order_id) and order_id in self._orders
@@ -117,8 +117,8 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def loading_modules(self) -> Iterator[bool]:
-        """Context in which one frontend loads the adapters of --lora-modules while the others wait to enter it. Yields
-        whether the caller must load them; after that context they count as loaded."""
+        """Let one frontend load the adapters of --lora-modules, as a context that the others wait to enter. Yields
+        whether the caller must load the adapters; once it leaves the context they count as loaded."""
         with self._file.starting():
             with self._lock:
                 self._refresh()
@@ -169,12 +169,12 @@ class AdapterRegistry:
             return digest not in self._names_by_digest
 
     def names(self, digest: bytes) -> bool:
-        """Whether an adapter has a name in this engine, or requests of this frontend use it."""
+        """Return whether an adapter has a name in this engine, or requests of this frontend use it."""
         return digest in self._uses.held or bool(self.names_of(digest))
 
     def may_drop(self, digest: bytes) -> bool:
-        """Whether the store may drop an adapter: no open request of any frontend uses it, and all its names came from
-        --adapter-folder. If so, these names are removed."""
+        """Return whether the store may drop an adapter: no open request of any frontend uses it, and all its names came
+        from --adapter-folder. If the store may, remove these names."""
         with self._changing():
             names = self._names_by_digest.get(digest, set())
             is_used = digest in self._num_users or self._is_left(digest) or digest in self._uses.others
@@ -189,7 +189,8 @@ class AdapterRegistry:
 
     @property
     def next_expiry(self) -> float:
-        """When to call `expire` next, in monotonic seconds; inf if nothing can expire before another request ends."""
+        """The time of the next call of `expire`, in monotonic seconds; inf if nothing can expire before another request
+        ends."""
         return min(next(iter(self._idle.values()), math.inf) + LINGER_S, self._left_until)
 
     def expire(self, now: float) -> None:
@@ -213,7 +214,8 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Context in which no other process or thread changes a file. The names are up to date at its start."""
+        """Keep other processes and threads from changing a file, as a context. The names are up to date at its
+        start."""
         # Two locks, always taken in this order. flock excludes other processes but not threads, which share the open
         # file and its nesting depth; `_lock` excludes threads. Reads take only `_lock`: a change replaces the file, so
         # that they find the old file or the new one. `hold` writes a use under both locks, and `may_drop` reads all

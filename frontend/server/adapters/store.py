@@ -66,9 +66,10 @@ class AdapterStore:
         pacer: Pacer | None = None,
         unix_time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`registry_path`: the file with this engine's names. `may_drop(digest)` returns whether this engine no longer
-        needs an adapter; if True, it must not use that adapter again. `is_named(digest)` returns whether an adapter has
-        a name, or is in use, in this engine. `pacer` makes the threads that copy rest; None: they need not rest."""
+        """Open the store and link this engine to it. `registry_path`: the file with this engine's names.
+        `may_drop(digest)` returns whether this engine no longer needs an adapter; if True, it must not use that adapter
+        again. `is_named(digest)` returns whether an adapter has a name, or is in use, in this engine. `pacer` limits
+        the CPU time of threads that copy; None: there is no limit."""
         config = spec.config
         self._may_drop, self._is_named, self._pacer = may_drop, is_named, pacer or Pacer(lambda: False)
         self._unix_time_ns = unix_time_ns

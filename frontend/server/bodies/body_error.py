@@ -1,4 +1,4 @@
-"""BodyError: the error of an unreadable HTTP body, with the field and the mend.
+"""BodyError: the error of an unreadable HTTP body, with the field and the remedy.
 
 Some errors of the decoder do not name the field; this module searches the body for it.
 """
@@ -33,7 +33,8 @@ class BodyError(RequestError):
 
 
 def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
-    """Make the error of a body that is not JSON or does not match the schema, from msgspec's `error` and the body."""
+    """Return the error of a body that is not JSON or does not match the schema, made from msgspec's `error` and the
+    body."""
     fault = str(error)  # which may quote a long value or name
     if len(fault) > MAX_QUOTED_CHARACTERS:
         fault = f"{fault[: MAX_QUOTED_CHARACTERS // 2]} … {fault[-MAX_QUOTED_CHARACTERS // 2 :]}"
@@ -67,7 +68,7 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
 
 
 def _num_decodable(raw: bytes | bytearray) -> int:
-    """Return how many bytes at the begin are UTF-8."""
+    """Return the number of bytes at the beginning of `raw` that are UTF-8."""
     try:
         return len(raw.decode().encode())
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """Decode forms and check them as far as possible without the model, with the errors of JSON bodies (`body_parser.py`).
 
-A list comes as several parts of one name, which may end in `[]`. A file becomes the medium of an input, whose bytes
-the blob store is to get.
+A list comes as several parts of one name, which may end in `[]`. A file becomes the medium of an input; its bytes are
+put into the blob store later.
 """
 
 from __future__ import annotations

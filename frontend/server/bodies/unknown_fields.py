@@ -21,8 +21,8 @@ LEFT_OUT = "LEFT_OUT"  # of a struct: regex of the types whose items are left ou
 
 
 def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
-    """Return a body without its unknown fields and the items to leave out, and the paths of the first MAX_NAMED of
-    them: of a field with the most similar known one, if there is one, of an item with its type."""
+    """Return a body without its unknown fields and left-out items, and descriptions of the first MAX_NAMED of them: the
+    path of a field with the most similar known field, if there is one, or the path of an item with its type."""
     found: list[str] = []
     return bytes(_known(msgspec.Raw(raw.strip()), body_type, "", found)), found
 

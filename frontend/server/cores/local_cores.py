@@ -49,15 +49,15 @@ class LocalCores:
             messages.clear()
 
     def complete(self, progress: Progress) -> Progress:
-        """Return the supervisor's report as it is: it covers all cores."""
+        """Return the supervisor's report unchanged: it covers all cores."""
         return progress
 
     def take_order(self, order: Order) -> bool:
-        """Send no order: the supervisor does."""
+        """Return False: the supervisor carries out all orders."""
         return False
 
     def may_begin(self, now: float) -> bool:
-        """Whether the frontend may serve without any core."""
+        """Return False: the frontend may not serve without a core."""
         return False
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ class RemoteCore:
 
     @property
     def is_used(self) -> bool:
-        """Whether it has welcomed this frontend and may be used."""
+        """Whether the core has welcomed this frontend and may be used."""
         return self.sizes is not None
 
     @property

@@ -1,7 +1,7 @@
 """RemoteCores: a gateway's connections to cores of engines elsewhere, which start and end while it runs.
 
-All must serve the same model. These connections find out what an engine's supervisor would report to its frontends:
-which cores are up, the sizes of their pools, and their progress.
+All must serve the same model. From the connections a gateway learns the facts that an engine's supervisor reports to
+its frontends: which cores are up, the sizes of their pools, and their progress.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class RemoteCores:
                 core.ping(now)
 
     def _accepts(self, core: RemoteCore, model: ModelDigest) -> bool:
-        """Whether a core may be used: its model, including the weights, must be that of the other cores. If the gateway
-        does not know the weights, the first core sets them. A core that only lacks the weights reloaded last loads
-        these first."""
+        """Return whether a core may be used: its model, including the weights, must be that of the other cores. If the
+        gateway does not know the weights, the first core sets them. A core that only lacks the weights reloaded last
+        loads these first."""
         if difference := self._model.difference(model):
             is_behind = not self._model.difference(model.with_weights(""))
             if is_behind and self._folder and not core.has_caught_up:
@@ -146,8 +146,8 @@ class RemoteCores:
         return True
 
     def may_begin(self, now: float) -> bool:
-        """Whether the frontend may serve without any core: PATIENCE_S after the start, since engines may take long to
-        be ready."""
+        """Return whether the frontend may serve without any core: PATIENCE_S after the start, since engines may take
+        long to be ready."""
         return now >= self._begun_at + PATIENCE_S
 
     def close(self) -> None:

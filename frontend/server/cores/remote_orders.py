@@ -1,5 +1,8 @@
-"""RemoteOrders: a gateway's orders. It has no supervisor of its engines, so each order goes to all cores, which pass it
-on to theirs. An engine carries out an order once: one that comes back gets those again that it has not replied to.
+"""RemoteOrders: carries out the orders of a gateway's clients.
+
+A gateway does not reach the supervisors of its engines, so that each order goes to all cores, and each core passes it
+on to its supervisor. When a core comes back, it gets the open orders again that it has not replied to. Its engine
+carries out each only once.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class OrderedCore(Protocol):
 
 
 class _OpenOrder:
-    """An order, and the cores without a reply."""
+    """An order, and the numbers of the cores that have not replied to it."""
 
     def __init__(self, order: Order, num_cores: int) -> None:
         self.order = order
@@ -30,14 +33,15 @@ class _OpenOrder:
 
 
 class RemoteOrders:
-    """Owns the orders that some engine has not replied to. A core's number is its place in `cores`."""
+    """Owner of the orders that a core has not replied to. A core's number is its place in `cores`."""
 
     def __init__(self, cores: Sequence[OrderedCore], reply: Callable[[Ordered], None]) -> None:
         self._cores, self._reply = cores, reply
         self._open: dict[str, _OpenOrder] = {}  # by id
 
     def add(self, order: Order) -> None:
-        """Send an order to all cores. Each must be there, and a folder to reload must be on every machine."""
+        """Send an order to all cores. Reply with an error at once if a core is not there, or if a reload does not name
+        an absolute path, which must exist on every machine."""
         error: TokenloomError | None = None
         if order.action == "reload" and not order.model.startswith("/"):
             where = "engines of a gateway reload the same path on each machine; put the checkpoint there and name it so"
@@ -56,19 +60,19 @@ class RemoteOrders:
         self._cores[number].send([msgspec.structs.replace(order, order_id=f"{order.order_id}/{number}")])
 
     def on_ordered(self, number: int, ordered: Ordered) -> None:
-        """Note the reply of an engine; reply after the last one."""
+        """Record the reply of a core; after the last one, reply to the client."""
         opened = self._open.get(ordered.order_id.rpartition("/")[0])
         if opened is not None and number in opened.waits:
             self._drop(number, opened, ordered.error)
 
     def on_used(self, number: int) -> None:
-        """Send open orders to a core that has come back, and has not replied to them."""
+        """Send a core that has come back the open orders that it has not replied to."""
         for opened in self._open.values():
             if number in opened.waits:
                 self._send(number, opened.order)
 
     def on_lost(self, number: int, reason: str) -> None:
-        """Wait no more for the reload of a lost engine: it reads the weights of the others when it is back."""
+        """Stop waiting for a lost core to reload: when it comes back, it reads the weights of the others."""
         for opened in [*self._open.values()]:
             if opened.order.action == "reload" and number in opened.waits:
                 self._drop(number, opened, ErrorInfo("dead", reason))

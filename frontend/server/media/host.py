@@ -1,8 +1,8 @@
-"""MediaHost: has media decoded by media processes, in the order of their coming, fair to their owners.
+"""MediaHost: lets media processes decode media, in the order of their arrival, and owners of media take turns.
 
-The processes start with the first media. One that crashes, or takes longer for a medium than it may, is killed and the
-medium tried once more; then its caller alone gets an error. On a busy machine a process that computes has that time as
-processor time. Belongs to one event loop.
+The processes start with the first media. A process that crashes, or takes longer for a medium than it may, is killed
+and the medium is tried once more; if that fails too, only its caller gets an error. On a busy machine the limit for a
+process that computes counts CPU time. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class MediaHost:
         self.num_lost = 0  # processes that failed
 
     async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
-        """Make a media file of the blob `source`, which the caller pins meanwhile. Owners take turns.
+        """Decode the blob `source`, which the caller pins meanwhile, into a media file. Owners take turns.
 
         RequestError if it is no medium of this kind that the model can take, Overloaded if the blob store is full. If
-        the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again."""
+        the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again.
+        """
         assert kind == self._processor.kind, "limits are checked before"
         if isinstance(self._processor, ImageProcessorConfig):
             settings = msgspec.json.encode(self._processor.with_detail(_detail(detail)))
@@ -93,7 +94,8 @@ class MediaHost:
         return ReadMedium(part.digest, part.num_bytes, part.grid)
 
     async def read_pieces(self, source: bytes, piece_s: float, owner: str = "") -> list[ReadPiece]:
-        """Make media files of an audio clip, cut at quiet places into pieces of at most `piece_s`; as `read` does."""
+        """Decode an audio clip into media files of pieces of at most `piece_s` seconds, cut at quiet places; errors as
+        in `read`."""
         parts = await self._ask(self._audio_order(source, piece_s), owner)
         return [ReadPiece(each.digest, each.num_bytes, each.grid, each.start_s, each.end_s) for each in parts]
 
@@ -189,7 +191,7 @@ class MediaHost:
 
 
 def default_processes() -> int:
-    """Return how many processes decode media if the option says nothing: a quarter of the cores, 1 to 4."""
+    """Return the number of media processes if --media-processes is not given: a quarter of the cores, 1 to 4."""
     return max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // 4))
 
 

@@ -1,4 +1,4 @@
-"""ModelMedia: how a model's media are prepared, and where they stand in its prompts."""
+"""ModelMedia: the processor of a model's media, and the tokens that stand for media in its prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class ModelMedia(NamedTuple):
 
     @classmethod
     def load(cls, spec: EngineSpec, tokenizer: Tokenizer | None) -> ModelMedia | None:
-        """Load both; None if the model takes text alone. ConfigError if its files do not fit each other."""
+        """Load processor and placeholders; None if the model takes only text. ConfigError if the model's files do not
+        fit each other."""
         encoder = spec.model.encoder
         if encoder is None:
             return None
@@ -43,8 +44,8 @@ class ModelMedia(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipHead:
-    """The tokens of an audio clip before a prompt, for a model that attends to its clip across. The clip is no part
-    of the text: a prompt has no marker for it. `num_tokens`: of a clip, whole KV blocks; each is `filler_id`."""
+    """The tokens of an audio clip before a prompt, for a model with cross attention to the clip. The prompt has no
+    marker for it. `num_tokens`: tokens of a clip, which fill whole KV blocks; each is `filler_id`."""
 
     processor: Processor
     filler_id: int
@@ -55,7 +56,8 @@ class ClipHead:
         return text
 
     def expand(self, token_ids: Sequence[int], items: Sequence[Item]) -> tuple[list[int], list[MediaSpan]]:
-        """Return the prompt behind the tokens of its clip, and their span. RequestError unless there is one clip."""
+        """Return the prompt after the tokens of its clip, and the span of these tokens. RequestError unless there is
+        one clip."""
         if len(items) != 1:
             raise RequestError(f"the prompt has {len(items)} audio clips, this model answers to one: give one")
         (item,) = items

@@ -104,7 +104,7 @@ class Placeholders:
         return expanded + token_ids[end:], spans
 
     def tokens_of(self, grid: Grid) -> list[int]:
-        """Return the tokens of a medium."""
+        """Return the tokens that stand for a medium with this grid."""
         config, image, num_embeds = self.config, self.placeholder_id, self.config.num_embeds(grid)
         if not isinstance(config, ImageProcessorConfig):
             begin = [self._special("begin_audio_token", "[BEGIN_AUDIO]")] if config.family == "voxtral" else []

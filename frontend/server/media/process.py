@@ -30,8 +30,8 @@ USER = "media process"  # of its pins
 
 
 class MediaProcess:
-    """Process that obeys the frontend's orders, one at a time, until the socket closes. Pins its last media files until
-    the next ones are there, so that the frontend has time to pin them."""
+    """Process that carries out the frontend's orders, one at a time, until the socket closes. It pins its last media
+    files until the next ones are written, so that the frontend has time to pin them."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)

@@ -15,7 +15,7 @@ STEP_TOKENS = tuple(float(2**power) for power in range(15))  # bounds of Progres
 
 
 class CoreMetrics:
-    """Owner of the counters and histograms of what the core does."""
+    """Owner of the counters and histograms of the core's work."""
 
     def __init__(self, increase: Callable[[Hashable, float], float], step_tokens_name: str) -> None:
         """`increase(key, total)` returns how much a total of the core has grown since its last report under that

@@ -1,4 +1,5 @@
-"""PrefixIndex: which cores were sent which prefixes, and how long ago, counted in tokens that were sent to them since.
+"""PrefixIndex: the cores to which each prefix was sent, with the age of each entry, counted in tokens sent to the core
+since.
 
 A prompt is a chain of keys (prefix_keys.py). A core that has a key also has the keys before it: a prompt is added from
 its end to its start, so the earlier keys are always newer, and bisection finds the longest prefix. Knows no loads and

@@ -109,5 +109,6 @@ class ClientFrames:
             self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
     def _may_refuse(self, session: Session, request_id: str) -> bool:
-        """Whether a malformed Submit may be ended as a failed request with this id: the id is valid and not open."""
+        """Return whether a malformed Submit may be ended as a failed request with this id: the id is valid and not
+        open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id

@@ -160,7 +160,7 @@ class ControlProxy:
                 self._cores.prefetch(core, opened.message)
 
     def on_down(self, down: ReplicaDown) -> None:
-        """Wait no more for a core that does not come back."""
+        """End the prefetches of a core that does not come back, with 0 tokens."""
         for opened in [*self._prefetches.values()]:
             if down.is_final and opened.core == down.replica:
                 self.on_prefetched(Prefetched(prefetch_id=opened.message.prefetch_id))

@@ -148,8 +148,7 @@ class Cores:
 
     def resume_waiting(self, waiting: ResumeQueue[RequestState]) -> float:
         """Send requests without a core to the best cores, in the order of the queue, until each core has as many tokens
-        as the pacer allows. Return when to call again for the rest, in monotonic seconds; inf if no core is at its
-        limit."""
+        as the pacer allows. Return the time of the next call, in monotonic seconds; inf if no core is at its limit."""
         router, pacer, now = self._router, self._pacer, self._monotonic()
         if router is None or pacer is None:  # a single core gets its requests from `resubmit`
             return math.inf
@@ -216,7 +215,7 @@ class Cores:
         self.all[number].abort(keys)
 
     def was_in_work(self, key: int, down: ReplicaDown) -> bool:
-        """Whether a lost core had started to compute the answer with this key, or was about to."""
+        """Return whether a lost core had started to compute the answer with this key, or was about to."""
         return key in self._started or key in down.touched
 
     def on_outputs(self, all_started: Iterable[Started], answers: Sequence[AnswerState]) -> None:
@@ -239,7 +238,7 @@ class Cores:
                 router.on_first_token(answer.key, now)
 
     def on_load(self, number: int, load: Load) -> None:
-        """Give the router the load that other frontends have put on a core."""
+        """Pass the load that other frontends have put on a core to the router."""
         if self._router is not None and number in self._router.loads:
             self._router.on_load(number, OthersLoad(load.waiting_tokens, load.num_open))
 

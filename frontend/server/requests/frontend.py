@@ -137,7 +137,7 @@ class Frontend:
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
 
     def is_welcome(self, *, to_all: bool) -> bool:
-        """Whether a core, or with `to_all` every core except those given up, has welcomed this frontend."""
+        """Return whether a core, or with `to_all` every core except those given up, has welcomed this frontend."""
         return self._cores.are_all_up if to_all else self._cores.is_up
 
     @property

@@ -127,7 +127,7 @@ class QueryProcessor:
 
 
 def speech_of(model: ModelConfig) -> SpeechModel | None:
-    """Return how a model is asked for transcripts; None if it hears no audio."""
+    """Return the facts about a model that requests for transcripts depend on; None if it takes no audio."""
     if model.audio is None:
         return None
     rules = model.output_rules

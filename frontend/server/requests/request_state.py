@@ -118,8 +118,8 @@ class RequestState:
             release()
 
     def is_same(self, submit: Submit) -> bool:
-        """Whether `submit` asks for the same: prompt, parameters, adapter and media. Attempt and tokens so far may
-        differ."""
+        """Return whether `submit` asks for the same: prompt, parameters, adapter and media. Attempt and tokens so far
+        may differ."""
         return bool(_asked_for(self.submit) == _asked_for(submit))
 
     def to_core(self, now: float) -> EngineCoreRequest:
@@ -324,7 +324,7 @@ class AnswerState:
 
 
 def repeats(token_ids: array[int], params: RepetitionDetectionParams) -> bool:
-    """Whether the tokens end with `min_count` copies of a pattern, of a size that `params` allow."""
+    """Return whether the tokens end with `min_count` copies of a pattern, of a size that `params` allow."""
     for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
         length = size * params.min_count
         if length > len(token_ids):

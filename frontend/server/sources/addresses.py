@@ -25,7 +25,7 @@ _MAPPED, _NAT64, _6TO4 = map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::
 
 
 def is_public(text: str) -> bool:
-    """Whether a text is an address of the public internet, not of a private, local or special net."""
+    """Return whether a text is an address of the public internet, not of a private, local or special net."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -34,8 +34,8 @@ def calls_as_text(messages: Sequence[ChatMessage], template: str) -> Sequence[Ch
 def with_tools(
     messages: Sequence[ChatMessage], tools: object, template: str, shows_system: Callable[[], bool]
 ) -> Sequence[ChatMessage]:
-    """Return the messages with `tools`, a list in OpenAI's form or None, unless the template has a place for them.
-    `shows_system` says whether it shows system messages."""
+    """Return the messages with `tools`, a list in OpenAI's form or None, unless the template has a place for tools.
+    `shows_system` returns whether the template shows system messages."""
     if "tools" in template or not isinstance(tools, list) or not tools:
         return messages
     turns = list(messages)
@@ -74,7 +74,7 @@ def _call_text(call: object) -> str:
 
 
 def _merged(messages: Iterable[ChatMessage]) -> Iterable[ChatMessage]:
-    """Yield the messages, of which those of users that follow each other are one: some templates want turns to
+    """Yield the messages, with each tool result joined to the user's message after it: some templates require turns to
     alternate."""
     last: ChatMessage | None = None
     for message in messages:

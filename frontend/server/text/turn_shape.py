@@ -32,7 +32,7 @@ _TOOL: JsonObject = {
 
 
 class TurnShape(NamedTuple):
-    """How a chat template expects assistant messages with tool calls. Found by `find_turn_shape`."""
+    """Form in which a chat template expects assistant messages with tool calls. Found by `find_turn_shape`."""
 
     has_text_arguments: bool = False  # arguments are JSON text; otherwise objects
     keeps_null: bool = True  # null content stays null; otherwise it becomes ""

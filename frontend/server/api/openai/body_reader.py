@@ -183,8 +183,8 @@ def _http_error(error: BodyError) -> HttpError:
 
 
 async def in_event_loop(work: Awaitable[T]) -> T:
-    """Await what a task of the frontend can await, in a task of the event loop: the former is closed if the latter is
-    cancelled."""
+    """Return the result of `work`, an awaitable for tasks of the frontend, to a coroutine of the event loop. If the
+    coroutine is cancelled, close the frontend's task."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     task = run(_settle(future, work))
     try:

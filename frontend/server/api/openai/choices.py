@@ -53,8 +53,7 @@ class Choice(ABC):
 
     @property
     def prompt_logprobs(self) -> list[Logprobs]:
-        """Return the prompt's logprobs in order of position. They are complete once all answers to the prompt have
-        ended."""
+        """The prompt's logprobs in order of position. They are complete once all answers to the prompt have ended."""
         parts = sorted(self.with_prompt_logprobs, key=attrgetter("prompt_start"))
         return [each.prompt_logprobs for each in parts if each.prompt_logprobs is not None]
 

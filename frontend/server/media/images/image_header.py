@@ -37,7 +37,7 @@ STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 
 
 class ImageHeader(NamedTuple):
-    """What an image file says of itself. `format` is Pillow's name."""
+    """Facts from the header of an image file. `format` is Pillow's name."""
 
     format: str
     width: int
@@ -46,7 +46,7 @@ class ImageHeader(NamedTuple):
 
 
 class _Damaged(Exception):
-    """The header is cut off or contradicts itself."""
+    """Error: the header is cut off or contradicts itself."""
 
 
 def read_header(data: bytes | memoryview, max_pixels: int) -> ImageHeader:
@@ -162,7 +162,7 @@ def _gif(data: memoryview) -> ImageHeader:
             position += 11 + _palette_bytes(data[position + 9])
         elif kind == 0x21:  # an extension
             position += 2
-        else:  # the end, or what decoders skip
+        else:  # the end, or data that decoders skip
             break
         while position < len(data) and data[position]:
             position += 1 + data[position]

@@ -33,7 +33,8 @@ class ProcessedImage(NamedTuple):
 
 
 def process_image(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
-    """Prepare an RGB image; RequestError if its shape is too extreme for the model."""
+    """Resize an RGB image, and cut it into tiles if the model takes tiles. RequestError if its shape is too extreme for
+    the model."""
     if config.family == "idefics3":
         return _split(image, config)
     if config.family == "internvl":
@@ -72,7 +73,8 @@ def _target(size: Size, config: ImageProcessorConfig) -> Size:
 
 
 def _split(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
-    """Idefics3's: tiles row by row, then the whole image in the size of a tile; a small image is one tile alone."""
+    """Return Idefics3's tiles: row by row, then the whole image in the size of a tile; a small image is one tile
+    alone."""
     tile = Size(config.tile_size, config.tile_size)
     image = resize(image, _target(size_of(image), config), config.resample)
     if not config.is_tiled:
@@ -86,7 +88,8 @@ def _split(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
 
 
 def _tiled(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
-    """InternVL's: the grid of tiles that suits the image's shape best, then the whole image if there are several."""
+    """Return InternVL's tiles: the grid that suits the image's shape best, then the whole image if there are several
+    tiles."""
     tile = Size(config.size.height, config.size.width)
     rows, columns = 1, 1
     if config.is_tiled and config.max_tiles > 1:

@@ -1,7 +1,7 @@
 """Resize and cut images with Pillow, with the pixels of transformers' processors, in bounded memory.
 
-An image of extreme shape is resized as a whole even if only its middle is kept: Pillow chooses by the sizes which axis
-it resizes first, which strips of the image would change.
+An image of extreme shape is resized as a whole even if only its middle is kept. Pillow decides by the sizes which axis
+it resizes first, so that a strip of the image could get other pixels than the whole.
 """
 
 from __future__ import annotations

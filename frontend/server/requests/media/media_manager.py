@@ -307,8 +307,8 @@ class MediaManager:
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_read(self, job: MediaJob[Any], key: _Key) -> bool:
-        """Whether the media file of a source is known and in the store; if so, pin it for the job. False for a clip
-        that is to be cut into pieces."""
+        """Return whether the media file of a source is known and in the store; if so, pin it for the job. False for a
+        clip that is to be cut into pieces."""
         if job.piece_s:
             return False
         known = self._known.get(key)
