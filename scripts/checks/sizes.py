@@ -135,8 +135,8 @@ def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_group(value: ast.expr) -> bool:
-    """Whether this is a literal of fixed elements. A sequence of equal things is none: an empty list that grows, other
-    sequences joined, the words of a command."""
+    """Return whether this is a literal of fixed elements. A sequence of equal things is none: an empty list that grows,
+    other sequences joined, the words of a command."""
     if not isinstance(value, ast.Tuple | ast.List):
         return False
     elements = [each for each in value.elts if not isinstance(each, ast.Starred)]

@@ -135,7 +135,7 @@ def _num_cached(output: RequestOutput) -> int:
 
 
 def is_up(llm: LLM) -> bool:
-    """Whether every configured source is open."""
+    """Return whether every configured source is open."""
     values = [getattr(metric, "value", 0) for metric in llm.get_metrics() if metric.name == "tokenloom_tier_up"]
     return bool(values) and all(values)
 
