@@ -73,7 +73,7 @@ class _Replica:
 
 
 class InProcessEngine:
-    """Engine in the calling thread: frontend, core and one worker. The run directory has only the worker's files."""
+    """Engine in the calling thread: frontend, core and one worker. The run directory has no sockets."""
 
     def __init__(self, config: EngineConfig) -> None:
         if config.data_parallel_size != 1:

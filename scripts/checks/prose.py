@@ -72,7 +72,7 @@ def signature(node: Documented, owner: ast.ClassDef | None) -> list[str]:
 
 @functools.cache
 def product_docstrings() -> list[tuple[Path, Documented, ast.ClassDef | None, str]]:
-    """Return the docstrings of the product's rooms as of `docstrings`, each with its file."""
+    """Return the docstrings of the product's rooms, as `docstrings` yields them, each with its file."""
     return [
         (path.relative_to(ROOT), node, owner, text)
         for room in ("frontend", "core", "workers", "kernels", "ipc")

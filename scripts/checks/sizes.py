@@ -135,7 +135,7 @@ def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_group(value: ast.expr) -> bool:
-    """Return whether this is a literal of fixed elements. A sequence of equal things is none: an empty list that grows,
+    """Return whether this is a literal of fixed elements, not a sequence of equal things: an empty list that grows,
     other sequences joined, the words of a command."""
     if not isinstance(value, ast.Tuple | ast.List):
         return False

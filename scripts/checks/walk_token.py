@@ -23,7 +23,7 @@ SHORT, LONG = 32, 96  # tokens
 
 
 class Walk:
-    """Records the place of each call of this project's functions while entered."""
+    """Recorder of the place of each call of this project's functions, as a context."""
 
     def __init__(self) -> None:
         self.places: list[tuple[str, str]] = []  # file, function
