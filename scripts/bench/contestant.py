@@ -86,7 +86,7 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 class PeerFailed(Exception):
-    """A peer exited, missed its deadline or reported an error."""
+    """Error: a peer exited, missed its deadline or reported an error."""
 
 
 class Peer:

@@ -26,9 +26,12 @@ STOP_S = 60.0
 
 
 class Engine:
-    """Owns the engine's process and kills it at the end of a `with`. A thread reads stdout and a file takes stderr, so
-    that no full pipe blocks the engine. Once ready, `addresses` are for clients, one of each frontend, `address` is the
-    first of them and `url` that of --http. Limits are seconds of a `Deadline`: a busy machine does not shorten them."""
+    """Owner of the engine's process, which it kills at the end of a `with`.
+
+    A thread reads stdout and a file takes stderr, so that no full pipe blocks the engine. Once the engine is ready,
+    `addresses` are for clients, one of each frontend; `address` is the first of them, and `url` that of --http. Limits
+    are seconds of a `Deadline`: a busy machine does not shorten them.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Engine:
         unheard.put(None)
 
     def start_again(self, timeout_s: float = START_S) -> None:
-        """Start the engine again, which has ended or is about to, and wait until it is ready."""
+        """Wait for the end of the engine, start it again, and wait until it is ready."""
         self.wait_exit(timeout_s)
         self._start()
         self.wait_ready(timeout_s)
@@ -135,11 +138,11 @@ class Engine:
         self.process.send_signal(number)
 
     def log(self) -> str:
-        """Return its stderr so far."""
+        """Return the engine's stderr so far."""
         return self.errors.read_text(encoding="utf-8")
 
     def wait_log(self, text: str, count: int = 1, timeout_s: float = START_S) -> None:
-        """Wait until the log has `text` so often."""
+        """Wait until the log has `text` at least `count` times."""
         wait_until(lambda: self.log().count(text) >= count, lambda: f"{text!r} not logged:\n{self.log()}", timeout_s)
 
     def wait_exit(self, timeout_s: float = STOP_S) -> int:

@@ -1,4 +1,4 @@
-"""Runs the core or the frontend alone, one step at a time, with N answers that grow by one token a step.
+"""Run the core or the frontend alone, one step at a time, with N answers that grow by one token a step.
 
 cases/engine.py times these steps, profile_engine.py profiles them and tests count their calls: real objects and real
 messages, without sockets or other processes.
@@ -47,7 +47,7 @@ def new_spec(config: EngineConfig) -> EngineSpec:
 
 
 class Calls:
-    """Counts the calls of Python and C functions in this thread within a `with`."""
+    """Counter of the calls of Python and C functions in this thread, as a context."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,7 +64,7 @@ class Calls:
 
 
 class _Executor:
-    """Hands the core's steps to the null worker."""
+    """Executor that keeps the core's newest step for the null worker."""
 
     def __init__(self) -> None:
         self.step: SchedulerOutput | None = None

@@ -13,7 +13,7 @@ from tokenloom.frontend.launcher.supervisor.local_launcher import LocalLauncher
 
 
 class NullLauncher(LocalLauncher):
-    """Starts the null worker in place of every worker."""
+    """Launcher that starts the null worker in place of every worker."""
 
     modules: ClassVar = {**LocalLauncher.modules, "worker": "tokenloom.scripts.bench.null_worker"}
 

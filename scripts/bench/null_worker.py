@@ -29,10 +29,10 @@ FIRST_BYTE, NUM_BYTES = 32, 95  # printable ASCII
 
 
 class NullWorker:
-    """Stands in for workers.worker.Worker and its runner. Knows only each row's token counts."""
+    """Substitute for workers.worker.Worker and its runner. Knows only each row's token counts."""
 
     class recorder:  # noqa: N801, named like a real worker's attribute, without torch
-        """Records nothing."""
+        """A recorder that records nothing."""
 
         @staticmethod
         def drop() -> None:

@@ -113,7 +113,7 @@ def format_cell(value: Json) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolate linearly between the nearest two values; nan if there are none."""
+    """Return the percentile, interpolated linearly between the nearest two values; nan if there are none."""
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
@@ -129,7 +129,8 @@ def median_interval(values: Sequence[float]) -> list[float]:
 
 
 def machine() -> dict[str, Json]:
-    """Describe the machine, so that a reader can place the figures; a shared machine's speed drifts with `load`."""
+    """Return facts about the machine, so that a reader can place the figures; a shared machine's speed drifts with
+    `load`."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),

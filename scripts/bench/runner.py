@@ -1,4 +1,4 @@
-"""Runs a benchmark: its command line, its checkpoint, and its report. A benchmark is a `Case`, most of which is data.
+"""Run a benchmark: its command line, its checkpoint, and its report. A benchmark is a `Case`, most of which is data.
 
 engine-launch bench NAME …        runs CASE of cases/NAME.py, whose docstring is the help text
 """

@@ -44,7 +44,7 @@ class Workload:
 
 def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:
     """Return the given engine flags as keywords of LLM. Speculation is off unless it is given: the answers of random
-    weights repeat themselves, which flatters it."""
+    weights repeat themselves, which makes it look better than it is."""
     names = {field.name for field in msgspec.structs.fields(EngineConfig)}
     options = {"speculation": "off"} | {name: value for name, value in vars(arguments).items() if name in names}
     if "model" in options or arguments.config:

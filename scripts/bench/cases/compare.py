@@ -10,7 +10,7 @@ medians, the median over the rounds of our throughput relative to theirs (x_ours
 Contestants: ours in its processes; transformers' generate of this Python (--no-transformers: without); with --vllm the
 vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); with --llama-cpp
 llama.cpp, one request after the other, on MODEL if that is a GGUF file, else on one that write_gguf.py makes, in Q8_0
-or Q4_0 beside --quantization int8 or int4. --cpu adds the CPU time per process.
+or Q4_0 if --quantization is int8 or int4. --cpu adds the CPU time per process.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 
 Measured, for N requests that run together: CPU time of the frontend and of the core per answer token (psutil, over the
 whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. With --vllm (the Python of an
-environment with it) vLLM's offline LLM makes the same tokens of the same checkpoint, in turn with ours: what all its
-processes but the worker use, its waiting included, which spins. Then, in this process and without sockets, the core's
-median step with 1 and with N decoding rows: schedule, a null result, update, messages for the frontend. With --submits
-only this: the frontend's CPU time to open a request of token ids and one of text, in this process and without sockets,
-from the client's frame to the message for the core. All flags of engine-launch are taken.
+environment with it) vLLM's offline LLM generates the same tokens from the same checkpoint, in turn with ours; its
+figure is the CPU time of all its processes except the worker, busy waiting included. Then, in this process and without
+sockets, the core's median step with 1 and with N decoding rows: schedule, a null result, update, messages for the
+frontend. With --submits only this: the frontend's CPU time to open a request of token ids and one of text, in this
+process and without sockets, from the client's frame to the message for the core. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
 
 
 def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) -> float:
-    """Run the workload, add a row, and return the CPU seconds per token of all the peer's processes but the worker."""
+    """Run the workload, add a row, and return the CPU seconds per token of all the peer's processes except the
+    worker."""
     num_tokens = workload.num_requests * workload.num_out
     processes = tree(peer.pid)
     before = cpu_by_process(processes)

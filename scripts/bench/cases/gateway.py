@@ -6,7 +6,7 @@ Two engines of the demo model and a gateway over them, all on this machine, with
 is up; requests of one token go in turn to its own address and to the gateway's, in pairs, with prompts that nobody has
 sent before. For the second one stream runs through the gateway; the core that computes it is killed with SIGKILL, and
 the gap is from the kill to the next token that the client receives. Beside it stands the time to the first token of a
-prompt that is as long as what the other core had to compute again.
+prompt that is as long as the context that the other core had to compute again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def measure_added(machine: Machine, num_requests: int, report: Report) -> None:
 
 
 class Stream(threading.Thread):
-    """A long answer through the gateway; `at` has the time of each piece that came."""
+    """A long answer through the gateway. `at`: the arrival times of its pieces."""
 
     def __init__(self, address: str, seed: int) -> None:
         super().__init__(daemon=True)

@@ -39,7 +39,8 @@ SCHEMA = {
 
 
 def find_tokenizer(folder: Path, size: int) -> Path:
-    """Return a folder with a tokenizer of `size` tokens: the model's own, or one trained and kept beside the model."""
+    """Return a folder with a tokenizer: the model's own if that has more than half of `size` tokens, else one of `size`
+    tokens, trained once and kept beside the model."""
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if own.get_vocab_size() > size // 2:
         return folder

@@ -3,7 +3,7 @@
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
 `vs_one_row` compares decode steps at one context with that of one row. --forms adds models with quantized weights and
-int8 activations, in the same rounds; `times_floats` is how many times as fast as with floats they are. Models as in
+int8 activations, in the same rounds; `times_floats` is their speed relative to the model with floats. Models as in
 workload.py.
 """
 

@@ -4,8 +4,8 @@
 
 Per round, with new random token ids: (1) two requests that share a prefix of --shared tokens and differ in the 16 that
 follow, one after the other: the time to each one's first token. (2) --streams answers run; later a prompt of --prompt
-tokens arrives. Measured at the client: the times between tokens of the answers without the prompt (p50, p99), and
-those from its submit to its first token (p50, p99, most). All flags of engine-launch are taken.
+tokens arrives. Measured at the client: the times between tokens of the answers without the prompt (p50, p99), and those
+from its submit to its first token (p50, p99, maximum). All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def between(times: list[float], begin: float, end: float) -> list[float]:
 def prompt_among_answers(
     transport: Transport, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
 ) -> tuple[list[float], list[float], float]:
-    """Submit a prompt while `num_streams` answers run. Return the gaps in s between answer tokens without and with the
-    prompt, and the prompt's time to first token."""
+    """Submit a prompt while `num_streams` answers run. Return the seconds between tokens of the answers without and
+    with the prompt, and the seconds to the prompt's first token."""
     load = Load(transport)
     for _ in range(num_streams):
         load.submit(ids(NUM_STREAM_PROMPT), num_out)

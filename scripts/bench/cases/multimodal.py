@@ -11,7 +11,7 @@ Measured, with images of --side pixels on each side that no one has sent before:
     others         the time between tokens of --rows answers, without images and while images arrive at half of the rate
                    that the engine reaches; beside it the time that an image takes in one piece
     throughput     --batch requests with an image each at once; --with-transformers: beside transformers' generate
-    many           --many small distinct images: memory of each process and bytes of the store, on the way
+    many           --many small distinct images: memory of each process and bytes of the store, at several points
     memory         resident bytes of frontend and media process, above those of a frontend of text requests
 
 With --audio, clips that no one has sent before; MODEL is a folder, whisper-tiny or audio-135m, both if it is left out:
@@ -172,7 +172,7 @@ def report_rows(report: Report, name: str, calm: list[float], during: list[float
 
 
 async def reach(calls: list[Call], num_tokens: int) -> float:
-    """Wait until all calls have so many tokens; return the time."""
+    """Wait until all calls have `num_tokens` tokens; return the time."""
     while not all(len(call.times) >= num_tokens for call in calls):
         await asyncio.sleep(0.005)
     return time.perf_counter()
@@ -216,7 +216,7 @@ def measure_transformers(folder: Path, report: Report, arguments: argparse.Names
 
 
 async def measure_many(client: AsyncClient, report: Report, arguments: argparse.Namespace, engine: Engine) -> None:
-    """Send small distinct images and print memory and store on the way."""
+    """Send small distinct images; print memory and the store's size at several points."""
     marks = {max(1, arguments.many * tenth // 10) for tenth in (1, 2, 5, 10)}
     gate = asyncio.Semaphore(32)
 
@@ -259,7 +259,7 @@ def measure_memory(folder: Path, report: Report, arguments: argparse.Namespace) 
 
 async def measure_clips(address: str, report: Report, arguments: argparse.Namespace) -> None:
     """Measure the time between tokens of decoding requests while requests with clips come at once, and while as many
-    with texts as long do."""
+    requests with texts of the same length come."""
     found: dict[str, tuple[list[float], list[float], list[Call]]] = {}
     ratios: dict[str, list[float]] = {}
     async with AsyncClient(address) as client:

@@ -1,4 +1,5 @@
-"""Measure an engine on Ray beside one of --hosts, with tensor parallelism over two hosts that are network namespaces.
+"""Measure an engine on Ray beside an engine with --hosts, with tensor parallelism over two hosts that are network
+namespaces.
 
     engine-launch bench ray --pairs 20
 

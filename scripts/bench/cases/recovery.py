@@ -62,7 +62,8 @@ class Streams:
 
 
 def kill(engine: Engine, role: str, streams: Streams) -> float:
-    """Kill a process; return the seconds to the next token, except those already on their way (0.1 s)."""
+    """Kill a process; return the seconds until the next token. Tokens that arrive within 0.1 s were already on their
+    way and do not count."""
     process = engine.find(role)
     assert process is not None, f"{role} is not running"
     begun = time.monotonic()

@@ -5,8 +5,8 @@
 Both engines run all the time and are measured in turn (A B A B), so that one of them is always idle: replicas × ROWS
 requests of --in random prompt tokens and --out answer tokens, all submitted at once. A replica has --threads threads,
 the other engine as many as all replicas together. Printed: tokens/s, and the ratio of the two as the median of the
-rounds. It costs the second reading of the weights and the router; it is worth the failover. All flags of engine-launch
-are taken.
+rounds. Replicas cost another reading of the weights, and the router; they buy failover. All flags of engine-launch are
+taken.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     engine-launch bench router
 
-Prompts have 12k tokens, and a quarter of them begins like an earlier one. Before anything is timed each core was sent
-400, or the index is full. A core has 8 open answers. Memory is counted by tracemalloc.
+Prompts have 12k tokens, and a quarter of them begins like an earlier one. Before the timing each core is sent 400
+prompts, or as many as fill the index. A core has 8 open answers. Memory is counted by tracemalloc.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Load:
         return keys
 
     def request(self, keys: list[int]) -> tuple[float, float]:
-        """Route and finish a request; return the seconds of the choice, and of noting all that follows."""
+        """Route a request and finish an earlier one; return the seconds of the choice, and of the notices up to the
+        first token."""
         now, router = float(self.number), self.router
         begun_at = time.perf_counter()
         core = router.pick(keys, NUM_TOKENS, now)

@@ -45,7 +45,8 @@ class Bench:
         self._num_requests = 0
 
     def step_times(self, workload: Workload, fields: dict[str, object]) -> list[float]:
-        """Run the workload; return the seconds of the steps, but the first, in which every request got one token."""
+        """Run the workload; return the seconds of each step in which every request got one token, without the first
+        step."""
         params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, seed=1, **fields)  # type: ignore[arg-type]
         for prompt in workload.prompts(self._num_requests):
             self._num_requests += 1

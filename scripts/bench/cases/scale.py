@@ -71,14 +71,15 @@ def measure_throughput(report: Report, engines: dict[str, Engine], num_pairs: in
 
 
 def enter(network: Network, number: int) -> None:
-    """Let this thread, and the threads that it starts, be on a host from now on."""
+    """Move this thread, and the threads that it starts later, to a host's network namespace."""
     with open(f"/run/netns/{network.namespace(number)}", "rb") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
 
 
 def measure_round_trip(report: Report, network: Network, folder: Path) -> None:
-    """Step and result between a thread on the head and a thread on the other host, over each transport in turn."""
+    """Measure the round trip of a step and its result between a thread on the head and a thread on the other host, over
+    each transport in turn."""
     keys = Keys.generate()
     places: dict[str, tuple[str, str]] = {}
 
@@ -182,7 +183,7 @@ def measure_cut(report: Report, network: Network, engine: SpreadEngine, agent: A
 
 
 def measure_hosts(report: Report, arguments: argparse.Namespace, folder: Path) -> None:
-    """All parts about engines over --hosts."""
+    """Measure all parts that need engines over --hosts."""
     with Network(folder, 2) as network:
         agent = network.join(1)
         measure_round_trip(report, network, folder)

@@ -4,9 +4,9 @@
     engine-launch bench speculation 135m --rounds 20 --cases many
 
 Two engines stay open, one with --speculation lookup and one with off. Answers are real texts, of this repository, and
-forced token by token (trace_decode_token_ids): the answers of random weights repeat themselves, which flatters every
-lookup. Token ids are those of the demo model's tokenizer, whose tokens are shorter than those of a large vocabulary.
-Cases, one request at a time but for `many`:
+forced token by token (trace_decode_token_ids): the answers of random weights repeat themselves, which makes every
+lookup look better than it is. Token ids are those of the demo model's tokenizer, whose tokens are shorter than those of
+a large vocabulary. Cases, one request at a time but for `many`:
 
     rewrite   the next version of a file that is in the prompt
     code      the rest of a file whose first two thirds, at most 1,500 tokens, are in the prompt
@@ -16,11 +16,11 @@ Cases, one request at a time but for `many`:
     many      --many requests at once, of code, prose and random ids in turn
 
 With --vllm and --llama-cpp, Pythons that have them, these engines answer the prompts of `loops`, too, with their lookup
-and without it; forced answers they do not take.
+and without it; they do not support forced answers.
 
 Printed: tokens per second after the first token; the median over the rounds of on / off, and the interval of that
-median (95 %); for `many` also of the 99th percentile between tokens; drafts, accepted ones, and those that were
-expected of the drafts sent.
+median (95 %); for `many` also of the 99th percentile between tokens; drafts, accepted drafts, and drafts that the
+engine expected to be accepted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and its forced answer; without one the model answers."""
+    """A prompt and its forced answer; if that is None, the model chooses the answer."""
 
     prompt: list[int]
     answer: list[int] | None
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens after the first of each answer, for each second until the last one."""
+        """Tokens per second: of a single answer after its first token; of several answers while all of them decode."""
         if len(self.times) == 1:
             return (len(self.times[0]) - 1) / (self.times[0][-1] - self.times[0][0])
         begun, ended = max(each[0] for each in self.times), min(each[-1] for each in self.times)
@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def p99_s(self) -> float:
-        """The 99th percentile between arrivals of an answer."""
+        """The 99th percentile of the seconds between arrivals of one answer."""
         gaps = [later - when for each in self.times for when, later in pairwise(each)]
         return percentile([gap for gap in gaps if gap > 0], 99)
 
@@ -156,7 +156,7 @@ def tasks_of(case: str, tokenizer: Tokenizer, vocab_size: int, num_many: int) ->
 
 
 def versions_of(path: str) -> tuple[str, str]:
-    """Return a file as it was some changes ago, and as it is."""
+    """Return a file as it was up to three changes ago, and as it was committed last."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, encoding="utf-8").stdout
@@ -235,7 +235,7 @@ def measure_peers(setup: Setup, tasks: list[Task], num_out: int) -> None:
 
 
 def expected(engine: LLM) -> float:
-    """Return how many accepted drafts the engine has expected so far."""
+    """Return the engine's total of expected accepted drafts so far."""
     time.sleep(REPORT_S)
     found = [each for each in engine.get_metrics() if each.name == "tokenloom_spec_expected_total"]
     return sum(each.value for each in found if isinstance(each, Counter))

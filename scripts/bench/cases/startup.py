@@ -29,7 +29,7 @@ from tokenloom.scripts.bench.workload import flags_of
 
 
 def first_token_s(address: str, begun: float) -> float:
-    """Attach, request one token and return the seconds since `begun`."""
+    """Connect, request one token and return the seconds since `begun`."""
     with Client(address) as client:
         client.generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
         return time.perf_counter() - begun

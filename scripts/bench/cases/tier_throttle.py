@@ -34,7 +34,8 @@ WRITTEN_S = 2.0  # for the first engine's blocks to arrive
 
 
 class ThrottledProxy:
-    """Passes bytes between a TCP port and a unix socket; from the socket at most `bytes_per_s` for all connections."""
+    """Proxy between a TCP port and a unix socket. From the socket it passes at most `bytes_per_s` over all
+    connections."""
 
     def __init__(self, target: Path) -> None:
         self.bytes_per_s = 1e9
@@ -74,7 +75,7 @@ class ThrottledProxy:
 
 
 def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
-    """Return the seconds of a request for one token, and the tokens that it found."""
+    """Return the seconds of a request for one token, and the number of its prompt tokens found in a cache."""
     begun = time.perf_counter()
     (output,) = llm.generate([{"prompt_token_ids": prompt}], ONE_TOKEN, use_tqdm=False)
     return time.perf_counter() - begun, output.num_cached_tokens or 0

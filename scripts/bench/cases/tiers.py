@@ -4,11 +4,11 @@
 
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
 emptied) and in the pool, in the host tier (another prompt in between fills the pool), in Redis (computed by another
-engine), each also with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start
-on the same folder. Each engine is idle for --idle seconds before its first request. Beside them the time in which a
-bare loop reads these objects with O_DIRECT. Printed: medians, their ratio to computing, and the rate at which blocks
-came from the disk (without the time that the request takes with its blocks in the pool) as a share of that loop's. A
-hit asserts that all blocks but the last were found.
+engine); and on the disk after SIGKILL of all processes and a start on the same folder, also with an arena of a quarter
+of the prompt. Each engine is idle for --idle seconds after a warm-up request. Beside them the time in which a bare loop
+reads these objects with O_DIRECT. Printed: medians, their ratio to computing, and the rate at which blocks came from
+the disk (without the time that the request takes with its blocks in the pool) as a share of that loop's. A hit asserts
+that all blocks but the last were found.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bench:
         return draw.choices(range(FIRST_ID, vocab_size(self.setup.folder)), k=self.num_in)
 
     def measure(self, llm: LLM, case: str, prompt: list[int], *, is_hit: bool) -> None:
-        """Time one request for one token; note it under `case` unless that is empty."""
+        """Time one request for one token; record it under `case` unless that is empty."""
         begun = time.perf_counter()
         (output,) = llm.generate([{"prompt_token_ids": prompt}], ONE_TOKEN, use_tqdm=False)
         seconds = time.perf_counter() - begun
@@ -104,7 +104,7 @@ class Bench:
 
     @contextlib.contextmanager
     def engine(self, **more: object) -> Iterator[LLM]:
-        """Run an engine; wait until it knows the names of its weights, and --idle longer."""
+        """Run an engine: wait until its sources are open, send a warm-up request, wait --idle seconds, and yield it."""
         llm = LLM(self.setup.folder, **self.options(**more))
         try:
             if set(more) - {"kv_host_bytes", "num_kv_blocks"}:
@@ -123,7 +123,7 @@ class Bench:
         self.object_bytes = self.object_bytes or objects(folder)[0].stat().st_size
 
     def kill_all(self) -> None:
-        """SIGKILL every process of the engine at once."""
+        """Kill every process of the engine at once with SIGKILL."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it ends with one that was killed before it
                 if " ".join(process.cmdline()).startswith("tokenloom"):

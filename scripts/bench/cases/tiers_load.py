@@ -29,7 +29,8 @@ NUM_PREEMPTED, PREEMPTED_OUT = 16, 192  # requests that are too many for the poo
 
 
 def run(transport: Transport, prompts: list[list[int]], num_out: int) -> tuple[float, float]:
-    """Run requests at once; return the seconds to the last token, and the 99th percentile between tokens of one."""
+    """Run requests at once; return the seconds to the last token, and the 99th percentile between tokens of one
+    request."""
     load, begun = Load(transport), time.perf_counter()
     for prompt in prompts:
         load.submit(prompt, num_out)

@@ -62,7 +62,7 @@ class Adapters:
         return [f"a{number}" for number in range(count)]
 
     def options(self, count: int, num_slots: int) -> dict[str, object]:
-        """Return options of an engine that finds adapters 0 … count - 1 by their names and has so many slots."""
+        """Return options of an engine with `num_slots` slots that finds adapters 0 … count - 1 by their names."""
         self._folder.mkdir(exist_ok=True)
         for number in range(count):
             self.path(number)
@@ -91,7 +91,7 @@ def open_engine(setup: Setup, **options: object) -> tuple[Transport, Callable[[]
 
 
 def run(transport: Transport, prompts: Sequence[list[int]], adapters: Sequence[str], num_out: int) -> Figures:
-    """Run prompts at once, prompt i with adapter i modulo their number; none: with the base model."""
+    """Run prompts at once, prompt i with adapter i modulo their number; without adapters, with the base model."""
     load, begun = Load(transport), time.perf_counter()
     for index, prompt in enumerate(prompts):
         load.submit(prompt, num_out, adapters[index % len(adapters)] if adapters else "")

@@ -72,7 +72,7 @@ def clip_samples(seed: object, seconds: float) -> np.ndarray[Any, np.dtype[np.in
 
 
 def clip_file(seed: object, seconds: float) -> bytes:
-    """Return a WAV file."""
+    """Return a WAV file of `clip_samples`."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))

@@ -66,7 +66,8 @@ def matrices(checkpoint: Path, shape: AdapterShape) -> Iterator[tuple[str, Path]
 def write_adapter(folder: Path, checkpoint: Path, shape: AdapterShape | None = None, seed: int = 0) -> Path:
     """Write an adapter of `checkpoint` into `folder`, which is created if missing; return it.
 
-    A has rows of length 1 and B such values that the update of an output has a deviation of `strength` for inputs of 1.
+    The rows of A have length 1 on average. B is scaled so that the update of an output has a standard deviation of
+    `strength` if the inputs have one of 1.
     """
     shape = shape or AdapterShape()
     generator = torch.Generator().manual_seed(seed)

@@ -176,7 +176,7 @@ def _mlp_shapes(config: Mapping[str, object], layer: int) -> dict[str, tuple[int
 
 
 class RandomTensors:
-    """Draws normal noise, scaled so that a random model has varied attention and logits with standard deviation 3.
+    """Source of normal noise, scaled so that a random model has varied attention and logits with standard deviation 3.
 
     Tensors above POOL_ELEMENTS repeat one pool of noise from their own offset: drawing 14 billion takes minutes.
     """

@@ -48,7 +48,7 @@ class Store(Protocol):
 
 
 class Slots:
-    """Owns the page-aligned places of all blocks, from which they are stored and into which they are loaded."""
+    """Owner of the page-aligned places of all blocks, from which they are stored and into which they are loaded."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._memory = content, mmap.mmap(-1, NUM_BYTES)
@@ -66,7 +66,7 @@ class Slots:
 
 
 class Ours:
-    """A source of the tier process, called by as many threads and in batches as large as there."""
+    """A source of the tier process, called with the same number of threads and the same size of batches as there."""
 
     def __init__(self, source: Source, slots: Slots) -> None:
         self._source, self._slots = source, slots
@@ -103,7 +103,7 @@ class Ours:
 
 
 class Bare:
-    """One file for each block, by one thread, without any check."""
+    """Store with one file for each block, written and read by one thread without any check."""
 
     def __init__(self, folder: Path, slots: Slots) -> None:
         self._folder, self._slots = folder, slots

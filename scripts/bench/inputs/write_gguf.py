@@ -233,7 +233,10 @@ def converted(folder: Path, config: dict[str, Any], architecture: str) -> Iterat
 
 
 def convert(folder: Path, file: Path, form: str = "BF16", *, pre: str | None = None) -> None:
-    """`pre`: write the vocabulary, with this name of its pre-tokenizer; None: write none."""
+    """Write the checkpoint in `folder` as GGUF to `file`, with matrices in `form`.
+
+    `pre`: write the vocabulary, with this name of its pre-tokenizer; None: write none.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = ARCHITECTURES.get(config["architectures"][0])
     if architecture is None:
