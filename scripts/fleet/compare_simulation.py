@@ -48,7 +48,8 @@ def conversations(duration_s: float, rate: float, seed: int) -> list[Job]:
 
 
 class RealFleet:
-    """Sends jobs to engines as a frontend with several cores would, and notes when their tokens come."""
+    """Sender of jobs to engines, as a frontend with several cores would send them. It records when their tokens
+    come."""
 
     def __init__(self, clients: Sequence[AsyncClient], capacity_tokens: int) -> None:
         self._clients, self._router = clients, Router(key_tokens=BLOCK)

@@ -53,7 +53,7 @@ def tokens_of(job: Job) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 class StepSizes:
-    """Follows the steps of a core, and returns of each the numbers that its seconds depend on."""
+    """Tracker of a core's steps. It gives for each the numbers on which its seconds depend."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._num_computed = np.zeros(max_num_seqs, np.int64)
@@ -71,7 +71,7 @@ class StepSizes:
 
 
 class CostedWorker(NullWorker):
-    """Answers each step at once, and says how long it would have taken."""
+    """Worker that answers each step at once, with the seconds that the step would have taken."""
 
     def __init__(self, spec: EngineSpec, cost: StepCost) -> None:
         super().__init__(spec)
@@ -84,7 +84,7 @@ class CostedWorker(NullWorker):
 
 
 class ExactReplica:
-    """Owns a core, its worker, the steps on their way and the open jobs by their keys in the core."""
+    """Owner of a core, its worker, the steps on their way and the open jobs by their keys in the core."""
 
     def __init__(self, cost: StepCost, sizes: Sizes, spec: EngineSpec) -> None:
         self.next_at = NEVER

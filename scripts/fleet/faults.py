@@ -20,7 +20,7 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Kill(_Fault, frozen=True, kw_only=True, tag="kill"):
-    """End `num` replicas at once; each comes back with an empty cache."""
+    """Fault that ends `num` replicas at once; each comes back with an empty cache."""
 
     num: int = 1
     noticed_after_s: float = 0.1  # 3 s without an answer, if they are on other hosts
@@ -28,7 +28,7 @@ class Kill(_Fault, frozen=True, kw_only=True, tag="kill"):
 
 
 class Slow(_Fault, frozen=True, kw_only=True, tag="slow"):
-    """Let the steps of `num` replicas take `factor` times as long."""
+    """Fault that lets the steps of `num` replicas take `factor` times as long."""
 
     num: int = 1
     factor: float = 4.0
@@ -36,7 +36,7 @@ class Slow(_Fault, frozen=True, kw_only=True, tag="slow"):
 
 
 class Partition(_Fault, frozen=True, kw_only=True, tag="partition"):
-    """Cut `num` replicas off from the frontend. Either side gives the other up after `lease_s`."""
+    """Fault that cuts `num` replicas off from the frontend. Either side gives the other up after `lease_s`."""
 
     num: int = 1
     for_s: float = 20.0
@@ -44,7 +44,7 @@ class Partition(_Fault, frozen=True, kw_only=True, tag="partition"):
 
 
 class RollingRestart(_Fault, frozen=True, kw_only=True, tag="rolling_restart"):
-    """Restart all replicas, one every `every_s`: no new requests for `drain_s`, then its answers move."""
+    """Restart of all replicas, one every `every_s`: no new requests for `drain_s`, then its answers move."""
 
     every_s: float = 5.0
     drain_s: float = 10.0
@@ -52,7 +52,7 @@ class RollingRestart(_Fault, frozen=True, kw_only=True, tag="rolling_restart"):
 
 
 class Poison(_Fault, frozen=True, kw_only=True, tag="poison"):
-    """Let the next request end every replica that computes it."""
+    """Fault that lets the next request end every replica that computes it."""
 
 
 Fault: TypeAlias = Kill | Slow | Partition | RollingRestart | Poison

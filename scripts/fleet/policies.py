@@ -17,7 +17,7 @@ NUM_HASHED = 2  # first blocks of a prompt
 
 
 class RandomPolicy(Router):
-    """A random core."""
+    """Policy that picks a random core."""
 
     def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
         cores = self.cores
@@ -29,7 +29,7 @@ class RandomPolicy(Router):
 
 
 class PowerOfTwo(RandomPolicy):
-    """Of two random cores the one with fewer prompt tokens waiting, then with fewer answers."""
+    """Policy that picks, of two random cores, the one with fewer prompt tokens waiting, then with fewer answers."""
 
     def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
         two = [super(PowerOfTwo, self).pick(keys, num_tokens, now, without) for _ in range(2)]
@@ -39,8 +39,8 @@ class PowerOfTwo(RandomPolicy):
 
 
 class BoundedHash(RandomPolicy):
-    """Consistent hashing of the first blocks of the prompt; a core with 1.25 times the mean of open answers is passed
-    over."""
+    """Policy of consistent hashing of the prompt's first blocks; it passes over a core with 1.25 times the mean of open
+    answers."""
 
     _ring: list[tuple[int, int]]
     _ring_of: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class BoundedHash(RandomPolicy):
 
 
 class LateIndex(PrefixIndex):
-    """An index that learns of each prompt some seconds late, as that of a frontend would from others."""
+    """Index that learns of each prompt some seconds late, as that of a frontend would from others."""
 
     def __init__(self, max_entries: int, delay_s: float, clock: Callable[[], float]) -> None:
         super().__init__(max_entries)

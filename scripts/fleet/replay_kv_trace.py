@@ -35,7 +35,7 @@ class Tier:
             self.slots.free([slot])
 
     def use(self, key: bytes) -> bool:
-        """Return whether the block is here; it then is the one used last."""
+        """Return whether the block is here, and mark it as the one used last."""
         slot = self.slots.lookup(key)
         if slot is not None:
             self.slots.touch([slot])

@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 class Replica(Protocol):
-    """One engine in virtual time. `next_at`: when something happens in it by itself; `run` is called then."""
+    """One engine in virtual time. `next_at`: the time of its next event, at which `run` is called."""
 
     next_at: float
 
@@ -79,7 +79,7 @@ class Replica(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Prompt:
-    """A job in the steps, with its place."""
+    """A job whose prompt is in the steps, with its progress and its blocks."""
 
     job: Job
     num_left: int  # tokens in no step yet
@@ -151,7 +151,7 @@ class BlockCache:
 
 
 class FluidReplica:
-    """Owns its queue, prompts, decoding rows and cache."""
+    """Owner of its queue, prompts, decoding rows and cache."""
 
     def __init__(self, cost: StepCost, sizes: Sizes) -> None:
         self._cost, self._sizes = cost, sizes

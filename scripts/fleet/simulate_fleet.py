@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 class Fleet:
-    """Runs simulations of one trace with the given options."""
+    """Runner of simulations of one trace with the given options."""
 
     def __init__(self, trace: Sequence[Entry], arguments) -> None:  # type: ignore[no-untyped-def]
         self._trace, self._arguments = trace, arguments
@@ -104,7 +104,8 @@ class Fleet:
 
 
 def figures(jobs: Sequence[Job]) -> dict[str, Cell]:
-    """Return the share of prompts found cached, percentiles of the time to the first token, and the spread of load."""
+    """Return the share of prompt tokens found cached, percentiles of the time to the first token and between tokens,
+    and the spread of load."""
     started = [job for job in jobs if job.num_cached_tokens >= 0]
     num_prompt = sum(job.num_prompt_tokens for job in started)
     computed = Counter[int]()

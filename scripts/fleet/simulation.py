@@ -23,7 +23,7 @@ MAX_LOSSES = 3  # a request that was computed by as many lost replicas, without 
 
 
 class FleetSimulation:
-    """Owns the replicas by core number, the open jobs and the clock."""
+    """Owner of the replicas by core number, the open jobs and the clock."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class FleetSimulation:
             self._at(fault.at_s, self._strike, fault)
 
     def run(self) -> None:
-        """Simulate until every request has its end."""
+        """Simulate until no event is left."""
         self._next_arrival()
         while self._heap:
             self.now, _, action, arguments = heapq.heappop(self._heap)
@@ -178,7 +178,7 @@ class FleetSimulation:
             self._at(self.now + max(fault.for_s, fault.lease_s), self._heal, core, replica)
 
     def _record_progress(self, replica: Replica) -> None:
-        """Note which tokens of a replica's jobs were delivered until now, the last that the frontend gets."""
+        """Record the tokens of a replica's jobs that were delivered until now, the last that the frontend gets."""
         for job, num_done in replica.progress(self.now).items():
             job.num_done, job.lost_at = num_done, self.now
 
@@ -217,7 +217,8 @@ class FleetSimulation:
         self._resume_waiting()
 
     def _give_up(self, core: int, replica: Replica) -> None:
-        """The leases of a cut connection end: the frontend goes on elsewhere, the replica ends its zombies."""
+        """End the leases of a cut connection: the frontend continues elsewhere, and the replica ends its abandoned
+        jobs."""
         if self._replicas.get(core) is replica:
             replica.abort_all(self.now)
             self._lose(core)
