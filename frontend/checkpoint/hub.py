@@ -29,18 +29,23 @@ def is_model_name(name: str) -> bool:
 
 
 def find_checkpoint(
-    name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
+    name: str | None,
+    revision: str | None,
+    option: str = "--model",
+    config: EngineConfig | None = None,
+    spare: Path | None = None,
 ) -> Path:
     """Return the folder of a checkpoint, or of the files made for a GGUF file. The files of a model of the hub, which
     may be owner/name:Q4_K_M, are downloaded unless they are cached. None means the demo model.
+    `spare`: holds the files made for a GGUF file if the cache cannot be written, such as an engine's run directory.
     ConfigError, about `option`, if it is not found or cannot be used. For --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
         folder = Path(name).resolve()
         _check_files(folder)
         file = gguf_in(folder)
-        return folder if file is None else checkpoint_folder(file)
+        return folder if file is None else checkpoint_folder(file, spare)
     if name is not None and os.path.isfile(name):
-        return checkpoint_folder(Path(name))
+        return checkpoint_folder(Path(name), spare)
     if name in (None, "demo"):
         return DEMO_FOLDER
     found = parse_hub_name(name)
@@ -52,7 +57,7 @@ def find_checkpoint(
     if fetched.first is None:
         return fetched.snapshot
     logger.info("of %s the GGUF file %s is served", found.repository, fetched.first)
-    return checkpoint_folder(fetched.place)
+    return checkpoint_folder(fetched.place, spare)
 
 
 def _is_file_name(name: HubName) -> bool:

@@ -59,7 +59,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     new_ssl_context(config)
     if config.distributed_executor_backend == "ray":
         check_ray()
-    folder = find_checkpoint(config.model, config.revision, config=config)
+    folder = find_checkpoint(config.model, config.revision, config=config, spare=run_directory.path)
     generation = generation_folder(config, folder)
     model = served_model(config, folder, generation)
     check_audio(model)
@@ -73,7 +73,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     given = config.served_model_name or []
     names = [name for name in given if name != ANY_NAME] or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
-    tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
+    tokenizer, max_model_len = _tokenizer_folder(config, folder, run_directory.path), _max_model_len(config, model)
     agents = _agents_address(config)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
@@ -153,13 +153,11 @@ def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
     return msgspec.structs.replace(spec, encoder_cache_tokens=size)
 
 
-def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
-    if config.tokenizer is None and config.tokenizer_revision is None:
-        found = folder
-    else:
-        found = find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
-    add_tokenizer(found)
-    return found
+def _tokenizer_folder(config: EngineConfig, folder: Path, spare: Path) -> Path:
+    if config.tokenizer is not None or config.tokenizer_revision is not None:
+        name = config.tokenizer or config.model
+        folder = find_checkpoint(name, config.tokenizer_revision, "--tokenizer", config, spare)
+    return add_tokenizer(folder, spare)
 
 
 def check_ray() -> None:

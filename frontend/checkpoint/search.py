@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -55,7 +56,8 @@ class CheckpointSearch:
         if not model:
             raise RequestError("reload needs a model: a folder, a GGUF file or a hub id")
         try:
-            folder = find_checkpoint(model, None, "the model", self._spec.config)
+            spare = Path(self._spec.run_directory)
+            folder = find_checkpoint(model, None, "the model", self._spec.config, spare)
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
         check_exchange(folder, self._spec.config, self._spec.model)

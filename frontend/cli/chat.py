@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.client import ChatMessage
 from ...ipc.params.sampling_params import SamplingParams
+from ...ipc.spec.config.cache_folder import cache_folder, private_cache
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
 from .attached import Attached, End
 
@@ -31,7 +31,7 @@ EXAMPLES = [
     "tcp://10.0.0.7:5555 --key-file engine.key",
 ]
 MAX_TOKENS = 4096  # of an answer, which a small model may never end
-HISTORY_FILE = Path("~/.cache/tokenloom/chat_history")  # none for a user without a home
+HISTORY_FILE = "chat_history"  # in the cache folder; none if that cannot be written
 MAX_HISTORY_LINES = 2000
 
 HELP = """/reset            start a new conversation
@@ -68,16 +68,14 @@ def _line_editing() -> Iterator[None]:
     if sys.stdin.isatty():
         readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one turn
         with contextlib.suppress(OSError, RuntimeError):
-            readline.read_history_file(HISTORY_FILE.expanduser())
+            readline.read_history_file(cache_folder() / HISTORY_FILE)
     try:
         yield
     finally:
         if sys.stdin.isatty():
             readline.set_history_length(MAX_HISTORY_LINES)
             with contextlib.suppress(OSError, RuntimeError):
-                path = HISTORY_FILE.expanduser()
-                path.parent.mkdir(parents=True, exist_ok=True)
-                readline.write_history_file(path)
+                readline.write_history_file(private_cache() / HISTORY_FILE)
 
 
 @dataclass(eq=False)

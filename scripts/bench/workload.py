@@ -10,16 +10,19 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, checkpoint_folder
+from tokenloom.frontend.checkpoint.gguf.folder import REMEDY, SUFFIX, checkpoint_folder
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.config.cache_folder import private_cache
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
 FIRST_ID = 10  # many vocabularies have special tokens below
@@ -76,15 +79,32 @@ def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
         return Path(name).resolve()
     if name.endswith(SUFFIX):
         return checkpoint_folder(Path(name))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenloom" / "checkpoints"
-    folder = cache / f"{name}-{dtype}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = cache / f".{folder.name}.{os.getpid()}"
+
+    def write(folder: Path) -> None:
         program = [sys.executable, "-P", "-m", "tokenloom.scripts.bench.inputs.make_checkpoint"]
-        command = [*program, name, str(unfinished), "--dtype", dtype]
+        command = [*program, name, str(folder), "--dtype", dtype]
         subprocess.run(command, check=True, timeout=MAKE_TIMEOUT_S, cwd="/", stdout=sys.stderr)
-        unfinished.rename(folder)
+
+    return kept_checkpoint(f"{name}-{dtype}", write)
+
+
+def kept_checkpoint(name: str, write: Callable[[Path], object]) -> Path:
+    """Return the folder of a checkpoint in the user's cache; `write` it if it does not exist yet. ConfigError if it
+    cannot be kept there."""
+    try:
+        cache = private_cache("checkpoints")
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        raise ConfigError(f"the checkpoint {name} cannot be kept in the cache folder ({error}): {REMEDY}") from None
+    folder, unfinished = cache / name, cache / f".{name}.{os.getpid()}"
+    if not folder.exists():
+        try:
+            write(unfinished)
+            unfinished.rename(folder)
+        except (OSError, subprocess.CalledProcessError) as error:  # a writer in a process of its own has said why
+            why = error if isinstance(error, OSError) else f"exit code {error.returncode}"
+            raise ConfigError(f"the checkpoint {name} could not be written to {cache} ({why}): {REMEDY}") from None
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -27,7 +27,7 @@ MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
 
 @pytest.fixture
 def open_chat(engine: LaunchedEngine, tmp_path: Path) -> Callable[[], Terminal]:
-    environment = {**os.environ, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "LANG": "C.UTF-8"}
     return lambda: Terminal([*COMMAND, "chat", "--temperature", "0", "--address", engine.address], environment)
 
 

@@ -13,17 +13,23 @@ from ....ipc.errors import ConfigError
 from ....ipc.process.machine_memory import gib
 from ....ipc.spec.config.engine_config import EngineConfig
 
+FOLDER_REMEDY = "give --download-dir or HF_HOME, a folder with room that this user can write"
 PARTIAL = ".tokenloom.incomplete"
 DEFAULT_REVISION = "main"
 
 
 class CachedRepository:
-    """The folder of `repository`, which may be missing, below the cache folder of `config` or of the environment."""
+    """The folder of `repository`, which may be missing, below the cache folder of `config` or of the environment.
+    ConfigError if that is the home of a user who has none."""
 
     def __init__(self, repository: str, config: EngineConfig) -> None:
         from huggingface_hub import constants
 
-        self.cache = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser().absolute()
+        cache = Path(config.download_dir or constants.HF_HUB_CACHE)
+        try:
+            self.cache = cache.expanduser().absolute()
+        except RuntimeError:
+            raise ConfigError(f"files of the hub cannot be kept in {cache}: no such home: {FOLDER_REMEDY}") from None
         self.folder = self.cache / f"models--{repository.replace('/', '--')}"
 
     def blob(self, etag: str) -> Path:

@@ -6,13 +6,16 @@ The hub's client is imported only when a repository is asked for.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ....ipc.errors import ConfigError
+from .cached import FOLDER_REMEDY
 
 TIMEOUT_S = 20.0  # for the list of a repository
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST)
 
 
 class HubFile(NamedTuple):
@@ -90,7 +93,9 @@ def hub_errors(what: str, revision: str | None, cache: Path) -> Iterator[None]:
         raise
     except Exception as error:  # OSError, and errors of the HTTP library of the hub's client
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        if constants.HF_HUB_OFFLINE:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            why = f"its files cannot be kept in {cache} ({reason}): {FOLDER_REMEDY}"
+        elif constants.HF_HUB_OFFLINE:
             why = f"it is no folder and not in {cache}; HF_HUB_OFFLINE forbids to fetch it: unset it, or give a folder"
         else:
             why = (

@@ -1,5 +1,5 @@
 """The checkpoint folder for a GGUF file: config.json, tokenizer and index, made at the first use and kept in the user's
-cache.
+cache or, if that cannot be written, in the run directory of the engine.
 
 The engine reads it like any checkpoint. The weights stay in place: the folder has links to the files. If a file's path,
 size or modification time changes, it gets a new folder.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 from ....ipc.errors import ConfigError
 from ....ipc.spec.config.cache_folder import private_cache
 from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
+from ....ipc.spec.config.private_folder import make_folder
 from ....ipc.spec.models.model_file import load_model_config
 from .choice import PART, first_parts
 from .choice import SUFFIX as SUFFIX
@@ -28,6 +30,9 @@ from .reader import GgufFile, read_gguf
 from .tensors import index_of
 from .tokenizer import write_tokenizer
 
+logger = logging.getLogger("tokenloom.supervisor")
+
+REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
 FORM = 2  # version of the files in the folder: another number makes new folders
 
 
@@ -42,37 +47,71 @@ def gguf_in(folder: Path) -> Path | None:
     return folder / first[0] if first else None
 
 
-def checkpoint_folder(path: Path) -> Path:
+def checkpoint_folder(path: Path, spare: Path | None = None) -> Path:
     """Return the checkpoint folder for the GGUF file at `path`, or for all parts of a split model; make it if it is
-    missing. ConfigError if a file is missing or not supported, or the folder cannot be written."""
+    missing. If the cache cannot be written, it is made in `spare`, which is logged. ConfigError if a file is missing or
+    not supported, or no folder can be written."""
     parts = _parts(path)
-    folder = _cache() / _key(parts)
-    if (folder / GGUF_INDEX_NAME).exists():
-        return folder
+    key = _key(parts)
     try:
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        return _made(private_cache("gguf") / key, parts)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        own = _spare(spare, f"what is made for {path}", error) / key
         try:
-            _write(made, parts)
-            with contextlib.suppress(FileExistsError, NotADirectoryError):
-                made.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    except OSError as error:
-        if not (folder / GGUF_INDEX_NAME).exists():  # if it exists, another process has made it
-            raise ConfigError(f"{folder.parent} cannot be written ({error}): set XDG_CACHE_HOME to a folder") from None
-    return folder
+            return _made(own, parts)
+        except OSError as second:
+            raise ConfigError(f"{own} cannot be written either ({second}): {REMEDY}") from None
 
 
-def add_tokenizer(folder: Path) -> None:
+def add_tokenizer(folder: Path, spare: Path | None = None) -> Path:
     """Write the tokenizer into a folder of `checkpoint_folder`, if its GGUF file has one and it was not written yet. Do
-    nothing for other folders. ConfigError if the tokenizer is not supported or cannot be written."""
+    nothing for other folders. Return the folder with the tokenizer: `folder` or, if that cannot be written, one in
+    `spare`. ConfigError if the tokenizer is not supported or cannot be written."""
     first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
     if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
-        return
+        return folder
     try:
         write_tokenizer(first.resolve(), folder)
+        return folder
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error}): set XDG_CACHE_HOME to a folder that can") from None
+        own = _spare(spare, f"the tokenizer of {first.resolve()}", error) / f"{folder.name}-tokenizer"
+        try:
+            make_folder(own)
+            write_tokenizer(first.resolve(), own)
+            return own
+        except OSError as second:
+            raise ConfigError(f"{own} cannot be written either ({second}): {REMEDY}") from None
+
+
+def _spare(spare: Path | None, what: str, error: Exception) -> Path:
+    """Return the folder in `spare` for what the cache cannot keep, and log why. ConfigError if there is no `spare`."""
+    if spare is None:
+        raise ConfigError(f"the cache folder cannot keep {what} ({error}): {REMEDY}")
+    logger.warning(
+        "the cache folder cannot keep %s (%s), so it lies in the run directory and each start makes it again: %s",
+        what,
+        error,
+        REMEDY,
+    )
+    return spare / "gguf"
+
+
+def _made(folder: Path, parts: list[Path]) -> Path:
+    """Return `folder`; make it for the GGUF files `parts` if it is missing. OSError if it cannot be written."""
+    if (folder / GGUF_INDEX_NAME).exists():
+        return folder
+    make_folder(folder.parent)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        _write(made, parts)
+        with contextlib.suppress(FileExistsError, NotADirectoryError):
+            made.rename(folder)
+    except OSError:
+        if not (folder / GGUF_INDEX_NAME).exists():  # if it exists, another process has made it
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
 
 
 def _parts(path: Path) -> list[Path]:
@@ -85,13 +124,6 @@ def _parts(path: Path) -> list[Path]:
     if missing:
         raise ConfigError(f"{path}: {len(missing)} of its {count} parts are missing, {missing[0]} and on: fetch them")
     return [each.resolve() for each in parts]
-
-
-def _cache() -> Path:
-    try:
-        return private_cache("gguf")
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"a GGUF file needs a cache folder ({error}): set XDG_CACHE_HOME to one") from None
 
 
 def _key(parts: list[Path]) -> str:

@@ -175,7 +175,7 @@ class HostProcesses:
 
         def find() -> None:
             try:
-                model_folder = find_model(engine)
+                model_folder = find_model(engine, Path(folder))
                 digest = checkpoint_digest(model_folder)
                 self._preparation = (engine.on_host(self._link.own, folder, str(model_folder)), digest)
             except (TokenloomError, OSError) as error:
@@ -263,9 +263,9 @@ class HostProcesses:
         os.close(self._prepared_fd)
 
 
-def find_model(spec: EngineSpec) -> Path:
+def find_model(spec: EngineSpec, spare: Path | None = None) -> Path:
     """Return the folder of the engine's checkpoint on this host: the head's path if it exists here, else the one that
-    --model names, which is downloaded if needed. ConfigError if there is none."""
+    --model names, which is downloaded if needed. `spare`: see find_checkpoint. ConfigError if there is none."""
     if os.path.isdir(spec.model_folder):
         return Path(spec.model_folder)
-    return find_checkpoint(spec.config.model, spec.config.revision, config=spec.config)
+    return find_checkpoint(spec.config.model, spec.config.revision, config=spec.config, spare=spare)

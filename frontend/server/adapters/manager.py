@@ -129,7 +129,7 @@ class AdapterManager:
                 try:
                     name, source = _Name(module.name, lambda info: True), Path(module.path).absolute()
                     self._load(name, source, base=module.base_model_name)
-                except (RequestError, OSError) as error:
+                except (RequestError, Overloaded, OSError) as error:  # Overloaded: the disk is full
                     raise ConfigError(f"--lora-modules {module.name}: {error}") from None
 
     # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────

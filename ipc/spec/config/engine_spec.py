@@ -19,6 +19,7 @@ from ...messages.core import GatewayHello, ModelDigest
 from ...sockets.endpoints import Endpoints
 from ...sockets.keys import Keys
 from ..models.model_config import ModelConfig
+from .cache_folder import triton_environment
 from .engine_config import EngineConfig
 from .gateway_places import core_addresses
 from .option_ranges import AUTO_LENGTH
@@ -258,8 +259,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the spec, for a child that calls `from_environment`."""
         # One tokenizer thread: more would compete for CPUs with the threads that compute.
-        parallelism = {"TOKENIZERS_PARALLELISM": "false"}
-        return {**parallelism, **os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
+        defaults = {"TOKENIZERS_PARALLELISM": "false"}
+        if self.device == "cuda":
+            defaults |= triton_environment(self.run_directory)
+        return {**defaults, **os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def from_environment(cls) -> EngineSpec:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import random
 import time
 import wave
@@ -23,18 +22,14 @@ import numpy as np
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.ipc.spec.models.audio_config import SAMPLE_RATE
 from tokenloom.scripts.bench.inputs.image_requests import TEXT_SHAPE, Call
+from tokenloom.scripts.bench.workload import kept_checkpoint
 
 WHISPER_PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
 
 
 def find_audio_checkpoint(name: str) -> Path:
     """Return the folder of the checkpoint `name`; write it if it does not exist yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenloom" / "checkpoints"
-    folder = cache / f"{name}-bfloat16"
-    if not folder.exists():
-        unfinished = cache / f".{folder.name}.{os.getpid()}"
-        WRITERS[name](unfinished).rename(folder)
-    return folder
+    return kept_checkpoint(f"{name}-bfloat16", WRITERS[name])
 
 
 def _write_whisper(folder: Path) -> Path:

@@ -24,6 +24,7 @@ from PIL import Image
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.scripts.bench.processes import title
+from tokenloom.scripts.bench.workload import kept_checkpoint
 
 WORDS = ("the", "capital", "of", "France", "Japan", "is", "a", "city", "and", "12", "+", "7", "What", "see", "you")
 MAX_PIXELS = 1 << 20
@@ -52,9 +53,8 @@ TOWER_SHAPE = {
 
 def find_vision_checkpoint() -> Path:
     """Return the folder of the checkpoint; write it if it does not exist yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenloom" / "checkpoints"
-    folder = cache / "vision-135m-bfloat16"
-    if not folder.exists():
+
+    def write(folder: Path) -> None:
         import torch
 
         from tokenloom.tests.support.vision_checkpoints import write_vision_checkpoint
@@ -64,9 +64,9 @@ def find_vision_checkpoint() -> Path:
         config = {**QWEN2_5_VL.config, **TEXT_SHAPE, "vision_config": tower}
         pixels = {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": MAX_PIXELS}
         model = replace(QWEN2_5_VL, config=config, preprocessor={**QWEN2_5_VL.preprocessor, **pixels})
-        unfinished = cache / f".{folder.name}.{os.getpid()}"
-        write_vision_checkpoint(unfinished, model, torch.bfloat16).rename(folder)
-    return folder
+        write_vision_checkpoint(folder, model, torch.bfloat16)
+
+    return kept_checkpoint("vision-135m-bfloat16", write)
 
 
 def image_file(seed: object, width: int, height: int) -> bytes:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.scripts.bench.cases.compare import Result, compare
 from tokenloom.scripts.bench.contestant import measure_in_turn
 from tokenloom.scripts.bench.limits import LimitsPeer
 from tokenloom.scripts.bench.report import Report
-from tokenloom.scripts.bench.workload import Workload
+from tokenloom.scripts.bench.workload import Workload, kept_checkpoint
 
 WORKLOAD = Workload(num_requests=3, num_in=20, num_out=5, vocab_size=1000)
 
@@ -70,3 +75,34 @@ def test_prompts_have_the_shape_of_the_workload() -> None:
     prompts = WORKLOAD.prompts(1)
     assert [len(prompt) for prompt in prompts] == [20, 20, 20]
     assert all(10 <= token_id < 1000 for prompt in prompts for token_id in prompt)
+
+
+def test_a_checkpoint_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        written.append(folder)
+
+    for _ in range(2):
+        found = kept_checkpoint("a", write)
+        assert found == tmp_path / "tokenloom" / "checkpoints" / "a" and found.is_dir()
+    assert len(written) == 1
+
+
+def test_a_cache_without_room_is_named_with_the_remedy_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        raise subprocess.CalledProcessError(1, ["a writer"])
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"checkpoint a could not be written to \S+ \(exit code 1\): set XDG_CACHE"):
+        kept_checkpoint("a", write)
+    assert not list((tmp_path / "tokenloom" / "checkpoints").iterdir())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"checkpoint a cannot be kept in the cache folder \(.*: set XDG_CACHE"):
+        kept_checkpoint("a", write)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from tokenloom.frontend.checkpoint.downloads.hub_name import parse_hub_name
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.fake_hub import COMMIT, FakeHub, fake_hub
+from tokenloom.tests.support.mounts import needs_mounts, read_only, without_home
 
 WEIGHTS = random.Random(2).randbytes(300_000)
 GGUF = {
@@ -144,3 +149,23 @@ def test_a_model_that_is_larger_than_the_disk_is_refused_before_anything_is_fetc
     with pytest.raises(ConfigError, match=r"--model owner/name needs 1073741824\.00 GiB more in .* are free: free"):
         get("owner/name", config)
     assert not hub.asked
+
+
+@needs_mounts
+@pytest.mark.timeout(120)
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(hub: FakeHub, tmp_path: Path) -> None:
+    program = (
+        "import sys; from tokenloom.frontend.checkpoint.hub import find_checkpoint\n"
+        "try: find_checkpoint('owner/name', None)\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    for prefix, why in (
+        (read_only(tmp_path), r"its files cannot be kept in /.*/hub \(.*Read-only file system.*\)"),
+        (without_home(), r".* cannot be kept in ~/.*: no such home"),
+    ):
+        names = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")
+        environment = {name: value for name, value in os.environ.items() if name not in names}
+        environment |= {"HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
+        command = [*prefix, sys.executable, "-P", "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/", env=environment)
+        assert re.search(rf"^ConfigError .*{why}: give --download-dir or HF_HOME, a folder", done.stdout), done.stdout

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,18 @@ import gguf
 import numpy as np
 import pytest
 
-from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder, gguf_in
+from tokenloom.frontend.checkpoint.gguf.folder import add_tokenizer, checkpoint_folder, gguf_in
+from tokenloom.frontend.checkpoint.hub import DEMO_FOLDER
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.spec.config.gguf_index import read_gguf_index
 from tokenloom.ipc.spec.config.weight_files import stored_tensors
 from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.mounts import needs_mounts, read_only_as_it_is
+
+DEADLINE_S = 60
 
 
 @pytest.fixture(autouse=True)
@@ -146,5 +155,53 @@ def test_metadata_that_cannot_be_served_are_named(
 def test_without_a_cache_folder_the_mend_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"needs a cache folder .*: set XDG_CACHE_HOME to one"):
+    with pytest.raises(ConfigError, match=r"cannot keep what is made for .*tiny.gguf \(.*: set XDG_CACHE_HOME to a"):
         checkpoint_folder(tiny)
+    with pytest.raises(ConfigError, match=r"/file/gguf/\w+ cannot be written either \(.*: set XDG_CACHE_HOME to a"):
+        checkpoint_folder(tiny, tmp_path / "file")
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_the_run_directory(
+    tiny: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached = checkpoint_folder(tiny)
+    shutil.rmtree(cache)
+    cache.touch()
+    own = checkpoint_folder(tiny, tmp_path / "run")
+    assert own == tmp_path / "run" / "gguf" / cached.name and checkpoint_folder(tiny, tmp_path / "run") == own
+    assert checkpoint_digest(own) and stored_tensors(own)
+    (line,) = {record.getMessage() for record in caplog.records}
+    assert str(tiny) in line and str(cache) in line and "each start makes it again: set XDG_CACHE_HOME to" in line
+
+
+def test_a_folder_of_before_is_used_though_nothing_can_be_written_now(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = checkpoint_folder(tiny)
+
+    def refuse(**options: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert checkpoint_folder(tiny, tmp_path / "run") == made and not caplog.records
+
+
+@needs_mounts
+@pytest.mark.timeout(120)
+def test_a_tokenizer_goes_to_the_run_directory_if_its_folder_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(DEMO_FOLDER, tmp_path / "demo.gguf", "Q8_0", pre="gpt-2")
+    folder = checkpoint_folder(tmp_path / "demo.gguf")
+    program = (
+        "import sys; from pathlib import Path; from tokenloom.frontend.checkpoint.gguf.folder import add_tokenizer\n"
+        "print(add_tokenizer(*map(Path, sys.argv[1:])))"
+    )
+    command = [*read_only_as_it_is(folder), sys.executable, "-P", "-c", program, str(folder), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, cwd="/")
+    own = tmp_path / "run" / "gguf" / f"{folder.name}-tokenizer"
+    assert done.stdout.strip() == str(own) and "Read-only file system" in done.stderr
+    assert add_tokenizer(folder) == folder and not caplog.records, "a folder that can be written"
+    mine, cached = Tokenizer.load(own), Tokenizer.load(folder)
+    assert mine is not None and cached is not None
+    assert mine.encode("The capital of France") == cached.encode("The capital of France")

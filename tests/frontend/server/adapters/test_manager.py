@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -38,6 +40,7 @@ from tokenloom.ipc.messages.core import Finished, Prefetch
 from tokenloom.ipc.spec.adapters.digest import adapter_digest
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
 from tokenloom.tests.frontend.server.adapters.samples import adapter_spec, write_adapter
+from tokenloom.tests.support.mounts import full, needs_mounts
 from tokenloom.tests.support.outcomes import outcomes_of
 
 
@@ -338,6 +341,28 @@ def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_p
     with closing(AdapterManager(spec, lambda: None)) as second:
         second.load_modules()
         assert second.infos == [], "the operator has unloaded it since the start"
+
+
+@needs_mounts
+@pytest.mark.timeout(120)
+def test_a_module_for_which_the_disk_has_no_room_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tokenloom.frontend.server.adapters.manager import AdapterManager\n"
+        "from tokenloom.tests.frontend.server.adapters.test_manager import adapter_spec\n"
+        "spec = adapter_spec(Path(sys.argv[1]), lora_modules=['a=' + sys.argv[2]])\n"
+        "try: AdapterManager(spec, lambda: None).load_modules()\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    source = write_adapter(tmp_path / "source")
+    command = [*full(disk), sys.executable, "-P", "-c", program, str(tmp_path / "run"), str(source)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(disk)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/", env=environment)
+    assert re.fullmatch(
+        r"ConfigError --lora-modules a: \S+ cannot be copied to \S+: No space left on device: free space .*\n",
+        done.stdout,
+    )
 
 
 def test_many_names_are_cut_in_errors(rig: AdapterBench) -> None:
