@@ -139,8 +139,8 @@ class BaseClient(Generic[DoneT]):
 
     def reload(self, model: str | os.PathLike[str]) -> DoneT:
         """Load the weights of another checkpoint of the same architecture and shape; open requests continue with them.
-        `model`: a folder, a GGUF file, or a hub id, which the engine downloads if needed. RequestError if it cannot be
-        read, or has another shape."""
+        `model`: a folder, a GGUF file, or a hub id, which the engine downloads if needed. RequestError if the
+        checkpoint cannot be read, or has another shape."""
         if not isinstance(model, (str, os.PathLike)):
             raise RequestError(f"model is {model!r:.80}: it must be a folder, a GGUF file or a hub id")
         return self._control(order_query("reload", model=_on_engine(model)))

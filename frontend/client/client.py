@@ -102,7 +102,7 @@ class Client(BaseClient[None]):
         """Return the embeddings of all prompts, in the order of the prompts.
 
         `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails, its
-        error is raised; RequestError if it exceeds its timeout.
+        error is raised; that is RequestError if the prompt exceeds its timeout.
         """
         check_options("embed", options, AdapterOptions)
         listed = list_prompts(prompts)

@@ -55,7 +55,7 @@ class Transcriber:
         self.context = self._prompts.prompt(self._task._replace(language=language)).context
 
     def clip(self, audio: object) -> SpokenClip:
-        """Decode a clip, cut it into pieces, and return the SpokenClip; RequestError if it cannot be read."""
+        """Decode a clip, cut it into pieces, and return the SpokenClip; RequestError if the clip cannot be read."""
         return SpokenClip(list(pieces_of(audio, self._piece_s)), self._prompts, self._task, self._params, self._end_ids)
 
 
@@ -161,8 +161,8 @@ class Piece(NamedTuple):
 
 def pieces_of(audio: object, piece_s: float) -> Iterator[Piece]:
     """Decode a clip and yield its pieces, cut at quiet places as by the HTTP API, of at most `piece_s` seconds each.
-    `audio`: (samples, rate), the bytes of a file, or a path. RequestError, possibly between pieces, if it cannot be
-    read."""
+    `audio`: (samples, rate), the bytes of a file, or a path. RequestError, possibly between pieces, if the clip cannot
+    be read."""
     if audio is None or (isinstance(audio, str) and audio[:5].lower() in ("http:", "https", "file:")):
         raise RequestError(
             f"the audio {audio!r:.200} is not read here: give (samples, rate), bytes of a file or a path"

@@ -29,7 +29,8 @@ class ResultPart(MessagePart, frozen=True, kw_only=True):
 
 
 class Block(MessagePart, frozen=True, kw_only=True):
-    """Text, thinking, image, document, tool call or tool result. Other types decode, so that an error can name them."""
+    """Text, thinking, image, document, tool call or tool result. Blocks of other types are decoded too, so that an
+    error can name the type."""
 
     LEFT_OUT: ClassVar = r"server_tool_use|mcp_tool_use|.+_tool_result|container_upload|compaction"
 

@@ -20,7 +20,7 @@ _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequenc
 
 
 class Options(Body, frozen=True, kw_only=True):
-    """Sampling of a request, and settings of Ollama's runner, which have no effect."""
+    """Sampling options of a request. The options after `stop` are accepted and have no effect."""
 
     num_predict: int | None = None  # the longest answer; below 1: as long as fits
     temperature: float | None = None

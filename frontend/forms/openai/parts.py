@@ -55,8 +55,8 @@ class ImageSource(Sent, frozen=True, kw_only=True):
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
-    """Part of a message. Types other than text, reasoning, image and audio decode too, so that an error can name
-    them."""
+    """Part of a message. Parts of other types than text, reasoning, image and audio are decoded too, so that an error
+    can name the type."""
 
     type: str
     text: str | None = None

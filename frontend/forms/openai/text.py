@@ -84,8 +84,8 @@ class AnswerText:
         return parts
 
     def _count(self, delta: Delta, parts: list[Part]) -> None:
-        """Add a delta's reasoning tokens to `num_thought_tokens`. Tokens with text that is held back are counted once
-        the parsers return parts. If a delta has reasoning and other parts, its tokens are split in proportion to their
+        """Add a delta's reasoning tokens to `num_thought_tokens`. Tokens of text that a parser holds back are counted
+        with the next parts. If a delta has reasoning and other parts, its tokens are split in proportion to their
         characters."""
         count = self._num_held_tokens + num_ids(delta.token_ids)
         num_said = sum(len(part.text) for part in parts if isinstance(part, Content | Arguments))

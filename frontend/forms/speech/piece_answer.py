@@ -69,7 +69,7 @@ class PieceAnswer:
 
     def take_tokens(self) -> list[Token]:
         """Return the transcript's tokens since the last call. Call it only after `take` has returned text, since the
-        start of the transcript is unknown before."""
+        start of the transcript is unknown until then."""
         new = self.tokens[self._num_taken :]
         self._num_taken = len(self.tokens)
         return [token for token in new if token.place >= self.reader.begin]

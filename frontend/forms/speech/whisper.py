@@ -40,7 +40,8 @@ class WhisperPrompts:
         return TaskPrompt(text=text, context=context, keeps_special_tokens=self._are_timed(task))
 
     def _order(self, task: Task) -> str:
-        """Return the tokens of language and task. RequestError if the model does not support these."""
+        """Return the tokens of language and task; "" for a model that knows only English. RequestError if the model
+        does not support these."""
         if task.kind == "translate" and task.to_language != ENGLISH:
             raise RequestError(f"to_language is {task.to_language.code}, this model translates into en: leave it out")
         if self._is_english:
