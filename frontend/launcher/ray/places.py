@@ -67,8 +67,8 @@ class Places:
         self._release(placement)
 
     def on_taken(self, names: Collection[str]) -> None:
-        """Record the hosts that have a place in the engine. `names`: those of placements, even of past launchers; ""
-        for a host started by hand."""
+        """Record the hosts that have a place in the engine. `names`: for each such host the name of its placement, even
+        by a past launcher, or "" if it was started by hand."""
         self._num_by_hand = sum(name == "" for name in names)
         for placement in self.all:
             was_taken, placement.is_taken = placement.is_taken, placement.name in names

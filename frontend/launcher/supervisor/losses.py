@@ -36,7 +36,7 @@ class Losses:
         on_replica_lost: Callable[[Replica, str, bool], None],
         on_frontend_lost: Callable[[bytes], None],
     ) -> None:
-        """on_replica_lost: gets a replica that has lost something, why, and whether its core is still there.
+        """on_replica_lost: gets a replica that has lost a process, the reason, and whether its core is still there.
         on_frontend_lost: gets an identity."""
         self._run_directory, self._children, self._roster = run_directory, children, roster
         self._on_replica_lost, self._on_frontend_lost = on_replica_lost, on_frontend_lost
@@ -73,12 +73,12 @@ class Losses:
         self.report(replica, reason)
 
     def report(self, replica: Replica, reason: str) -> None:
-        """Report that a replica has lost something, or was given up."""
+        """Report that a replica has lost a process, or was given up."""
         self.tell(replica, reason, self._roster.frontend_children)
         self._on_replica_lost(replica, reason, self._children.is_up(replica.core))
 
     def tell(self, replica: Replica, reason: str, frontends: list[Child]) -> None:
-        """Send ReplicaDown for a replica that has lost something, or was given up, to these frontends."""
+        """Send ReplicaDown for a replica that has lost a process, or was given up, to these frontends."""
         has_core = self._children.is_up(replica.core)
         touched = replica.read_touched()
         for frontend in frontends:
@@ -112,7 +112,7 @@ class Losses:
         self._on_frontend_lost(identity)
 
     def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
-        """Take a replica off whose unit cannot be kept alive; the engine ends with its last one."""
+        """Give up a replica with a unit that cannot be kept alive; the engine ends with its last replica."""
         if len(self._roster.alive) == 1:
             self.failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
             return

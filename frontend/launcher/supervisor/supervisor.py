@@ -50,7 +50,7 @@ STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 
 
 class Supervisor:
-    """Owner of the children, which replaces lost ones. Call `start`, then `run`, then always `stop`."""
+    """Owner of the children; it replaces lost ones. Call `start`, then `run`, then always `stop`."""
 
     def __init__(
         self,
@@ -148,7 +148,8 @@ class Supervisor:
             self._turn(self._clock.patience_s(deadline))
 
     def _turn(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for an event, then handle all there are. Raises the error that ends the engine."""
+        """Wait at most `timeout_s` for an event, then handle all waiting events. Raises the error that ends the
+        engine."""
         self._children.poll(self._poll_timeout_ms(timeout_s))
         if self._signals is not None and self._signals.take_state_request():
             self._log_state()
