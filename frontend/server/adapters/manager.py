@@ -63,8 +63,7 @@ class Load:
 
 
 class _Name(NamedTuple):
-    """A name that an adapter is to get. `may_stay`: whether an adapter that has the name already may be used
-    instead."""
+    """A name to give to an adapter. `may_stay`: whether an adapter that has the name already may be used instead."""
 
     text: str
     may_stay: Callable[[AdapterInfo], bool] = lambda info: False

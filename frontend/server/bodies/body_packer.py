@@ -1,9 +1,9 @@
 """BodyPacker: reduces a large parsed body, so that the frontend's loop decodes it within milliseconds.
 
-Runs in the intake process. Prompts are taken out of the body: a text that cannot fit the model is refused, long texts
-and chats become token ids, token ids become bytes; texts to score, or to embed for Cohere, stay texts. The rest of the
-body is bounded in bytes and in values. A body of at most SMALL_BYTES is always within these bounds, so the frontend
-does not check them.
+Runs in the intake process. Prompts are taken out of the body: long texts and chats become token ids, and token ids
+become bytes; texts to score, or to embed for Cohere, stay texts. A text that cannot fit the model is refused. The rest
+of the body is bounded in bytes and in values. A body of at most SMALL_BYTES is always within these bounds, so the
+frontend does not check them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class BodyPacker:
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
         """Separate a body into its prompts, tokenized except short texts, and the rest.
 
-        RequestError if a prompt is too long for the model and not to be truncated, or the rest too long for the loop.
+        RequestError if a prompt is too long for the model and is not truncated, or if the rest is too large for the
+        loop.
         """
         body = parsed.body
         rest = _rest(body)
@@ -121,7 +122,7 @@ class BodyPacker:
         return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
     def _chat(self, of_body: ChatRequest | TokenizeRequest, body: Body) -> BodyInput:
-        """Tokenize a body's chat. Of the rendered text only one fact is kept: whether it ends inside a thought."""
+        """Tokenize a body's chat. Of the rendered text only one fact is kept: whether it ends inside reasoning."""
         cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body, self._media_limits), self._new_inputs()
         inputs.check_template(chat.form)
@@ -150,7 +151,8 @@ class BodyPacker:
         return self._limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
 
     def _fitting(self, token_ids: bytes, cut_side: CutSide | None, body: Body) -> bytes:
-        """Return the tokens that a truncation may keep; without one, raise RequestError if they do not fit."""
+        """Return the tokens that a truncation may keep. Without a truncation, return all; RequestError if they do not
+        fit."""
         if cut_side is None and isinstance(body, Scheduled):
             self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
         return self._limits.kept(token_ids, cut_side)

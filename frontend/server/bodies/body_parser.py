@@ -49,8 +49,8 @@ def parse_body(
     raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
     """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
-    field. Unknown fields, and items that have no meaning here, are refused if `is_strict` or the type is no Body (a
-    control command); else dropped and named."""
+    field. Unknown fields, and items that have no meaning here, are refused if `is_strict` or if the type is not a Body
+    but a control command; otherwise they are dropped and named in the result."""
     if raw.startswith(BOM_UTF8):  # RFC 8259, 8.1: a reader may ignore it
         raw = raw[len(BOM_UTF8) :]
     try:

@@ -1,8 +1,8 @@
 """Split a form, a body of type multipart/form-data (RFC 7578), into its parts.
 
 Strict: a form that is cut off, or a part without a name, is refused. The whole body is in memory, and each boundary is
-found by one search, so that no content makes this slow; contents are views of the body. A file's name and type are
-ignored, except that a part with a name of a file is a file.
+found by one search, so that no content makes this slow; contents are views of the body. A part with a file name is a
+file; the name itself and the type are ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def boundary_of(content_type: str) -> str:
 def form_parts(body: bytes | bytearray, boundary: str) -> list[FormPart]:
     """Return the parts of a form in order; BodyError if it is not well-formed, cut off, or has too many parts.
 
-    Anything before the first boundary and behind the last is ignored, as RFC 2046 demands."""
+    Anything before the first boundary and after the last is ignored, as RFC 2046 demands.
+    """
     delimiter, view, parts = b"--" + boundary.encode(), memoryview(body), list[FormPart]()
     place = 0 if body.startswith(delimiter) else body.find(CRLF + delimiter) + len(CRLF)
     if not body.startswith(delimiter, place):

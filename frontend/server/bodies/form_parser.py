@@ -1,7 +1,7 @@
 """Decode forms and check them as far as possible without the model, with the errors of JSON bodies (`body_parser.py`).
 
-A list comes as several parts of one name, which may end in `[]`. A file becomes the medium of an input; its bytes are
-put into the blob store later.
+A list is sent as several parts with one name, which may end in `[]`. A file becomes the medium of an input; its bytes
+are put into the blob store later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse_form(
     raw: bytes | bytearray, boundary: str, body_type: type[BodyT], *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
     """Decode and check a form; BodyError if it is not well-formed or does not match the schema. Unknown fields are
-    refused if `is_strict`, else dropped and named."""
+    refused if `is_strict`; otherwise they are dropped and named in the result."""
     assert issubclass(body_type, Form)
     is_list, fields, ignored = _fields(body_type), dict[str, object](), list[str]()
     media = list[HeldMedium]()

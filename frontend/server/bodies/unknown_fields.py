@@ -1,4 +1,4 @@
-"""Remove from an HTTP body, before it is decoded, the parts without meaning here, and return their names.
+"""Remove the parts of an HTTP body that have no meaning here, before it is decoded, and return their names.
 
 These are unknown fields of structs that forbid them (messages allow them, since clients send back the fields of other
 servers), and items of lists that only another server could run or read: LEFT_OUT of their struct matches their type.
@@ -59,7 +59,7 @@ class _Typed(msgspec.Struct):
 
 
 def _is_left_out(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> bool:
-    """Return whether an item is to be left out by its type; if so, append path and type to `found`."""
+    """Return whether an item is left out because of its type; if so, append its path and type to `found`."""
     pattern: str | None = getattr(kind, LEFT_OUT, None)
     if pattern is None or bytes(memoryview(raw)[:1]) != b"{":
         return False
@@ -87,7 +87,7 @@ def _escaped(name: str) -> str:
 
 @cache
 def _nested(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """Map the fields of a struct to the struct type inside them if something may be removed there, else to None."""
+    """Return, for each field of a struct, the struct type in the field if something may be removed there, else None."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: _strict_in(field.type) for field in info.fields}

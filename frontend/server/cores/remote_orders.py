@@ -72,7 +72,8 @@ class RemoteOrders:
                 self._send(number, opened.order)
 
     def on_lost(self, number: int, reason: str) -> None:
-        """Stop waiting for a lost core to reload: when it comes back, it reads the weights of the others."""
+        """Stop waiting for a lost core to reload: when it comes back, it loads the weights that the other cores
+        have."""
         for opened in [*self._open.values()]:
             if opened.order.action == "reload" and number in opened.waits:
                 self._drop(number, opened, ErrorInfo("dead", reason))

@@ -1,7 +1,7 @@
 """MediaHost: lets media processes decode media, in the order of their arrival, and owners of media take turns.
 
-The processes start with the first media. A process that crashes, or takes longer for a medium than it may, is killed
-and the medium is tried once more; if that fails too, only its caller gets an error. On a busy machine the limit for a
+The processes start with the first media. A process that crashes, or exceeds the time limit for a medium, is killed, and
+the medium is tried once more; if that fails too, only its caller gets an error. On a busy machine the limit for a
 process that computes counts CPU time. Belongs to one event loop.
 """
 
@@ -66,7 +66,8 @@ class _Job(NamedTuple):
 
 
 class MediaHost:
-    """Owner of the media processes and of the media that wait for them, which are of the kind of `processor`."""
+    """Owner of the media processes and of the media that wait for them. All media are of the kind that `processor`
+    handles."""
 
     def __init__(self, spec: EngineSpec, processor: Processor, item_s: float = ITEM_S) -> None:
         self._spec, self._processor, self._item_s = spec, processor, item_s
@@ -79,8 +80,8 @@ class MediaHost:
     async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
         """Decode the blob `source`, which the caller pins meanwhile, into a media file. Owners take turns.
 
-        RequestError if it is no medium of this kind that the model can take, Overloaded if the blob store is full. If
-        the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again.
+        RequestError if the blob is not a medium of this kind that the model accepts, Overloaded if the blob store is
+        full. If the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again.
         """
         assert kind == self._processor.kind, "limits are checked before"
         if isinstance(self._processor, ImageProcessorConfig):

@@ -125,7 +125,8 @@ class Placeholders:
                 return [image] * num_embeds
 
     def _tiles(self, grid: Grid, tile: list[int]) -> list[int]:
-        """Return Idefics3's tokens: each tile with its place, a line for each row, then the whole image."""
+        """Return Idefics3's tokens for an image: those of each tile, with its row and column, one text line per row of
+        tiles, then those of the whole image."""
         fake = self._special("fake_image_token", FAKE)
         whole = [fake, *self._piece(_named(self.tokenizer, "global_image_token", WHOLE)), *tile, fake]
         _, rows, columns = grid
@@ -163,11 +164,12 @@ class Placeholders:
             )
 
     def _special(self, name: str, default: str) -> int:
-        """Return the id of a token that the tokenizer's config may name."""
+        """Return the id of the token that the tokenizer's config calls `name`, or of `default` if it names none."""
         return self._piece(_named(self.tokenizer, name, default), is_one=True)[0]
 
     def _piece(self, text: str, is_one: bool = False) -> list[int]:
-        """Return the token ids of a text between two special tokens. ConfigError if `is_one` and it is not."""
+        """Return the token ids of a text between two special tokens. ConfigError if `is_one` and the text is not
+        exactly one token."""
         if text not in self._pieces:
             self._pieces[text] = _between(self.tokenizer, self.marker.text, text)
         if is_one and len(self._pieces[text]) != 1:
@@ -192,7 +194,7 @@ def _places(token_ids: list[int], token_id: int) -> Iterator[int]:
 
 
 def _named(tokenizer: Tokenizer, name: str, default: str) -> str:
-    """Return the token that the tokenizer's config calls `name`, or the family's."""
+    """Return the token that the tokenizer's config calls `name`, or `default` if it names none."""
     more = tokenizer.config.get("extra_special_tokens")
     own = special_token(tokenizer.config, name)
     return own or (special_token(more, name) if isinstance(more, dict) else None) or default

@@ -19,7 +19,7 @@ from .media_content import MediaContent
 
 def read_audio(data: memoryview, order: ReadAudio) -> Iterator[MediaContent]:
     """Yield the samples of a clip, or of its pieces one by one: float32 little-endian, mono, at SAMPLE_RATE.
-    RequestError, also between pieces, if it cannot be read."""
+    RequestError, possibly between pieces, if the clip cannot be read."""
     config = msgspec.json.decode(order.settings, type=AudioProcessorConfig)
     if not order.piece_s:
         yield _content(list(decode_audio(data, order.max_seconds, config.max_samples)), 0, config)

@@ -70,7 +70,7 @@ class LogprobBuffer:
 
 
 class LogprobRun(NamedTuple):
-    """Logprobs of consecutive tokens of one answer, as slices of the bytes in the core's columns."""
+    """Logprobs of consecutive tokens of one answer, as slices of the byte columns of KeyLogprobs."""
 
     key: int
     position: int  # position of the first token

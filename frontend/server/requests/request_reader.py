@@ -49,7 +49,7 @@ class RequestReader:
             request.at_close(partial(self._adapters.release, adapter))
 
     async def _read_media(self, request: RequestState) -> list[ReadMedium]:
-        """Read the media of a request and keep them until it is closed; return them in their order."""
+        """Read the media of a request and keep them until the request is closed; return them in their order."""
         submit, session = request.submit, request.session
 
         def need(digests: list[bytes]) -> None:

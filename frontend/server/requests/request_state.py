@@ -202,8 +202,8 @@ class AnswerState:
         self._logprobs.restart(self._num_taken)
 
     def count_loss(self) -> None:
-        """Count the loss of a core or its workers while they computed this answer. If it had a new token since the last
-        loss, count from 1 again: it was not the cause of the earlier ones."""
+        """Count the loss of a core or its workers while they computed this answer. If the answer has had a new token
+        since the last loss, count from 1 again: it did not cause the earlier losses."""
         if len(self.token_ids) > self._num_tokens_at_loss:
             self.num_losses, self._num_tokens_at_loss = 0, len(self.token_ids)
         self.num_losses += 1

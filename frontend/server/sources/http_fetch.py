@@ -53,8 +53,8 @@ class HttpFetcher:
         self._resolve, self._is_allowed, self._tls = resolve, is_allowed, tls
 
     async def fetch(self, text: str) -> AsyncGenerator[bytes]:
-        """Yield the content of a URL in parts. RequestError if it may not or cannot be fetched, is too large or takes
-        too long."""
+        """Yield the content of a URL in parts. RequestError if the URL may not or cannot be fetched, is too large or
+        takes too long."""
         url = parse_url(text)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for _ in range(MAX_REDIRECTS + 1):

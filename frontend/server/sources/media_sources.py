@@ -40,7 +40,7 @@ class MediaSources:
 
     async def fetch(self, url: str, user: str) -> bytes:
         """Put the content of an http(s): or file: URL into the store, pinned for `user`, and return its digest.
-        RequestError if it may not or cannot be read, is empty or too large."""
+        RequestError if the content may not or cannot be read, is empty or too large."""
         if url[:5].lower() == "file:":
             return await asyncio.to_thread(self._store.put, self._files.read(url), user)
         async with self._turns:

@@ -93,7 +93,7 @@ def _is_result(message: ChatMessage) -> bool:
 
 
 def _preceded(message: ChatMessage, text: str) -> ChatMessage:
-    """Return a message with a text before its own."""
+    """Return a message with `text` put before its own text."""
     if isinstance(message.content, list):
         return ChatMessage(message.role, [TextPart(text), *message.content], message.more)
     return ChatMessage(message.role, text + (message.content or ""), message.more)

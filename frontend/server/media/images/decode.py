@@ -70,7 +70,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: BaseException) -> str:
-    """Return Pillow's own words, if they say something without quoting objects."""
+    """Return Pillow's message in brackets; "" if it is empty, long, not plain ASCII, or shows a Python object."""
     text = str(error)
     is_plain = text.isascii() and text.isprintable() and "<" not in text and len(text) <= MAX_REASON
     return f" ({text})" if text and is_plain else ""

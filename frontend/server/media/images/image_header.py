@@ -1,6 +1,6 @@
 """Format, size and number of frames of an image file, read from its first bytes and its structure: no pixel is decoded.
 
-Served are PNG, JPEG, WebP and GIF. Other formats are refused by name, as far as their first bytes tell it.
+Served are PNG, JPEG, WebP and GIF. The refusal of another format names it, if its first bytes show it.
 """
 
 from __future__ import annotations

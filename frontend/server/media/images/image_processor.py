@@ -44,7 +44,7 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
 
 
 def _whole(image: Image.Image, config: ImageProcessorConfig) -> Image.Image:
-    """Resize an image that stays one piece, and cut its middle out where the model wants that."""
+    """Resize an image that is not cut into tiles, and crop it to its middle if the model's processor does so."""
     if config.square_color is not None:
         image = make_square(image, config.square_color)
     size = _target(size_of(image), config) if config.do_resize else size_of(image)
@@ -54,7 +54,7 @@ def _whole(image: Image.Image, config: ImageProcessorConfig) -> Image.Image:
 
 
 def _target(size: Size, config: ImageProcessorConfig) -> Size:
-    """Return the size to resize to."""
+    """Return the size to which the model's processor resizes an image of this size."""
     wanted = config.size
     if config.family in QWEN:
         return smart_size(size, config.factor, wanted.shortest_edge, wanted.longest_edge)
@@ -73,8 +73,8 @@ def _target(size: Size, config: ImageProcessorConfig) -> Size:
 
 
 def _split(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
-    """Return Idefics3's tiles: row by row, then the whole image in the size of a tile; a small image is one tile
-    alone."""
+    """Return Idefics3's tiles: row by row, then the whole image in the size of a tile; a small image becomes a single
+    tile."""
     tile = Size(config.tile_size, config.tile_size)
     image = resize(image, _target(size_of(image), config), config.resample)
     if not config.is_tiled:

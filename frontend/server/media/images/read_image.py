@@ -14,7 +14,7 @@ from .image_processor import process_image
 
 
 def read_image(data: memoryview, order: ReadImage) -> Iterator[MediaContent]:
-    """Yield the tiles of an image: uint8 [tiles, height, width, 3]. RequestError if it cannot be read."""
+    """Yield the tiles of an image: uint8 [tiles, height, width, 3]. RequestError if the image cannot be read."""
     config = msgspec.json.decode(order.settings, type=ImageProcessorConfig)
     image = process_image(decode_image(data, order.max_pixels), config)
     first = image.tiles[0]

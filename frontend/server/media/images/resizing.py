@@ -25,7 +25,8 @@ def resize(image: Image.Image, size: Size, resample: int) -> Image.Image:
 
 
 def resize_and_crop(image: Image.Image, size: Size, resample: int, crop: Size) -> Image.Image:
-    """Resize to `size` and cut the middle of size `crop`, with black borders where it is larger than the image."""
+    """Resize an image to `size` and cut out its middle of size `crop`, with black borders where `crop` is larger than
+    the image."""
     columns, left = _middle(size.width, crop.width)
     rows, top = _middle(size.height, crop.height)
     resized = resize(image, size, resample)

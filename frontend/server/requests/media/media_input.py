@@ -70,6 +70,6 @@ class MediaInput(NamedTuple):
 
     @classmethod
     def load(cls, spec: EngineSpec, tokenizer: Tokenizer | None) -> MediaInput | None:
-        """Load it from the model's files. Return None if the model takes only text."""
+        """Load reader and placeholders from the model's files. Return None if the model takes only text."""
         media = ModelMedia.load(spec, tokenizer)
         return None if media is None else cls(lambda store: MediaHost(spec, media.processor), media.placeholders)
