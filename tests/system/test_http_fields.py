@@ -121,7 +121,8 @@ LET_THROUGH: dict[str, tuple[Answer, Answer]] = {  # a body, and fields without 
     RESPONSE: (
         {"input": "Hello!", "temperature": 0},
         KEPT
-        | {"truncation": "disabled", "max_tool_calls": 3, "reasoning": {"effort": "low"}}
+        | {"truncation": "disabled", "max_tool_calls": 3, "reasoning": {"effort": "low", "context": "all_turns"}}
+        | {"client_metadata": {"turn_id": "x"}}
         | {"include": ["reasoning.encrypted_content"]},
     ),
 }

@@ -39,7 +39,7 @@ LOGPROBS = "message.output_text.logprobs"  # value in `include` that asks for lo
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
-    """Message, tool call, output of a call, or reasoning of an earlier answer."""
+    """Message, tool call, output of a call, reasoning of an earlier answer, or further tools, as Codex sends them."""
 
     # calls of tools that are left out too, and their outputs, which answers of other servers contain
     LEFT_OUT: ClassVar = (
@@ -47,7 +47,13 @@ class InputItem(Sent, frozen=True, kw_only=True):
     )
 
     type: Literal[
-        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "additional_tools",
     ] = "message"
     role: str | None = None
     content: str | list[MessagePart] | None = None
@@ -57,6 +63,7 @@ class InputItem(Sent, frozen=True, kw_only=True):
     arguments: str | JsonObject | None = None
     input: str | None = None
     output: str | list[MessagePart] | None = None
+    tools: list[ResponseTool] | None = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
@@ -115,6 +122,7 @@ class TextOptions(Body, frozen=True, kw_only=True):
 class ReasoningOptions(Body, frozen=True, kw_only=True):
     effort: str | None = None
     summary: str | None = None
+    context: str | None = None  # no effect: which earlier thoughts the model sees is the chat template's choice
 
 
 class ResponsesRequest(Conversation, frozen=True, kw_only=True):
@@ -143,6 +151,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
+    client_metadata: JsonObject | None = None  # Codex's, no effect
     # beyond OpenAI
     enable_response_messages: bool | None = None  # return the tokens of prompt and answer
 
@@ -166,10 +175,24 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     )
 
 
+def tools_of(body: ResponsesRequest) -> list[ResponseTool]:
+    """Return the tools of a request: those of `tools`, then those of its input items. An item's tool replaces earlier
+    ones of the same name, since a conversation may change its tools."""
+    if isinstance(body.input, str):
+        return list(body.tools or ())
+    further = {(tool.type, tool.name): tool for item in body.input for tool in item.tools or ()}
+    return [*(tool for tool in body.tools or () if (tool.type, tool.name) not in further), *further.values()]
+
+
+def without_input(body: ResponsesRequest) -> ResponsesRequest:
+    """Return the request with all its tools in `tools` and an empty input."""
+    return msgspec.structs.replace(body, input="", tools=tools_of(body) or body.tools)
+
+
 def tool_names(body: ResponsesRequest) -> dict[str, JsonObject]:
     """Return, for tools in namespaces, the name that the model writes → the fields of a call that name the tool: its
     name and its namespace."""
-    members = (member for tool in body.tools or () for member in tool.members())
+    members = (member for tool in tools_of(body) for member in tool.members())
     return {flat_name(space, each.name): {"name": each.name, "namespace": space} for space, each in members if space}
 
 
@@ -183,7 +206,7 @@ def _chat_tools(body: ResponsesRequest) -> Iterator[Tool]:
     """Yield the tools in a chat's form. RequestError if a tool of a namespace gets the same name as an earlier tool, or
     if a namespace contains a namespace."""
     seen = set[str]()
-    for namespace, tool in (member for each in body.tools or () for member in each.members()):
+    for namespace, tool in (member for each in tools_of(body) for member in each.members()):
         name = flat_name(namespace, tool.name)
         if tool.type == "namespace" or (namespace and name in seen):
             why = "is a namespace" if tool.type == "namespace" else f"is {name!r:.80} to the model, as another tool is"
@@ -219,6 +242,8 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     thought: str | None = None  # reasoning that belongs to the next item
     for position, item in enumerate(body.input):
         where = f"input[{position}]"
+        if item.type == "additional_tools":
+            continue
         if item.type == "reasoning":
             thought = content_of(f"{where}.content", item.content)[1]
             continue

@@ -30,7 +30,7 @@ from ...forms.ollama.request_body import (
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ...forms.openai.messages import chat_input
 from ...forms.openai.params import errors_about
-from ...forms.openai.response_body import ResponsesRequest, chat_request
+from ...forms.openai.response_body import ResponsesRequest, chat_request, without_input
 from ...forms.openai.schema import (
     BatchChatRequest,
     Body,
@@ -63,12 +63,12 @@ _EMPTIED: dict[type[Body], dict[str, object]] = {  # empty values of the fields 
     OllamaEmbedRequest: {"input": ""},
     OllamaEmbeddingsRequest: {"prompt": ""},
     OllamaGenerateRequest: {"prompt": "", "system": None, "images": None},
-    ResponsesRequest: {"input": ""},
     TokenizeRequest: {"prompt": None, "messages": None},
     TranscriptionRequest: {},  # their files are not in the struct
     TranslationRequest: {},
-    BatchChatRequest: {},  # these two depend on the body
+    BatchChatRequest: {},  # these three depend on the body
     EmbeddingRequest: {},
+    ResponsesRequest: {},
 }
 LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 
@@ -164,6 +164,8 @@ def _rest(body: Body) -> bytes:
         bare: Body = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
+    elif isinstance(body, ResponsesRequest):
+        bare = without_input(body)
     else:
         bare = msgspec.structs.replace(body, **_EMPTIED[type(body)])
     field, num_values = _num_values(bare)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakKeyDictionary
@@ -32,6 +33,7 @@ from ....ipc.spec.models.config_file import read_json
 from .default_templates import DEFAULT_TEMPLATES
 from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
+from .system_turns import other_forms
 from .tokenizer import Tokenizer, read_tokenizer_config
 from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
 
@@ -100,7 +102,8 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
         """Return the prompt up to the start of the answer, followed by `form.answer`. If `form.is_continued`, it ends
-        with the text of the last message instead.
+        with the text of the last message instead. If the template refuses the turns, or leaves out a system message
+        amid them, it gets them in another form (system_turns.py).
 
         RequestError if there are no messages, the form contradicts itself, or the template fails."""
         if not messages:
@@ -114,6 +117,29 @@ class ChatTemplate:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
             messages = [*messages[:-1], _with_end_mark(messages[-1])]
+        text = self._first_whole(template, names, messages)
+        return (_until_mark(text) if form.is_continued else text) + form.answer
+
+    def _first_whole(self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
+        """Return the first rendered form of the chat with all its system messages, else the first that the template
+        takes. RequestError if it refuses all."""
+        shown: list[str] = []
+        refusals: list[RequestError] = []
+        for turns in chain([messages], other_forms(messages)):
+            try:
+                text = self._shown(template, names, turns)
+            except RequestError as error:
+                refusals.append(error)
+                continue
+            if all(each.text.strip() in text for each in turns[1:] if each.role == "system"):
+                return text
+            shown.append(text)
+        if not shown:
+            raise refusals[0]
+        return shown[0]
+
+    def _shown(self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
+        """Return the rendered messages. RequestError if the template fails."""
         as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
         shape = self._turn_shape(template, as_parts) if any(map(calls_of, messages)) else AS_GIVEN
         text, failure = "", None
@@ -129,7 +155,7 @@ class ChatTemplate:
                 break
         if failure is not None:
             raise RequestError(f"the chat template refuses these messages: {failure}")
-        return (_until_mark(text) if form.is_continued else text) + form.answer
+        return text
 
     def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
         """Yield the messages in the forms to try. The first have media as parts where the template may show them (some

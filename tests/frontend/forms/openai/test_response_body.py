@@ -8,7 +8,7 @@ import pytest
 from tokenloom.frontend.forms.media_limits import MediaLimits
 from tokenloom.frontend.forms.openai.messages import ChatInput, with_allowed_tools
 from tokenloom.frontend.forms.openai.messages import chat_input as input_of
-from tokenloom.frontend.forms.openai.response_body import ResponsesRequest, chat_request, tool_names
+from tokenloom.frontend.forms.openai.response_body import ResponsesRequest, chat_request, tool_names, without_input
 from tokenloom.frontend.forms.openai.schema import ChatRequest, TokenizeRequest
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.support.engine_specs import new_spec
@@ -110,3 +110,21 @@ def test_calls_and_choices_name_tools_of_a_namespace_as_clients_do() -> None:
 def test_names_that_would_be_mixed_up_are_refused(tools: list[object], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         chat_request(request(tools=tools))
+
+
+def test_tools_in_the_input_are_tools_and_replace_earlier_ones_of_their_name() -> None:
+    def further(*tools: object) -> dict[str, object]:
+        return {"type": "additional_tools", "role": "developer", "tools": tools}
+
+    exec_ = {"type": "custom", "name": "exec", "format": {"type": "grammar", "syntax": "regex", "definition": "x"}}
+    plain = {"type": "function", "name": "find", "parameters": SCHEMA}
+    items = [further({"type": "namespace", "name": "functions", "tools": [exec_]}, namespace("shop", "buy"))]
+    items += [{"role": "user", "content": "hi"}, further(namespace("shop", "sell"))]
+    body = request(input=items, tools=[plain, namespace("shop", "find")])
+    chat = chat_request(body)
+    assert [tool.called.name for tool in chat.tools or []] == ["find", "exec", "shop__sell"]
+    assert [(each.role, each.content) for each in chat.messages] == [("user", "hi")]
+    assert tool_names(body)["exec"] == {"name": "exec", "namespace": "functions"}
+    bare = without_input(body)
+    assert bare.input == "" and tool_names(bare) == tool_names(body)
+    assert without_input(request()).tools is None
