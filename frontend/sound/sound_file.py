@@ -23,8 +23,8 @@ MAX_REASON = 80  # longest message of libsndfile that is quoted, in characters
 
 
 def open_sound(data: memoryview, format: str) -> Sound:
-    """Return the Sound of a file of this format, after reading its header. RequestError if it is damaged or contains
-    another format, or libsndfile is not installed."""
+    """Return the Sound of a file of this format, after reading its header. RequestError if the file is damaged,
+    contains another format or has no known length, or if libsndfile is not installed."""
     try:
         import soundfile  # costs 15 MB, and is an extra
     except (ImportError, OSError):

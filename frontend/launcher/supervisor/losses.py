@@ -91,7 +91,7 @@ class Losses:
     def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
         """Replace a frontend after `delay_s`. If that is None, wait `rest_s` while another one is up, else
         `max_delay_s`: a frontend that was ready is never given up, since a caller's request may have ended it and no
-        caller may end the engine."""
+        caller may end the engine. If it was not ready and no other one is up, end the engine."""
         unit = child.spec.unit
         identity = child.spec.identity
         was_killed = child.process.was_killed

@@ -125,7 +125,7 @@ class Router:
         return best[int(self._random.random() * len(best))] if len(best) > 1 else best[0]
 
     def _random_cores(self, known: Iterable[int], without: int) -> Iterable[int]:
-        """Return random cores that are not among the known ones; in a small fleet, all of them."""
+        """Return random cores other than `known` and `without`; in a small fleet, all of these."""
         cores, known = self._pickable, set(known) | {without}
         if len(cores) <= NUM_CANDIDATES:
             return [core for core in cores if core not in known]

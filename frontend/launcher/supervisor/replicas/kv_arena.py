@@ -56,7 +56,7 @@ class KVArena:
 
 def arena_shape(slot_bytes: int, host_bytes: int | None, free_bytes: int) -> ArenaShape:
     """Return a shape with as many slots as fit in `host_bytes` (--kv-host-bytes), or, if that is None, enough for
-    staging. ConfigError if it holds no slot or exceeds `free_bytes`."""
+    staging. ConfigError if `host_bytes` is less than a slot or exceeds `free_bytes`."""
     stride = ArenaShape(num_slots=1, slot_bytes=slot_bytes).stride
     if host_bytes is None:
         return ArenaShape(num_slots=max(STAGING_BYTES // stride, STAGING_SLOTS), slot_bytes=slot_bytes)
