@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import tokenloom
+from tokenloom.frontend.cli.command import COMMANDS, load_command
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
@@ -56,7 +57,11 @@ def test_every_documented_option_exists() -> None:
 def known_flags() -> set[str]:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
-    return {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
+    parsers = [parser]
+    for name in COMMANDS:
+        parsers.append(argparse.ArgumentParser())
+        load_command(name).configure(parsers[-1])
+    return {flag for each in parsers for action in each._actions for flag in action.option_strings} | OTHERS_FLAGS
 
 
 RAY_FLAGS = {"--head", "--node-ip-address", "--port", "--autoscaling-config", "--address"}  # of `ray start`

@@ -49,8 +49,8 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
     --default-max-tokens is one. Log it if they name no sampling, with which a small model answers badly.
     ConfigError if a value is invalid, or an override has an unknown name."""
     file = folder / FILE
-    reads_file = config.generation_config != "vllm" and file.is_file()
-    found = read_json(file) if reads_file else {}
+    reads_file = config.generation_config != "vllm"
+    found = _fields(folder) if reads_file else {}
     params = _params(found, str(file))
     unlike = [name for name, same in NOT_APPLIED.items() if found.get(name) and found[name] not in same]
     if unlike:
@@ -73,6 +73,16 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
             ", ".join(f"{name} {value:g}" for name, value in FIRST_IMPRESSION.items()),
         )
     return params
+
+
+def stored_sampling_params(folder: Path) -> dict[str, int | float]:
+    """Return the sampling defaults in the folder of a checkpoint; ConfigError if one is invalid."""
+    return _params(_fields(folder), str(folder / FILE))
+
+
+def _fields(folder: Path) -> JsonObject:
+    file = folder / FILE
+    return read_json(file) if file.is_file() else {}
 
 
 def _params(given: JsonObject, origin: str) -> dict[str, int | float]:

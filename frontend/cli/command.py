@@ -1,7 +1,7 @@
 """Command: one subcommand of engine-launch, with its help, arguments and function.
 
-`COMMANDS` lists them. The module of a command, `NAME.py`, is imported only when the command runs: shell completion and
-a `status` probe must not wait for the imports of other commands.
+`COMMANDS` lists them. The module of a command, `NAME.py` or `models/NAME.py`, is imported only when the command runs:
+shell completion and a `status` probe must not wait for the imports of other commands.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...ipc.errors import TokenloomError
+from ..checkpoint.downloads.hub_name import not_of_the_hub
 from ..launcher.options.parser import OptionParser, discard_output
 
 COMMANDS = {  # description by name
     "chat": "chat with the model in the terminal",
     "complete": "continue a text",
     "batch": "run the requests of an OpenAI batch file",
+    "pull": "fetch a model of the hub",
+    "ls": "list the models on this machine",
+    "show": "show what a model is, and if it fits",
+    "rm": "remove a fetched model",
     "ps": "list the engines that run",
     "status": "show the model and state of a running engine",
     "bench": "measure throughput, latency, start-up, …",
@@ -28,6 +33,7 @@ COMMANDS = {  # description by name
     "keygen": "generate the keys of a tcp:// address",
     "completion": "print a completion script for a shell",
 }
+_FOLDERS = dict.fromkeys(("pull", "ls", "show", "rm"), "models.")  # of commands whose module is in a sub-folder
 SERVE = "serve"  # the command that may be left out
 GATEWAY = "gateway"  # serve without a model of its own
 ALL_COMMANDS = {
@@ -97,12 +103,14 @@ def list_in_columns(text_by_name: Mapping[str, str]) -> str:
 
 def load_command(name: str) -> Command:
     """Import the module of a command and return its Command."""
-    module = importlib.import_module(f".{name}", __package__)
+    module = importlib.import_module(f".{_FOLDERS.get(name, '')}{name}", __package__)
     return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
 
 
 def unknown_command(name: str) -> str:
     """Return the error message for a first argument that is neither a command nor a model."""
+    if (of_ollama := not_of_the_hub(name)) is not None:
+        return of_ollama
     if "/" in name:
         return (
             f"{name} is neither a folder, a GGUF file nor a hub id of the form owner/name: check the path of the model"

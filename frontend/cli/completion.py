@@ -17,7 +17,7 @@ EXAMPLES = [
     "fish > ~/.config/fish/completions/engine-launch.fish",
 ]
 SHELLS = ("bash", "zsh", "fish")
-_FILES = ("config", "key_file", "chat_template", "file", "input", "output")
+_FILES = ("config", "key_file", "chat_template", "file", "input", "output", "paths")
 _COMPLETED = {"model": shtab.DIRECTORY, "tokenizer": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from ...ipc.errors import ConfigError
+from ..checkpoint.downloads.hub_name import parse_hub_name
 from ..launcher.engine_record import EngineRecord
 
 SCHEMES = ("ipc://", "tcp://", "http://", "https://")
@@ -66,9 +67,11 @@ def engine_at(address: str, engines: Sequence[EngineRecord]) -> EngineRecord | N
 def engine_of(model: str, engines: Sequence[EngineRecord]) -> EngineRecord | None:
     """Return the engine of this user that serves `model`, by the name in requests or as an operator gives it."""
     path = os.path.realpath(model) if os.path.exists(model) else None
+    name = parse_hub_name(model)
     for engine in engines:
         given = engine.given_model or "demo"
-        if not engine.is_private and (model in (engine.model, given) or os.path.realpath(given) == path):
+        is_meant = model in (engine.model, given) or os.path.realpath(given) == path
+        if not engine.is_private and (is_meant or (name is not None and parse_hub_name(given) == name)):
             return engine
     return None
 

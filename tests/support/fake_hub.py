@@ -19,6 +19,7 @@ import huggingface_hub.constants
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+HOLD_S = 60.0
 LARGE_BYTES = 1 << 10  # a larger file has the SHA-256 of its content as its etag, as one in git's large file storage
 
 
@@ -39,6 +40,8 @@ class FakeHub:
         self.private: set[str] = set()  # repositories that need TOKEN
         self.gated: set[str] = set()  # repositories whose files need a licence
         self.cuts: dict[str, list[int]] = {}  # by file: bytes after which its next answers are broken off
+        self.holds: dict[str, int] = {}  # by file: bytes after which its answers wait for `released`
+        self.released = threading.Event()
         self.has_ranges = True
         self.asked: list[Asked] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -47,6 +50,7 @@ class FakeHub:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -109,6 +113,14 @@ class FakeHub:
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
             content = content[begin:]
         cuts = self.cuts.get(file, [])
+        if (held := self.holds.pop(file, None)) is not None:
+            request.send_response(status)
+            request.send_header("Content-Length", str(len(content)))
+            request.end_headers()
+            request.wfile.write(content[:held])
+            self.released.wait(HOLD_S)
+            request.close_connection = True
+            return
         _send(request, status, content, headers, cut=cuts.pop(0) if cuts else None)
 
 

@@ -6,8 +6,11 @@ branch. A blob that is not whole yet has a name of ours, which huggingface_hub c
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
+
+import msgspec
 
 from ....ipc.errors import ConfigError
 from ....ipc.process.machine_memory import gib
@@ -16,6 +19,12 @@ from ....ipc.spec.config.engine_config import EngineConfig
 FOLDER_REMEDY = "give --download-dir or HF_HOME, a folder with room that this user can write"
 PARTIAL = ".tokenloom.incomplete"
 DEFAULT_REVISION = "main"
+
+
+class _Tree(msgspec.Struct, frozen=True):
+    """The list of a repository's files, as huggingface_hub keeps it."""
+
+    files: dict[str, msgspec.Raw] = {}
 
 
 class CachedRepository:
@@ -50,6 +59,18 @@ class CachedRepository:
             commit = name
         folder = self.folder / "snapshots" / commit
         return folder if folder.is_dir() else None
+
+    def listed(self, commit: str) -> list[str]:
+        """Return the names of all files of the repository at a commit, fetched or not; empty if they were not kept."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return [*msgspec.json.decode((self.folder / "trees" / f"{commit}.json").read_bytes(), type=_Tree).files]
+        return []
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if it holds nothing yet."""
+        with contextlib.suppress(OSError):  # it is not empty
+            (self.folder / "blobs").rmdir()
+            self.folder.rmdir()
 
     def check_room(self, num_bytes: int, what: str, free_bytes: int | None = None) -> None:
         """Raise ConfigError if the disk has no room for `num_bytes` more. free_bytes: None asks the disk."""

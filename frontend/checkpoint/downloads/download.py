@@ -23,6 +23,7 @@ from .repository import HubFile
 
 NUM_THREADS = 4
 NUM_TRIES = 5  # in a row without a new byte
+STOP_TIMEOUT_S = 1.0  # for the other threads to keep what they have; one may wait for the network
 LARGEST_BYTES = 50 * 10**9  # the hub sends larger files over its own protocol alone, which its client speaks
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST_CHARACTERS = 64  # of SHA-256, the etag of a large file
@@ -85,14 +86,19 @@ class Download:
                 else:
                     ended.put(None)
 
-        for _ in range(min(NUM_THREADS, len(files))):
-            threading.Thread(target=work, daemon=True, name="tokenloom download").start()
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(NUM_THREADS, len(files)))]
+        for thread in threads:
+            thread.start()
         try:
             for _ in files:
                 if (error := ended.get()) is not None:
                     raise error
         finally:
             self._is_stopped.set()
+            end = time.monotonic() + STOP_TIMEOUT_S
+            for thread in threads:
+                thread.join(max(end - time.monotonic(), 0.0))
+            self._place.remove_if_empty()
 
     def _fetch(self, file: HubFile) -> None:
         path = self._place.partial(file.etag)
@@ -117,6 +123,9 @@ class Download:
                 if error.errno in _FULL:
                     raise self._full(file) from None
                 raise
+            finally:
+                if not part.seek(0, 2) and file.num_bytes:
+                    path.unlink(missing_ok=True)
             if not is_whole:  # this download was stopped
                 return
             if earlier and len(file.etag) == _DIGEST_CHARACTERS:

@@ -124,6 +124,24 @@ def carry_out(plan: FetchPlan, what: str, config: EngineConfig) -> Fetched:
     return Fetched(Path(snapshot), plan.first)
 
 
+def fetch_elsewhere(repository: HubRepository, patterns: list[str], cache: Path, token: str | None) -> Path:
+    """Fetch the files that match `patterns` into another cache and return their folder. Raises the errors of the hub's
+    client and of its HTTP library."""
+    from huggingface_hub import snapshot_download
+
+    from .progress import NoProgress
+
+    found = snapshot_download(
+        repository.repository,
+        revision=repository.commit,
+        allow_patterns=patterns,
+        cache_dir=cache,
+        token=token,
+        tqdm_class=NoProgress,
+    )
+    return Path(found)
+
+
 def describe(plan: FetchPlan) -> str:
     """Say how much is to be fetched, and where it goes."""
     count = f"{len(plan.files)} file{'s' * (len(plan.files) != 1)}, {gib(plan.num_bytes)}"

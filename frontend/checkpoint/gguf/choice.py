@@ -43,11 +43,17 @@ def chosen_first(names: Sequence[str], part: str | None, what: str) -> str:
     firsts = first_parts(names)
     if part is None:
         return _usual(firsts, what)
-    found = [part] if part in firsts else _with_word(firsts, part)
+    found = named_firsts(names, part)
     if len(found) != 1:
         shown = ", ".join(found or firsts) or "none"
         raise ConfigError(f"{what}: {len(found)} GGUF files have {part!r} in their names, one must: {shown:.500}")
     return found[0]
+
+
+def named_firsts(names: Sequence[str], part: str) -> list[str]:
+    """Return the GGUF files, or first parts, that `part` names: one by its path, else all with this word."""
+    firsts = first_parts(names)
+    return [part] if part in firsts else _with_word(firsts, part)
 
 
 def tag_of(names: Sequence[str], first: str) -> str:

@@ -117,20 +117,20 @@ def _made(folder: Path, parts: list[Path]) -> Path:
 def _parts(path: Path) -> list[Path]:
     found = PART.search(path.name)
     if found is None:
-        return [path.resolve()]
+        return [path.absolute()]
     stem, count = path.name[: found.start()], int(found[2])
     parts = [path.with_name(f"{stem}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
     missing = [each.name for each in parts if not each.is_file()]
     if missing:
         raise ConfigError(f"{path}: {len(missing)} of its {count} parts are missing, {missing[0]} and on: fetch them")
-    return [each.resolve() for each in parts]
+    return [each.absolute() for each in parts]
 
 
 def _key(parts: list[Path]) -> str:
     digest = hashlib.sha256(f"{FORM}".encode())
     for path in parts:
         try:
-            digest.update(f"\n{path} {gguf_status(path)}".encode())
+            digest.update(f"\n{path.resolve()} {gguf_status(path)}".encode())
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     return digest.hexdigest()[:32]
@@ -152,7 +152,7 @@ def _write(folder: Path, parts: list[Path]) -> None:
         data.refuse(str(error).removeprefix(f"{folder / 'config.json'}: "))
     index = index_of(tensors, model, architecture_of(data))
     for link, path in links.items():
-        (folder / link).symlink_to(path)
+        (folder / link).symlink_to(path.resolve())
     (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))
     (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(index))
 
