@@ -1,7 +1,7 @@
 """Command: one subcommand of engine-launch, with its help, arguments and function.
 
-`COMMANDS` lists them. The module of a command, `NAME.py` or `models/NAME.py`, is imported only when the command runs:
-shell completion and a `status` probe must not wait for the imports of other commands.
+`COMMANDS` lists them. The module of a command, `NAME.py` here or in a sub-folder, is imported only when the command
+runs: shell completion and a `status` probe must not wait for the imports of other commands.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMMANDS = {  # description by name
     "ls": "list the models on this machine",
     "show": "show what a model is, and if it fits",
     "rm": "remove a fetched model",
+    "launch": "run Claude Code or Codex with the engine",
     "ps": "list the engines that run",
     "status": "show the model and state of a running engine",
     "bench": "measure throughput, latency, start-up, …",
@@ -33,7 +34,7 @@ COMMANDS = {  # description by name
     "keygen": "generate the keys of a tcp:// address",
     "completion": "print a completion script for a shell",
 }
-_FOLDERS = dict.fromkeys(("pull", "ls", "show", "rm"), "models.")  # of commands whose module is in a sub-folder
+_FOLDERS = {"launch": "agents."} | dict.fromkeys(("pull", "ls", "show", "rm"), "models.")  # of modules in sub-folders
 SERVE = "serve"  # the command that may be left out
 GATEWAY = "gateway"  # serve without a model of its own
 ALL_COMMANDS = {
@@ -52,6 +53,7 @@ class Command:
     examples: Sequence[str]  # arguments after `engine-launch NAME`
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    takes_rest: bool = False  # the words after -- are `rest` of the arguments, and those of another program
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.description = self.description
@@ -64,7 +66,12 @@ class Command:
         the reader of the output has ended; 130 for Ctrl-C."""
         parser = OptionParser(prog=f"engine-launch {self.name}")
         self.configure(parser)
-        arguments = parser.parse_args(argv)
+        num_own = len(argv)
+        if self.takes_rest and "--" in argv:
+            num_own = list(argv).index("--")
+        arguments = parser.parse_args(argv[:num_own])
+        if num_own < len(argv):
+            arguments.rest = [*arguments.rest, *argv[num_own + 1 :]]
         try:
             code = self.run(arguments)
             sys.stdout.flush()
@@ -104,7 +111,8 @@ def list_in_columns(text_by_name: Mapping[str, str]) -> str:
 def load_command(name: str) -> Command:
     """Import the module of a command and return its Command."""
     module = importlib.import_module(f".{_FOLDERS.get(name, '')}{name}", __package__)
-    return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
+    takes_rest = getattr(module, "TAKES_REST", False)
+    return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run, takes_rest)
 
 
 def unknown_command(name: str) -> str:

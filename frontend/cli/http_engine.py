@@ -59,6 +59,7 @@ class _Card(msgspec.Struct, frozen=True):
 
     id: str
     default_sampling_params: dict[str, float] = {}
+    max_model_len: int | None = None
 
 
 class _Cards(msgspec.Struct, frozen=True):
@@ -80,6 +81,7 @@ class HttpEngine:
         cards = self._read_models()
         self.model: str = cards[0].id
         self.sampling_defaults: Mapping[str, float] = cards[0].default_sampling_params
+        self.max_model_len = cards[0].max_model_len
 
     def _read_models(self) -> list[_Card]:
         with contextlib.closing(self._connect()) as connection:
