@@ -25,7 +25,9 @@ from ....ipc.spec.config.private_folder import make_folder
 from ....ipc.spec.models.model_file import load_model_config
 from .choice import PART, first_parts
 from .choice import SUFFIX as SUFFIX
-from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
+from .config import architecture_of, config_of, eos_ids
+from .end_tokens import END_TOKENS
+from .metadata import Metadata
 from .reader import GgufFile, read_gguf
 from .tensors import index_of
 from .tokenizer import write_tokenizer

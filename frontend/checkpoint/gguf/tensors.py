@@ -6,7 +6,7 @@ import msgspec
 
 from ....ipc.spec.config.gguf_index import GgufTensor
 from ....ipc.spec.models.model_config import ModelConfig
-from .config import Architecture
+from .architecture import Architecture
 
 CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # values in config.json
 OTHERS = ("v.", "a.", "mm.")  # prefixes of media encoders and their projectors

@@ -19,7 +19,7 @@ from typing import Any, Never
 import msgspec
 
 from ....ipc.errors import ConfigError
-from .config import end_tokens
+from .end_tokens import end_tokens
 from .pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 from .reader import read_gguf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.frontend.checkpoint.gguf.config import ARCHITECTURES
+from tokenloom.frontend.checkpoint.gguf.architectures import ARCHITECTURES
 from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import served_model

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.checkpoint.gguf.config import ARCHITECTURES, Metadata, config_of, eos_ids
+from tokenloom.frontend.checkpoint.gguf.architectures import ARCHITECTURES
+from tokenloom.frontend.checkpoint.gguf.config import config_of, eos_ids
+from tokenloom.frontend.checkpoint.gguf.metadata import Metadata
 from tokenloom.frontend.checkpoint.gguf.reader import GgufFile
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.gguf_index import GgufTensor

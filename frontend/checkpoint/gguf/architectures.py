@@ -1,0 +1,88 @@
+"""ARCHITECTURES: the architectures that are read, by `general.architecture`; and VARIANTS, whose files share a name.
+
+They have the properties that are built into llama.cpp and have no key. How its converter (conversion/ of
+ggml-org/llama.cpp) orders rows and shifts norms is a fact of each architecture, proven by the logits of transformers in
+`tests/workers/models/test_gguf_families.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .architecture import (
+    ATTENTION_BIAS,
+    BIASES,
+    WINDOW,
+    WINDOWS,
+    Architecture,
+    Fields,
+    known_number,
+    present,
+    query_scalar,
+    scaled,
+)
+from .expert_architectures import EXPERT_ARCHITECTURES, MIXTRAL
+from .metadata import Metadata
+
+GEMMA2: Fields = {
+    **WINDOWS,
+    "attn_logit_softcapping": scaled("attn_logit_softcapping", 50.0),
+    "final_logit_softcapping": scaled("final_logit_softcapping", 30.0),
+    "query_pre_attn_scalar": query_scalar(46),
+}
+LLAMA = Architecture("LlamaForCausalLM", BIASES, is_rotated=True)
+OLMO3 = Architecture(
+    "Olmo3ForCausalLM",
+    {**ATTENTION_BIAS, **WINDOWS, "rope_local_base_freq": lambda data: data.number("rope.freq_base", 10000.0)},
+)
+DENSE: dict[str, Architecture] = {
+    "arcee": Architecture("ArceeForCausalLM", BIASES, is_rotated=True),
+    "cohere2": Architecture("Cohere2ForCausalLM", {**ATTENTION_BIAS, **WINDOWS, "logit_scale": scaled("logit_scale")}),
+    "command-r": Architecture(
+        "CohereForCausalLM",
+        {**ATTENTION_BIAS, "logit_scale": scaled("logit_scale"), "use_qk_norm": present("blk.0.attn_q_norm.weight")},
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
+    "gemma": Architecture("GemmaForCausalLM", added=-1.0),
+    "gemma2": Architecture("Gemma2ForCausalLM", GEMMA2, added=-1.0),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        {
+            **WINDOWS,
+            "final_logit_softcapping": known_number("final_logit_softcapping"),
+            "query_pre_attn_scalar": query_scalar(62),
+            "rope_local_base_freq": lambda data: data.number("rope.freq_base_swa", 10000.0),
+        },
+        added=-1.0,
+    ),
+    "glm4": Architecture("Glm4ForCausalLM", ATTENTION_BIAS),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        {
+            **BIASES,
+            "attention_multiplier": lambda data: data.number("attention.scale"),
+            "embedding_multiplier": scaled("embedding_scale"),
+            "residual_multiplier": scaled("residual_scale"),
+            "logits_scaling": scaled("logit_scale"),
+        },
+        is_rotated=True,
+    ),
+    "llama": LLAMA,
+    "nemotron": Architecture("NemotronForCausalLM", BIASES, added=-1.0),
+    "olmo2": Architecture("Olmo2ForCausalLM", ATTENTION_BIAS),
+    "phi3": Architecture("Phi3ForCausalLM", WINDOW),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM", ATTENTION_BIAS),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM",
+        {**BIASES, "attention_out_bias": present("blk.0.attn_output.bias")},
+        renamed={"mlp_norm": "post_attention_norm"},
+    ),
+    "smollm3": Architecture("SmolLM3ForCausalLM", BIASES, is_rotated=True),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
+}
+ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES}.items()))
+VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], Architecture], ...]] = {
+    "llama": ((lambda data: data.get("expert_count"), MIXTRAL),),
+    "olmo2": ((lambda data: data.get("attention.sliding_window"), OLMO3),),
+}
