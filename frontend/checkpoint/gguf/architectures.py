@@ -30,6 +30,7 @@ GEMMA2: Fields = {
     "final_logit_softcapping": scaled("final_logit_softcapping", 30.0),
     "query_pre_attn_scalar": query_scalar(46),
 }
+SECTIONS = ("rope.dimension_sections",)  # of time, row and column, which are one and the same number for text
 LLAMA = Architecture("LlamaForCausalLM", BIASES, is_rotated=True)
 OLMO3 = Architecture(
     "Olmo3ForCausalLM",
@@ -80,9 +81,30 @@ DENSE: dict[str, Architecture] = {
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", BIASES, is_rotated=True),
     "starcoder2": Architecture("Starcoder2ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
+    "exaone4": Architecture("Exaone4ForCausalLM", WINDOWS),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", ATTENTION_BIAS),  # alpha is in rope.freq_base
+    "jais2": Architecture("Jais2ForCausalLM", BIASES),
+    "mistral3": Architecture(
+        "Ministral3ForCausalLM",
+        is_rotated=True,
+        scaling={"llama_4_scaling_beta": known_number("attention.temperature_scale")},
+    ),
+    "olmo": Architecture("OlmoForCausalLM", {"clip_qkv": known_number("attention.clamp_kqv")}, is_rotated=True),
+    "phi2": Architecture("PhiForCausalLM"),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", passed_over=SECTIONS),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", ATTENTION_BIAS, passed_over=SECTIONS),
+    "stablelm": Architecture(
+        "StableLmForCausalLM",
+        {
+            "use_qkv_bias": present("blk.0.attn_q.bias"),
+            "qk_layernorm": present("blk.0.attn_q_norm.weight"),
+            "use_parallel_residual": lambda data: not data.has("blk.0.ffn_norm.weight"),
+        },
+    ),
 }
 ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES}.items()))
 VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], Architecture], ...]] = {
     "llama": ((lambda data: data.get("expert_count"), MIXTRAL),),
+    "mistral3": ((lambda data: not data.get("attention.temperature_scale"), LLAMA),),
     "olmo2": ((lambda data: data.get("attention.sliding_window"), OLMO3),),
 }

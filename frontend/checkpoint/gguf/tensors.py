@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import msgspec
 
 from ....ipc.spec.config.gguf_index import GgufTensor
@@ -34,43 +37,89 @@ PARTS = ("gate", "up", "down")  # an expert's matrices; stored for all in one: f
 def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture) -> dict[str, GgufTensor]:
     """Return the tensors by the names of config.json's model; a tensor unknown to the model keeps its own name."""
     names = config.names
-    moved = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
+    whole = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
+    in_layer = _names_in_layer(config, architecture)
+    parameters = _parameters(config)
     found: dict[str, GgufTensor] = {}
-    renamed: dict[str, str] = {}  # whole names
-    for layer in range(config.num_layers):
-        here, there = f"{names.layers}.{layer}.", f"blk.{layer}."
-        in_layer = {**IN_LAYER, **architecture.renamed}
-        given = {ours: theirs for ours, theirs in in_layer.items() if getattr(names, ours)}
-        moved |= {there + theirs: here + getattr(names, ours) for ours, theirs in given.items()}
-        if config.experts is not None:
-            block = f"{here}{names.experts}."
-            moved |= {
-                f"{there}ffn_gate_inp": block + names.router,
-                f"{there}ffn_gate_inp_shexp": block + names.shared_gate,
-            }
-            for part, matrix in zip(PARTS, names.expert_matrices, strict=True):
-                moved[f"{there}ffn_{part}_shexp"] = f"{block}{names.shared_expert}.{matrix}"
-                renamed[f"{there}ffn_{part}_exps.bias"] = f"{block}experts.{matrix}_bias"
-                whole = tensors.get(f"{there}ffn_{part}_exps.weight")
-                if whole is not None:
-                    found |= {f"{block}experts.{i}.{matrix}.weight": each for i, each in enumerate(_each(whole))}
-        if names.sinks:
-            renamed[f"{there}attn_sinks.weight"] = here + names.sinks
     for name, tensor in tensors.items():
-        if name in CONSUMED or name.startswith(OTHERS) or name.endswith("_exps.weight"):
+        if name in CONSUMED or name.startswith(OTHERS):
             continue
-        module, _, kind = name.rpartition(".")
         tensor = _changed(tensor, name, config, architecture)
-        found[renamed.get(name) or (f"{moved[module]}.{kind}" if module in moved else name)] = tensor
+        module, _, kind = name.rpartition(".")
+        place, _, inner = module.partition(".")
+        layer, _, inner = inner.partition(".")
+        here = f"{names.layers}.{layer}."
+        if place != "blk":
+            found[f"{whole[module]}.{kind}" if module in whole else name] = tensor
+        elif parameter := parameters.get(f"{inner}.{kind}"):
+            found[here + parameter] = tensor
+        elif parts := _parts(inner, tensor, config):
+            found |= {f"{here}{part}.{kind}": each for part, each in parts.items()}
+        elif inner in in_layer:
+            found[f"{here}{in_layer[inner]}.{kind}"] = tensor
+        else:
+            found[name] = tensor
     return found
 
 
+def _names_in_layer(config: ModelConfig, architecture: Architecture) -> dict[str, str]:
+    """Return the model's names of a layer's modules by those of a file."""
+    names = config.names
+    theirs = {**IN_LAYER, **architecture.renamed}
+    found = {theirs[ours]: getattr(names, ours) for ours in theirs if getattr(names, ours)}
+    if config.experts is not None:
+        block = _block(config)
+        found |= {"ffn_gate_inp": block + names.router, "ffn_gate_inp_shexp": block + names.shared_gate}
+        shared = f"{block}{names.shared_expert}."
+        found |= {f"ffn_{part}_shexp": shared + each for part, each in zip(PARTS, names.expert_matrices, strict=True)}
+    return found
+
+
+def _parameters(config: ModelConfig) -> dict[str, str]:
+    """Return the model's names, with their endings, of those parameters of a layer that have others in a file."""
+    names = config.names
+    found = {"attn_sinks.weight": names.sinks}
+    if config.experts is not None and config.experts.has_bias:
+        biases = zip(PARTS, names.expert_matrices, strict=True)
+        found |= {f"ffn_{part}_exps.bias": f"{_block(config)}experts.{matrix}_bias" for part, matrix in biases}
+    return found
+
+
+def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, GgufTensor]:
+    """Return, by the model's names, the modules that a layer's tensor holds together; {} if it is a single one."""
+    names = config.names
+    for part, matrix in zip(PARTS, names.expert_matrices, strict=True):
+        if module == f"ffn_{part}_exps":
+            return {f"{_block(config)}experts.{i}.{matrix}": each for i, each in enumerate(_each(tensor))}
+    for norm, name in (("attn_q_norm", names.query_norm), ("attn_k_norm", names.key_norm)):
+        if module == norm and "{head}" in name:
+            return {name.format(head=head): each for head, each in enumerate(_each(tensor))}
+    if module == "attn_qkv" and not names.qkv:
+        keys = config.num_kv_heads * config.head_dim
+        rows = _rows(tensor, (config.num_heads * config.head_dim, keys, keys))
+        return dict(zip((names.query, names.key, names.value), rows, strict=True))
+    return {}
+
+
+def _block(config: ModelConfig) -> str:
+    """Return the prefix of a layer's modules beside its experts."""
+    return f"{config.names.experts}." if config.names.experts else ""
+
+
 def _each(stacked: GgufTensor) -> list[GgufTensor]:
-    """Return the n matrices of a tensor [n, out, in]."""
+    """Return the n tensors of a tensor [n, …]."""
     count, *shape = stacked.shape
-    size = stacked.num_bytes // count
+    return [msgspec.structs.replace(each, shape=tuple(shape)) for each in _rows(stacked, (1,) * count)]
+
+
+def _rows(stacked: GgufTensor, sizes: Sequence[int]) -> list[GgufTensor]:
+    """Return the tensors, of `sizes` rows, that lie one behind the other in a tensor [rows, …]."""
+    count, *shape = stacked.shape
+    row_bytes = stacked.num_bytes // count
+    starts = accumulate(sizes, initial=0)
     return [
-        msgspec.structs.replace(stacked, shape=tuple(shape), offset=stacked.offset + i * size) for i in range(count)
+        msgspec.structs.replace(stacked, shape=(size, *shape), offset=stacked.offset + start * row_bytes)
+        for start, size in zip(starts, sizes, strict=False)
     ]
 
 

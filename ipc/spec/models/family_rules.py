@@ -208,7 +208,7 @@ def exaone4_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def ministral_scaling(file: ConfigFile) -> tuple[float, int] | None:
-    parameters = file.part("rope_parameters" if file.part("rope_parameters").fields() else "rope_scaling")
+    parameters = file.part(fields.rope_field(file))
     if "llama_4_scaling_beta" not in parameters:
         return None
     return parameters.number("llama_4_scaling_beta"), parameters.positive(fields.ORIGINAL_LENGTH)

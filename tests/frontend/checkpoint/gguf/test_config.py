@@ -86,6 +86,9 @@ def test_olmo_3_is_known_by_its_windows() -> None:
         ("gemma3", {"attention__sliding_window": 7, "attention__sliding_window_pattern": [True] * 4}, [7] * 4),
         ("gemma3", {"attention__sliding_window": 7, "attention__sliding_window_pattern": [0, 1] * 2}, [None, 7] * 2),
         ("gemma3", {}, [None] * 4),
+        ("exaone4", {"attention__sliding_window": 7, "attention__sliding_window_pattern": [1, 0] * 2}, [7, None] * 2),
+        ("exaone4", {"attention__sliding_window": 7}, [7, 7, 7, None]),
+        ("exaone4", {}, [None] * 4),
     ],
 )
 def test_windows_are_where_the_file_says(architecture: str, values: dict[str, Any], expected: list[int | None]) -> None:
@@ -93,6 +96,22 @@ def test_windows_are_where_the_file_says(architecture: str, values: dict[str, An
     assert windows(model) == expected
     if architecture == "gemma3":
         assert [layer.rope for layer in model.layers] == [int(window is not None) for window in expected]
+
+
+def test_mistral_3_is_known_by_its_temperature() -> None:
+    assert config_of(metadata("mistral3"))["architectures"] == ["LlamaForCausalLM"]
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0}
+    yarn |= {"rope__scaling__original_context_length": 512}
+    scaled = metadata("mistral3", attention__temperature_scale=0.25, **yarn)
+    assert config_of(scaled)["architectures"] == ["Ministral3ForCausalLM"]
+    assert model_of(scaled).query_scaling == (0.25, 512)
+
+
+def test_stablelm_s_layers_are_known_by_their_tensors() -> None:
+    plain = model_of(metadata("stablelm", ("blk.0.ffn_norm.weight", "blk.0.attn_q.bias")))
+    assert plain.has_qkv_bias and not plain.is_parallel and plain.head_norms is None
+    large = model_of(metadata("stablelm", ("blk.0.attn_q_norm.weight",)))
+    assert large.is_parallel and large.head_norms is not None and not large.has_qkv_bias
 
 
 def test_gemma_scales_queries_by_the_head_but_in_the_largest_model() -> None:
