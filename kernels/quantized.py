@@ -14,15 +14,18 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from . import four_bits
+from .four_bits import ZERO_STEPS
+
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
-INT4_MAX, INT4_GROUP = 15, 32  # largest code; number of inputs that share a scale
+Kind: TypeAlias = Literal["int8", "int4", "fp8"]
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A matrix with weight[o, i] = (qweight[o, i] - zeros[o, g]) * scales[o, g] - mins[o, g], where g is the group of
-    input i.
+    """A matrix with weight[o, i] = (qweight[o, i] - zeros[o, g] / ZERO_STEPS) * scales[o, g] - mins[o, g], where g is
+    the group of input i.
 
     qweight: [out, in] int8 or float8_e4m3fn. int4 is [out, in / 2] uint8: byte b holds input b in its low half and
     input in / 2 + b in its high half.
@@ -30,7 +33,7 @@ class QuantizedWeight:
 
     qweight: Tensor
     scales: Tensor  # [out, num_groups], floating
-    zeros: Tensor | None  # [out, num_groups] uint8; int4 only
+    zeros: Tensor | None  # [out, num_groups] uint8, in steps of 1 / ZERO_STEPS of a code; int4 only
     group_size: int  # without `g_idx`, input i is in group i // group_size
     g_idx: Tensor | None  # [in] int32: group of each input, if groups are not contiguous
     dtype: torch.dtype  # dtype of the dequantized matrix and of products with it
@@ -72,7 +75,7 @@ class QuantizedWeight:
             stored = torch.tensor(self.levels, device=stored.device)[stored.int()]
         qweight = stored.float()
         if self.zeros is not None:
-            qweight -= self.zeros.float()[:, g_idx]
+            qweight -= self.zeros.float()[:, g_idx] / ZERO_STEPS
         qweight *= self.scales.float()[:, g_idx]
         if self.mins is not None:
             qweight -= self.mins[:, g_idx]
@@ -89,22 +92,22 @@ def as_floats(weight: Weight) -> Tensor:
 
 def quantize(
     weight: Tensor,
-    kind: Literal["int8", "int4", "fp8"],
+    kind: Kind,
     dtype: torch.dtype | None = None,
     group_size: int | None = None,
 ) -> QuantizedWeight:
     """Quantize weight [out, in].
 
     int8, fp8: one scale per `group_size` inputs (None: per output), from their largest magnitude. int4: a scale and a
-    zero per INT4_GROUP inputs, from their smallest and largest value; a weight whose number of inputs is not a multiple
-    of 2 * INT4_GROUP becomes int8 instead. `dtype`: see QuantizedWeight; None: that of the weight. The error of an
-    element x is at most scale / 2 (int8), scale (int4), or max(abs(x) / 16, scale / 1024) (e4m3).
+    zero per four_bits.GROUP inputs, fitted to them (see four_bits.py); a weight for which `has_four_bits` is False
+    becomes int8 instead. `dtype`: see QuantizedWeight; None: that of the weight. The error of an element x is at most
+    scale / 2 (int8) or max(abs(x) / 16, scale / 1024) (e4m3).
     """
-    wide = weight.float()
     if kind == "int4":
-        if weight.shape[1] % (2 * INT4_GROUP) == 0:
-            return _quantize_int4(wide, dtype or weight.dtype)
+        if has_four_bits(weight):
+            return _quantize_int4(weight, dtype or weight.dtype)
         kind = "int8"
+    wide = weight.float()
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
     size = weight.shape[1] if group_size is None else group_size
     groups = wide.unflatten(1, (-1, size))
@@ -114,24 +117,39 @@ def quantize(
     return QuantizedWeight(qweight, scales, None, size, None, dtype or weight.dtype)
 
 
-def _quantize_int4(wide: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-    groups = wide.unflatten(1, (-1, INT4_GROUP))
-    least, largest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)  # 0 has a code
-    scales = ((largest - least) / INT4_MAX).clamp(min=2.0**-24).half().float()  # kernels may keep them in float16
-    zeros = (-least / scales).round()
-    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, INT4_MAX)
-    qweight = pack_halves(codes.flatten(1).to(torch.uint8))
-    return QuantizedWeight(qweight, scales, zeros.to(torch.uint8), INT4_GROUP, None, dtype)
+def has_four_bits(weight: Tensor) -> bool:
+    """Whether int4 can hold a weight [out, in]: both halves of its inputs are whole groups."""
+    return weight.shape[1] % (2 * four_bits.GROUP) == 0
+
+
+def new_int4(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    """Return an int4 weight of the same shape [out, in], on the same device, that is not filled in yet."""
+    num_out, num_in = weight.shape
+    num_groups = num_in // four_bits.GROUP
+    codes = weight.new_empty((num_out, num_in // 2), dtype=torch.uint8)
+    scales = weight.new_empty((num_out, num_groups), dtype=torch.float32)
+    zeros = weight.new_empty((num_out, num_groups), dtype=torch.uint8)
+    return QuantizedWeight(codes, scales, zeros, four_bits.GROUP, None, dtype)
+
+
+def _quantize_int4(weight: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    found = new_int4(weight, dtype)
+    assert found.zeros is not None
+    for rows, codes, scales, zeros in four_bits.fitted_slices(weight):
+        found.qweight[rows] = pack_halves(codes)
+        found.scales[rows] = scales
+        found.zeros[rows] = zeros
+    return found
 
 
 def from_g_idx(
     qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Build a weight from unpacked numbers [out, in] (int4 if `zeros` is given) and g_idx [in] on the host; drop groups
-    that no input uses."""
+    """Build a weight from unpacked numbers [out, in] and g_idx [in] on the host; drop groups that no input uses.
+    `zeros`, whole codes from 0 to 31, are given if it is int4."""
     used, g_idx = g_idx.unique(return_inverse=True)
     columns = used.to(scales.device)
-    scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns].contiguous()
+    scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns] * ZERO_STEPS
     num_inputs, group_size = qweight.shape[1], int((g_idx == 0).sum())
     is_run = torch.equal(g_idx, torch.arange(num_inputs) // group_size)
     qweight = pack_halves(qweight) if zeros is not None else qweight.contiguous()

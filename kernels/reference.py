@@ -40,7 +40,7 @@ from .contract import (
 from .plain_weights import PlainExperts as PlainExperts
 from .plain_weights import PlainLinear as PlainLinear
 from .plain_weights import plain_table as plain_table
-from .quantized import Weight, as_floats
+from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
 from .reference_attention import attend, gather, mask_of
 
@@ -63,6 +63,10 @@ class ReferenceOps:
         fused into a decoder."""
         self._plain_space = PlainAdapterSpace(num_slots, max_rank)
         return self._plain_space
+
+    def quantize(self, weight: Tensor, kind: Kind) -> QuantizedWeight:
+        """Quantize a weight [out, in] of any floating dtype, with the bits of `quantized.quantize`."""
+        return quantize(weight, kind)
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """Look up rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others: [T, hidden].

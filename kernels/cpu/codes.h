@@ -18,6 +18,7 @@
 #endif
 
 #define ZERO_CODE 128 /* of 8 bits */
+#define ZERO_STEP 0.125f /* of a code: the unit of zeros of 4 bits */
 #define LINE_STEPS (LINE / 4)
 
 INLINE int64_t code_line_bytes(const Codes *codes) { return 2 * 16 * LINE * codes->num_bits / 8; }

@@ -22,7 +22,7 @@ INLINE void add_line(float (*sums)[PAIR_OUTPUTS], int64_t output, bool is_first,
     if (w->mins != NULL) offsets = load_halves(w->mins + at);
     if (w->zeros != NULL) {
         __m256i zeros = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(w->zeros + at)));
-        offsets = _mm256_mul_ps(factors, _mm256_cvtepi32_ps(zeros));
+        offsets = _mm256_mul_ps(factors, _mm256_mul_ps(_mm256_cvtepi32_ps(zeros), _mm256_set1_ps(ZERO_STEP)));
     }
     for (int i = 0; i < count; i++) {
         __m256i words = is_signed ? products[i] : _mm256_madd_epi16(products[i], _mm256_set1_epi16(1));

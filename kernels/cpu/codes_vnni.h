@@ -16,7 +16,8 @@ INLINE Group load_group(const Codes *w, int64_t group) {
         if (w->mins != NULL) found.offsets[side] = load_halves(w->mins + at);
         if (w->zeros == NULL) continue;
         __m128i zeros = _mm_load_si128((const __m128i *)(w->zeros + at));
-        found.offsets[side] = multiply16(found.scales[side], _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(zeros)));
+        __m512 codes = multiply16(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(zeros)), fill16(ZERO_STEP));
+        found.offsets[side] = multiply16(found.scales[side], codes);
     }
     return found;
 }

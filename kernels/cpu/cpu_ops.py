@@ -32,7 +32,7 @@ from ..contract import (
     Rotary,
     Routing,
 )
-from ..quantized import Weight
+from ..quantized import Kind, QuantizedWeight, Weight, has_four_bits, new_int4
 from ..reference import PlainExperts, ReferenceOps
 from . import library as c
 from .compiler import Unavailable
@@ -94,6 +94,24 @@ class CpuOps(ReferenceOps):
     def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
         self.space = CpuAdapterSpace(self.library, self.dtype, num_slots, max_rank)
         return self.space
+
+    def quantize(self, weight: Tensor, kind: Kind) -> QuantizedWeight:
+        if kind != "int4" or weight.dtype != self.dtype or not has_four_bits(weight):
+            return super().quantize(weight, kind)
+        num_out, num_in = weight.shape
+        weight = weight.contiguous()
+        found = new_int4(weight, self.dtype)
+        assert found.zeros is not None
+        self.library.fit_four_bits(
+            weight.data_ptr(),
+            num_out,
+            num_in,
+            found.qweight.data_ptr(),
+            found.scales.data_ptr(),
+            found.zeros.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return found
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         ids, num_threads = token_ids.int().contiguous(), torch.get_num_threads()

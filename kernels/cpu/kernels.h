@@ -219,7 +219,7 @@ typedef struct {
     const uint8_t *codes; /* [num_pairs][num_lines][2 tiles] */
     const float *scales; /* [num_pairs][32] of outputs that have one group, else NULL */
     const uint16_t *halves; /* [num_pairs][num_groups][32] in half precision of others */
-    const uint8_t *zeros; /* the same for 4 bits without mins; NULL for 8: ZERO_CODE */
+    const uint8_t *zeros; /* the same for 4 bits without mins, in steps; NULL for 8: ZERO_CODE */
     const uint16_t *mins; /* the same in half precision, or NULL */
     const uint8_t *levels; /* [16]: the codes of 8 bits that those of 4 bits stand for, or NULL */
     int64_t num_groups, group_lines; /* groups of inputs; lines of a group */

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.weight_files import INDEX_NAME, damaged, file_by_tensor
 from ...ipc.spec.models.quantization_config import QuantizationConfig
+from ...kernels.quantized import Kind, QuantizedWeight, quantize
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".attention.masked_bias")  # constants in old files
@@ -67,6 +68,7 @@ class Checkpoint:
         self.device = device
         self.quantization = quantization
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
+        self.quantize: Callable[[Tensor, Kind], QuantizedWeight] = quantize  # for matrices that are quantized on load
         self._names_read: set[str] = set()
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
 from ...ipc.spec.models.quantization_config import QuantizationConfig
+from ...kernels.four_bits import ZERO_STEPS
 from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quantize
 from .checkpoint import Checkpoint, TensorSlice
 from .gguf_blocks import FLOATS, dequantize, read_groups
@@ -111,7 +112,7 @@ class GgufCheckpoint(Checkpoint):
         if form == "int8":
             return QuantizedWeight(codes.flatten(1), scales, None, GROUP, None, self.dtype)
         has_zeros = form == "int4"
-        zeros = torch.full_like(scales, ZERO, dtype=torch.uint8) if has_zeros else None
+        zeros = torch.full_like(scales, ZERO * ZERO_STEPS, dtype=torch.uint8) if has_zeros else None
         packed = pack_halves(codes.flatten(1) + (ZERO if has_zeros else 0))
         return QuantizedWeight(packed, scales, zeros, GROUP, None, self.dtype, mins, found.levels)
 

@@ -50,6 +50,7 @@ class LayerLoader:
         self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup, adapted: AdaptedLayers | None = None
     ) -> None:
         self.checkpoint = checkpoint
+        checkpoint.quantize = ops.quantize
         self.ops = ops
         self.group = group
         self.adapted = adapted

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.spec.models.quantization_config import QuantizationConfig
-from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx, quantize
+from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx
 from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 from .gguf_checkpoint import GgufCheckpoint
 
@@ -88,7 +88,7 @@ def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
     if config is None or config.layout != "on_load":
         return weight
     assert config.weight_dtype != "mxfp4"
-    return quantize(weight, config.weight_dtype)
+    return checkpoint.quantize(weight, config.weight_dtype)
 
 
 @dataclass(frozen=True)

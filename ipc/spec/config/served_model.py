@@ -19,6 +19,7 @@ _STORED_AS = {  # value of --quantization → layouts of the checkpoints that it
     "fp8": ("scaled",),
     "gguf": ("gguf",),
 }
+ROUNDINGS = {"int4": 1}  # QuantizationConfig.rounding by kind: raised with each change of the codes that we make
 
 
 def served_model(config: EngineConfig, folder: Path, generation_folder: Path | None = None) -> ModelConfig:
@@ -96,7 +97,8 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 def quantized_on_load(model: ModelConfig, kind: str) -> ModelConfig:
     """Return the config of a model with matrices that are rounded to `kind` (int8, int4, fp8) while they are loaded."""
-    on_load = msgspec.convert({"layout": "on_load", "weight_dtype": kind}, QuantizationConfig)
+    fields = {"layout": "on_load", "weight_dtype": kind, "rounding": ROUNDINGS.get(kind, 0)}
+    on_load = msgspec.convert(fields, QuantizationConfig)
     return msgspec.structs.replace(model, quantization=on_load)
 
 

@@ -25,6 +25,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     block: tuple[int, int] | None = None  # scaled: (outputs, inputs) per scale; None: a scale per output or tensor
     group_size: int | None = None  # int4: inputs per scale; None: all
     zero_offset: int = 0  # gptq: added to stored zero points
+    rounding: int = 0  # on_load: number of the way to round, since other codes give other answers and KV blocks
 
 
 def parse_quantization(file: ConfigFile) -> QuantizationConfig | None:

@@ -17,9 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...contract import Activation
+from ...four_bits import ZERO_STEPS
 from ...quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
+STEP = tl.constexpr(1 / ZERO_STEPS)  # of a zero, in codes
 MIN_BLOCK_K = 16  # the smallest dimension that tl.dot supports
 BATCH_INVARIANT_ROWS = 64  # the batch size that selects the tile shape of batch-invariant products
 
@@ -31,7 +33,7 @@ class Matrices:
     qweight: Tensor  # [E, out, in]; int4: [E, out, in / 2]; float: in the model's dtype
     kind: str  # int8, fp8, int4 or float
     scales: Tensor | None  # [E, out, num_groups]
-    zeros: Tensor | None  # [E, out, num_groups] uint8
+    zeros: Tensor | None  # [E, out, num_groups] uint8, in steps
     g_idx: Tensor | None  # [E, in] int32; None: input i is in group i // group_size
     group_size: int
     in_features: int
@@ -135,6 +137,12 @@ def _scale_of(scales, KIND: tl.constexpr):
 
 
 @triton.jit
+def _zeros_of(steps, dtype: tl.constexpr):
+    """Convert zeros to codes. No dtype rounds them, nor a code minus one."""
+    return steps.to(dtype) * STEP
+
+
+@triton.jit
 def _add_product(
     total, qweight, x_at, scales_at, zeros_at, g_idx_at, inputs, first, is_input, is_row, is_out,
     NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
@@ -148,14 +156,14 @@ def _add_product(
         g_idx = tl.load(g_idx_at + inputs, mask=is_input, other=0)
         where = is_out[:, None] & is_input[None, :]
         if HAS_ZEROS:
-            weight -= tl.load(zeros_at[:, None] + g_idx[None, :], mask=where, other=0).to(values.dtype)
+            weight -= _zeros_of(tl.load(zeros_at[:, None] + g_idx[None, :], mask=where, other=0), values.dtype)
         scale = _scale_of(tl.load(scales_at[:, None] + g_idx[None, :], mask=where, other=0.0), KIND)
         return tl.dot((weight.to(tl.float32) * scale).to(values.dtype), values, total, input_precision="ieee")
     if NUM_GROUPS == 1 and not HAS_ZEROS:  # the caller applies the scale to the sum
         return tl.dot(weight, values, total, input_precision="ieee")
     group = first // GROUP_SIZE
     if HAS_ZEROS:
-        weight -= tl.load(zeros_at + group, mask=is_out, other=0).to(values.dtype)[:, None]
+        weight -= _zeros_of(tl.load(zeros_at + group, mask=is_out, other=0), values.dtype)[:, None]
     scale = _scale_of(tl.load(scales_at + group, mask=is_out, other=0.0), KIND)
     return total + tl.dot(weight, values, input_precision="ieee") * scale[:, None]
 

@@ -41,7 +41,10 @@ def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, form: 
         return QuantizedWeight(
             torch.randint(-128, 128, shape).to(torch.int8), scales, None, group_size, None, torch.bfloat16
         )
-    codes, zeros = torch.randint(0, 16, shape, dtype=torch.uint8), torch.randint(0, 17, scales.shape, dtype=torch.uint8)
+    codes, zeros = (
+        torch.randint(0, 16, shape, dtype=torch.uint8),
+        torch.randint(0, 256, scales.shape, dtype=torch.uint8),
+    )
     if form == "levels":
         levels = (-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
         return QuantizedWeight(pack_halves(codes), scales, None, group_size, None, torch.bfloat16, None, levels)
@@ -58,7 +61,7 @@ def exact(weight: QuantizedWeight) -> Tensor:
         codes = torch.tensor(weight.levels).double()[codes.int()]
     groups = weight.input_groups()
     if weight.zeros is not None:
-        codes -= weight.zeros.double()[:, groups]
+        codes -= weight.zeros.double()[:, groups] / 8
     codes *= weight.scales.double()[:, groups]
     return codes if weight.mins is None else codes - weight.mins.double()[:, groups]
 

@@ -7,6 +7,7 @@ before they are mixed). The reference is compared with numpy in test_reference.p
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -41,7 +42,9 @@ def random_weight(rng: random.Random, form: str, num_out: int, num_in: int, dtyp
     if form.startswith("int4"):
         zeros = torch.randint(1, 17, scales.shape, dtype=torch.uint8)
         codes = torch.randint(0, 16, (num_out, num_in), dtype=torch.uint8)
-        return from_g_idx(codes, (scales / 8).half(), zeros, groups, dtype)
+        whole = from_g_idx(codes, (scales / 8).half(), zeros, groups, dtype)
+        assert whole.zeros is not None
+        return dataclasses.replace(whole, zeros=whole.zeros + torch.randint_like(whole.zeros, 8))
     if form.startswith("int8"):
         codes = torch.randint(-127, 128, (num_out, num_in), dtype=torch.int8)
         return from_g_idx(codes, scales / 127, None, groups, dtype)

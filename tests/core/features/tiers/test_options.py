@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tokenloom.core.features.tiers.options import block_facts
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.served_model import ROUNDINGS, quantized_on_load
 from tokenloom.ipc.version import numerics_digest
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -14,3 +17,13 @@ def test_deterministic_engines_share_blocks_only_with_equal_kernels_of_equal_sou
     assert numerics_digest().encode() in block_facts(spec, "a")
     others = new_spec(config=EngineConfig())
     assert block_facts(others, "a") == block_facts(others, "b") != block_facts(spec, "a")
+
+
+def test_weights_that_are_rounded_in_another_way_give_other_blocks() -> None:
+    spec = new_spec()
+    model = quantized_on_load(spec.model, "int4")
+    assert model.quantization is not None and model.quantization.rounding == ROUNDINGS["int4"]
+    before = msgspec.structs.replace(model.quantization, rounding=model.quantization.rounding - 1)
+    models = (model, msgspec.structs.replace(model, quantization=before))
+    now, then = (block_facts(msgspec.structs.replace(spec, model=each), "any") for each in models)
+    assert now != then
