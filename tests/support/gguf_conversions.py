@@ -156,6 +156,55 @@ def write_qwen3vl(writer: Any, config: Config) -> None:
     writer.add_num_deepstack_layers(len(config["vision_config"]["deepstack_visual_indexes"]))
 
 
+def write_gptneox(writer: Any, config: Config) -> None:
+    write_shape(writer, config)
+    writer.add_rope_dimension_count(int(config["rotary_pct"] * head_dim_of(config)))
+    writer.add_parallel_residual(config["use_parallel_residual"])
+    writer.add_layer_norm_eps(config["layer_norm_eps"])
+
+
+def write_falcon(writer: Any, config: Config) -> None:
+    sizes = {"max_position_embeddings": 2048, "intermediate_size": 4 * config["hidden_size"]}
+    write_shape(writer, {**config, **sizes})
+    writer.add_head_count_kv(config.get("num_kv_heads", 1))
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def write_gpt2(writer: Any, config: Config) -> None:
+    writer.add_block_count(config["n_layer"])
+    writer.add_context_length(config["n_ctx"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def write_chatglm(writer: Any, config: Config) -> None:
+    """Write the shape, and the epsilon and the base that ChatGLM's first config.json does not state."""
+    write_shape(writer, {**config, "max_position_embeddings": config["seq_length"]})
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    write_rotary_size(writer, config, 0.5)
+    writer.add_rope_freq_base(10000.0)
+
+
+def by_kind(config: Config, name: str, values: Any) -> Tensors:
+    """Yield all queries, all keys and then all values of a tensor that has them in the order of KV heads."""
+    if "query_key_value" not in name:
+        return [(name, values)]
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_kv_heads", 1 if config.get("multi_query") else num_heads)
+    rows = values.reshape(num_kv_heads, num_heads // num_kv_heads + 2, head_dim_of(config), -1)
+    parts = (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])
+    return [(name, np.concatenate([part.reshape(-1, rows.shape[-1]) for part in parts]).reshape(values.shape))]
+
+
+def transposed(config: Config, name: str, values: Any) -> Tensors:
+    """Yield the matrices of GPT-2's layers as [out, in]."""
+    is_moved = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return [(name, np.ascontiguousarray(values.T) if is_moved else values)]
+
+
 def rotated(config: Config, name: str, values: Any) -> Tensors:
     """Yield rows of queries and keys in rotated pairs."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -165,6 +214,10 @@ def rotated(config: Config, name: str, values: Any) -> Tensors:
 
 CONVERSIONS = {
     "Exaone4ForCausalLM": Conversion("exaone4", write_exaone4),
+    "FalconForCausalLM": Conversion("falcon", write_falcon, by_kind),
+    "GPT2LMHeadModel": Conversion("gpt2", write_gpt2, transposed),
+    "GPTNeoXForCausalLM": Conversion("gptneox", write_gptneox, by_kind),
+    "GlmForCausalLM": Conversion("chatglm", write_chatglm),
     "HunYuanDenseV1ForCausalLM": Conversion("hunyuan-dense", write_hunyuan),
     "Jais2ForCausalLM": Conversion("jais2", write_jais2),
     "Ministral3ForCausalLM": Conversion("mistral3", write_mistral3, rotated),
@@ -203,7 +256,7 @@ def convert(folder: Path, file: Path, *, is_fused: bool = False) -> None:
 def _named(folder: Path, config: Config, conversion: Conversion) -> Iterator[tuple[str, Any]]:
     """Yield the tensors by GGUF's names; those of media encoders are left out."""
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == conversion.architecture)
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(kind, config.get("num_hidden_layers") or config["n_layer"])
     for stored, values in _stacked(read_tensors(folder)):
         name = stored.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
         if any(part in name for part in ("visual.", "vision_", "projector.")):

@@ -88,6 +88,10 @@ class GgufCheckpoint(Checkpoint):
     def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:
         """Return the bytes of rows, in the model's order of rows: [rows, bytes] uint8."""
         row_bytes = tensor.num_bytes // tensor.shape[0]
+        if any(tensor.grouped):
+            order = _rows_by_kv_head(tensor.shape[0], *tensor.grouped)
+            whole = self._open(self.folder / tensor.file)[tensor.offset : tensor.offset + tensor.num_bytes]
+            return whole.view(-1, row_bytes)[order[rows.start : rows.stop]]
         begin = tensor.offset + rows.start * row_bytes
         data = self._open(self.folder / tensor.file)[begin : begin + len(rows) * row_bytes].view(len(rows), row_bytes)
         if not tensor.rotated:
@@ -130,7 +134,7 @@ class GgufCheckpoint(Checkpoint):
         or has another shape."""
         tensor = self._tensor(wanted.name)
         self._note_read(wanted.name)
-        if tensor.shape != wanted.shape or wanted.is_transposed:
+        if tensor.shape != wanted.shape:  # is_transposed does not matter: all matrices are [out, in] in GGUF
             raise ConfigError(
                 f"{self.source}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
                 f"for {list(wanted.shape)}: fetch the file again"
@@ -144,6 +148,16 @@ class GgufCheckpoint(Checkpoint):
             data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch warns of read-only arrays
             self._open_files[path] = data
         return data
+
+
+def _rows_by_kv_head(num_rows: int, num_heads: int, num_kv_heads: int) -> Tensor:
+    """Return, for queries, keys and values in the order of KV heads, the row of each in an order of kinds: [num_rows]
+    int64."""
+    heads = torch.arange(num_heads + 2 * num_kv_heads)
+    queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads])
+    order = torch.cat([queries.view(num_kv_heads, -1), keys[:, None], values[:, None]], dim=1).flatten()
+    size = num_rows // len(heads)
+    return (order[:, None] * size + torch.arange(size)).flatten()
 
 
 def _span(elements: range) -> slice:

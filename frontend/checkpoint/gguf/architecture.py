@@ -35,6 +35,10 @@ def count(name: str) -> Callable[[Metadata], int]:
     return lambda data: data.count(name, least=1)
 
 
+def num_kv_heads(data: Metadata) -> int:
+    return data.count("attention.head_count_kv", data.count("attention.head_count"), least=1)
+
+
 def known_number(name: str) -> Callable[[Metadata], float | None]:
     return lambda data: data.known_number(name)
 

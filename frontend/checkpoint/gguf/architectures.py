@@ -16,7 +16,9 @@ from .architecture import (
     WINDOWS,
     Architecture,
     Fields,
+    count,
     known_number,
+    num_kv_heads,
     present,
     query_scalar,
     scaled,
@@ -32,6 +34,19 @@ GEMMA2: Fields = {
 }
 SECTIONS = ("rope.dimension_sections",)  # of time, row and column, which are one and the same number for text
 LLAMA = Architecture("LlamaForCausalLM", BIASES, is_rotated=True)
+FALCON: Fields = {
+    "ffn_hidden_size": count("feed_forward_length"),
+    "num_kv_heads": num_kv_heads,
+    "multi_query": lambda data: num_kv_heads(data) == 1,
+    "parallel_attn": True,
+    "new_decoder_architecture": lambda data: 1 < num_kv_heads(data) < data.count("attention.head_count"),
+    "num_ln_in_parallel_attn": 1,
+}
+FALCON_40B = Architecture(
+    "FalconForCausalLM",
+    {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 2},
+    renamed={"input_norm": "attn_norm_2", "mlp_norm": "attn_norm"},
+)
 OLMO3 = Architecture(
     "Olmo3ForCausalLM",
     {**ATTENTION_BIAS, **WINDOWS, "rope_local_base_freq": lambda data: data.number("rope.freq_base", 10000.0)},
@@ -101,9 +116,24 @@ DENSE: dict[str, Architecture] = {
             "use_parallel_residual": lambda data: not data.has("blk.0.ffn_norm.weight"),
         },
     ),
+    # Activations of gptneox, falcon and gpt2 have no key; these are their classes' own.
+    "chatglm": Architecture(
+        "GlmForCausalLM",
+        {"attention_bias": lambda data: data.has("blk.0.attn_qkv.bias") or data.has("blk.0.attn_q.bias")},
+    ),
+    "falcon": Architecture("FalconForCausalLM", FALCON),
+    "gpt2": Architecture("GPT2LMHeadModel", {"n_inner": count("feed_forward_length")}),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        {
+            "attention_bias": present("blk.0.attn_qkv.bias"),
+            "use_parallel_residual": lambda data: data.get("use_parallel_residual", True),
+        },
+    ),
 }
 ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES}.items()))
 VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], Architecture], ...]] = {
+    "falcon": ((present("blk.0.attn_norm_2.weight"), FALCON_40B),),
     "llama": ((lambda data: data.get("expert_count"), MIXTRAL),),
     "mistral3": ((lambda data: not data.get("attention.temperature_scale"), LLAMA),),
     "olmo2": ((lambda data: data.get("attention.sliding_window"), OLMO3),),

@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ....ipc.spec.models.config_file import MAX_LAYERS
-from .architecture import Architecture, Fields, count
+from .architecture import Architecture, Fields, count, num_kv_heads
 from .architectures import ARCHITECTURES, VARIANTS
 from .metadata import Metadata
 
-_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # families' names of the norms' epsilon
-
-
-def _num_kv_heads(data: Metadata) -> int:
-    return data.count("attention.head_count_kv", data.count("attention.head_count"), least=1)
+_EPSILONS = (  # families' names of the norms' epsilon
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+)
 
 
 def _head_dim(data: Metadata) -> int:
@@ -31,7 +29,7 @@ _SIZES: Fields = {  # rules for fields of every model, unless its architecture h
     "intermediate_size": count("feed_forward_length"),
     "num_attention_heads": count("attention.head_count"),
     "max_position_embeddings": count("context_length"),
-    "num_key_value_heads": _num_kv_heads,
+    "num_key_value_heads": num_kv_heads,
     "head_dim": _head_dim,
 }
 

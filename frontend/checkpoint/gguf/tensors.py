@@ -13,7 +13,12 @@ from .architecture import Architecture
 
 CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # values in config.json
 OTHERS = ("v.", "a.", "mm.")  # prefixes of media encoders and their projectors
-WHOLE = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}  # field of TensorNames → name in a file
+WHOLE = {  # field of TensorNames → name in a file
+    "embedding": "token_embd",
+    "positions": "position_embd",
+    "norm": "output_norm",
+    "head": "output",
+}
 IN_LAYER = {
     "input_norm": "attn_norm",
     "attention_output_norm": "post_attention_norm",
@@ -126,6 +131,8 @@ def _rows(stacked: GgufTensor, sizes: Sequence[int]) -> list[GgufTensor]:
 def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: Architecture) -> GgufTensor:
     if architecture.is_rotated and name.rpartition(".")[0].endswith((".attn_q", ".attn_k")):
         return msgspec.structs.replace(tensor, rotated=config.head_dim)
+    if config.names.qkv_layout == "by_kv_head" and ".attn_qkv." in name:
+        return msgspec.structs.replace(tensor, grouped=(config.num_heads, config.num_kv_heads))
     if name.endswith(".ffn_gate_inp_shexp.weight"):
         return msgspec.structs.replace(tensor, shape=(1, *tensor.shape))
     if architecture.added and name.endswith("norm.weight"):

@@ -51,13 +51,18 @@ CODE_BITS = {
 
 
 class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The place of a tensor, and how it differs from the model's tensor of this name."""
+    """The place of a tensor, and how it differs from the model's tensor of this name. Matrices are [out, in] in all
+    models; fused ones have all queries, then all keys, then all values."""
 
     file: str  # name of a link in the folder of the index
     kind: str  # a key of BLOCKS
     shape: tuple[int, ...]  # outputs first, as in safetensors
     offset: int  # in the file, in bytes
     rotated: int = 0  # rows of a head, if the two rotary halves of heads alternate; 0: they are in order
+    grouped: tuple[int, int] = (
+        0,
+        0,
+    )  # query and KV heads, if the model has for each KV head its queries, key and value
     added: float = 0.0  # is to be added to each element
 
     @property

@@ -34,6 +34,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 GIVEN_BASE = 10000.0  # the rotary base of files that name none, as the converter leaves it out for some architectures
+GLM: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": GIVEN_BASE, "seq_length": 512}
 NUM_TEXT_TOKENS = 256  # ids above may stand for media
 CASES: dict[str, tuple[str, dict[str, object]]] = {  # GGUF's architecture, or one of its forms: family, its fields
     "arcee": ("arcee", {}),
@@ -70,7 +71,15 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {  # GGUF's architecture, or o
     "seed_oss": ("seed_oss", {}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "chatglm": ("glm", GLM),
+    "chatglm, fused": ("glm", GLM),
     "exaone4": ("exaone4", {}),
+    "falcon": ("falcon", {"rope_theta": GIVEN_BASE}),
+    "falcon, two norms": ("falcon_40b", {"rope_theta": GIVEN_BASE}),
+    "falcon, one norm": ("falcon_40b", {"rope_theta": GIVEN_BASE, "num_ln_in_parallel_attn": 1}),
+    "gpt2": ("gpt2", {}),
+    "gptneox": ("gpt_neox", {"rotary_emb_base": 10000}),
+    "gptneox, one after the other": ("gpt_neox", {"rotary_emb_base": 10000, "use_parallel_residual": False}),
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "jais2": ("jais2", {}),
     "mistral3": ("ministral3", {}),

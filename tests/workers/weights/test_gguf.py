@@ -62,13 +62,19 @@ def in_halves(matrix: torch.Tensor) -> torch.Tensor:
     return matrix[rows]
 
 
+def by_kv_head(matrix: torch.Tensor) -> torch.Tensor:
+    """Return queries, keys and values of two heads in the order of heads: the first's query, key and value first."""
+    return torch.cat([matrix[head * HEAD : (head + 1) * HEAD] for head in (0, 2, 4, 1, 3, 5)])
+
+
 def write_status(folder: Path) -> None:
     status = {"00001.gguf": gguf_status(folder / "00001.gguf")}
     (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode(status))
 
 
 class Written:
-    """A checkpoint of one matrix of each format, w.KIND, and again with rows in rotated pairs, r.KIND."""
+    """A checkpoint of one matrix of each format, w.KIND, and again with rows in rotated pairs, r.KIND, and with rows of
+    queries, keys and values in the order of heads, g.KIND."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.expected = folder, dict[str, torch.Tensor]()
@@ -80,8 +86,10 @@ class Written:
                 where = GgufTensor(file="00001.gguf", kind=kind, shape=SHAPE, offset=file.tell())
                 file.write(data.tobytes())
                 self.index |= {f"w.{kind}": where, f"r.{kind}": msgspec.structs.replace(where, rotated=HEAD)}
+                self.index[f"g.{kind}"] = msgspec.structs.replace(where, grouped=(2, 2))
                 self.expected[f"w.{kind}"] = floats_of(kind, data)
                 self.expected[f"r.{kind}"] = in_halves(self.expected[f"w.{kind}"])
+                self.expected[f"g.{kind}"] = by_kv_head(self.expected[f"w.{kind}"])
         (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(self.index))
         write_status(folder)
 
@@ -112,9 +120,10 @@ def test_random_blocks_become_the_floats_of_gguf_py(kind: str) -> None:
 def test_shards_of_rows_and_columns_are_those_of_the_whole_matrix(kind: str, written: Written) -> None:
     rng = random.Random(kind)
     with written.open() as checkpoint:
-        for name in (f"w.{kind}", f"r.{kind}"):
+        for name in (f"w.{kind}", f"r.{kind}", f"g.{kind}"):
             whole = written.expected[name]
             assert torch.equal(checkpoint.load(TensorSlice(name, SHAPE)), whole)
+            assert torch.equal(checkpoint.load(TensorSlice(name, SHAPE, is_transposed=True)), whole)
             for _ in range(4):
                 first, last = sorted(rng.sample(range(0, SHAPE[0] + 1, HEAD), 2))
                 rows = checkpoint.load(TensorSlice(name, SHAPE, 0, range(first, last)))
@@ -136,7 +145,7 @@ def check_codes(found: QuantizedWeight, expected: torch.Tensor, is_exact: bool) 
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-@pytest.mark.parametrize("prefix", ["w", "r"])
+@pytest.mark.parametrize("prefix", ["w", "r", "g"])
 def test_codes_stand_for_the_same_floats(kind: str, prefix: str, written: Written) -> None:
     name, exact = f"{prefix}.{kind}", kind in CODE_BITS
     whole = written.expected[name]
@@ -167,7 +176,7 @@ def test_matrices_of_different_formats_meet_in_8_bits(written: Written) -> None:
 
 def test_what_is_missing_or_has_another_shape_is_named(written: Written, tmp_path: Path) -> None:
     with written.open() as checkpoint:
-        with pytest.raises(ConfigError, match=r"00001.gguf: tensor w.Q9 is missing, among 32: the file"):
+        with pytest.raises(ConfigError, match=r"00001.gguf: tensor w.Q9 is missing, among 48: the file"):
             checkpoint.load(TensorSlice("w.Q9", SHAPE))
         with pytest.raises(ConfigError, match=r"w.Q4_K has shape \[48, 512\], the metadata ask for \[48, 256\]"):
             checkpoint.load(TensorSlice("w.Q4_K", (48, 256)))

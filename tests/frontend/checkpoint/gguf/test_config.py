@@ -55,7 +55,7 @@ def windows(model: ModelConfig) -> list[int | None]:
     return [layer.window for layer in model.layers]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt2"}))  # which has no rotary embedding
 def test_all_of_a_head_turns_unless_a_size_is_given(architecture: str) -> None:
     more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention__scale": 0.1}
     more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16}
@@ -105,6 +105,24 @@ def test_mistral_3_is_known_by_its_temperature() -> None:
     scaled = metadata("mistral3", attention__temperature_scale=0.25, **yarn)
     assert config_of(scaled)["architectures"] == ["Ministral3ForCausalLM"]
     assert model_of(scaled).query_scaling == (0.25, 512)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "num_kv_heads", "is_new", "norms"),
+    [
+        ((), 1, False, ("input_layernorm", "")),  # Falcon 7B
+        (("blk.0.attn_norm_2.weight",), 2, True, ("ln_attn", "ln_mlp")),  # 40B
+        ((), 2, True, ("input_layernorm", "")),  # Falcon 2
+    ],
+)
+def test_falcons_are_known_by_their_heads_and_norms(
+    tensors: tuple[str, ...], num_kv_heads: int, is_new: bool, norms: tuple[str, str]
+) -> None:
+    data = metadata("falcon", tensors, attention__head_count_kv=num_kv_heads, feed_forward_length=200)
+    model = model_of(data)
+    assert (model.num_kv_heads, model.intermediate_size, model.is_parallel) == (num_kv_heads, 200, True)
+    assert (model.names.input_norm, model.names.mlp_norm) == norms
+    assert model.names.qkv_layout == ("by_kv_head" if is_new else "stacked")
 
 
 def test_stablelm_s_layers_are_known_by_their_tensors() -> None:
