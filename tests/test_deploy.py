@@ -1,4 +1,5 @@
-"""The unit and the manifest for several hosts parse, and every command in them is one that the engine accepts."""
+"""The units, the file of options and the manifest for several hosts parse, every command in them is one that the engine
+accepts, and the commands of docs/operate/install.md put files where the unit expects them."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ import pytest
 import yaml
 
 from tokenloom.frontend.cli import join
+from tokenloom.frontend.cli.command import ALL_COMMANDS
 from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.frontend.launcher.hosts.head_link import HeadAddress
 from tokenloom.frontend.launcher.options.arguments import given_options
 from tokenloom.frontend.launcher.options.options import new_config
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
-DEPLOY = Path(__file__).resolve().parent.parent / "docs/operate/deploy"
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "docs/operate/deploy"
+INSTALL = (ROOT / "docs/operate/install.md").read_text(encoding="utf-8")
 VARIABLES = {
     "POD_IP": "10.0.0.1",
     "LWS_LEADER_ADDRESS": "tokenloom-hosts-0.tokenloom-hosts",
@@ -87,3 +92,76 @@ def test_the_unit_of_a_host_joins_a_head() -> None:
 def test_a_command_that_the_engine_refuses_is_found(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, Exception)):
         accept(words.split())
+
+
+def blocks(section: str) -> list[str]:
+    """Return the lines of all code blocks in a section of install.md."""
+    text = INSTALL.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [
+        line for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+    ]
+
+
+def unit() -> dict[str, str]:
+    lines = (DEPLOY / "tokenloom.service").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line) and not line.startswith("Environment="))
+
+
+def test_the_file_of_options_is_read_as_it_stands() -> None:
+    config = accept(["--config", str(DEPLOY / "engine.yaml")])
+    assert isinstance(config, EngineConfig)
+    written = yaml.safe_load((DEPLOY / "engine.yaml").read_text())
+    assert config.http_address == f"{written.pop('host')}:{written.pop('port')}"
+    assert {name: getattr(config, name.replace("-", "_")) for name in written} == written
+    assert len(written) > 5 and "api-key" not in written, "keys stand in a file that the engine's user cannot read"
+    assert config.drain_timeout_s < int(unit()["TimeoutStopSec"])
+
+
+@pytest.mark.parametrize("wrong", ["max-modell-len: 8", "max-model-len: many", "port: 8001"])
+def test_a_wrong_line_of_the_file_is_refused_by_its_name(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text((DEPLOY / "engine.yaml").read_text() + f"{wrong}\n")
+    with pytest.raises((SystemExit, ConfigError)) as caught:
+        accept(["--config", str(path)])
+    assert wrong.partition(":")[0] in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_the_installation_puts_its_files_where_the_unit_expects_them() -> None:
+    lines, settings = blocks("Install"), unit()
+    text = "\n".join(lines)
+    command, _, config = settings["ExecStart"].partition(" --config ")
+    environment = command.removesuffix("/bin/engine-launch")
+    assert re.search(rf"^ln -sfn (\S+) {environment}$", text, re.MULTILINE)
+    assert f"install -m 644 docs/operate/deploy/engine.yaml {config}\n" in text
+    assert f"> {settings['EnvironmentFile'].removeprefix('-')})" in text
+    (home,) = (
+        line.partition("HOME=")[2]
+        for line in (DEPLOY / "tokenloom.service").read_text().splitlines()
+        if "=HOME=" in line
+    )
+    assert f"--home-dir {home} " in text and text.splitlines()[0].endswith(f" {settings['User']}")
+    (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"torch=={torch} " in text
+    assert all((ROOT / path).is_file() for path in re.findall(r"(?<= )docs/\S+", text))
+    folders = {path for line in lines if line.startswith("mkdir -p ") for path in line.split()[2:]}
+    assert {str(Path(config).parent), str(Path(environment).parent)} <= folders
+    written = yaml.safe_load((DEPLOY / "engine.yaml").read_text())
+    assert str(Path(written["model"]).parent) in folders
+
+
+def test_each_command_of_the_installation_is_one_that_the_engine_has() -> None:
+    lines = [line for section in ("Install", "See whether it serves", "Upgrade") for line in blocks(section)]
+    found = [words for line in lines if "engine-launch" in line for words in commands(line[line.index("/opt/") :])]
+    assert len(found) == 3
+    for words in found:
+        if words[0] in ALL_COMMANDS:
+            continue
+        local = [str(DEPLOY / "engine.yaml") if word == "/etc/tokenloom/engine.yaml" else word for word in words]
+        assert isinstance(accept(local), EngineConfig)
+
+
+def test_an_upgrade_and_the_way_back_move_the_link_of_the_unit() -> None:
+    environment = unit()["ExecStart"].partition("/bin/")[0]
+    for section, version in (("Upgrade", "0.2.0"), ("Roll back", "0.1.0")):
+        *_, link, restart = blocks(section)
+        assert link == f"ln -sfn {version} {environment}" and restart == "systemctl restart tokenloom"
