@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -25,7 +26,7 @@ from ..ipc.process.title import set_title
 from ..ipc.sockets.addresses import RunDirectory
 from ..ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from .checkpoint.hub import is_model_name
-from .checkpoint.resolve import resolve
+from .checkpoint.resolve import name_as_given, resolve
 from .checkpoint.start_report import ThrottledWriter, write_to_stderr
 from .cli.command import (
     COMMANDS,
@@ -39,8 +40,9 @@ from .launcher.engine_record import EngineRecord
 from .launcher.hosts.hosts import Hosts
 from .launcher.options.arguments import given_options
 from .launcher.options.environment import check_environment
+from .launcher.options.given import Given
 from .launcher.options.nodes import join_words
-from .launcher.options.options import log_ignored, new_config
+from .launcher.options.options import as_given, log_ignored, new_config
 from .launcher.supervisor.launcher import Launcher
 from .launcher.supervisor.local_launcher import LocalLauncher
 from .launcher.supervisor.signal_watch import StartInterrupted
@@ -92,6 +94,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         signal.signal(number, signal.SIG_IGN)  # until the supervisor takes signals
     is_private = CONFIG_VARIABLE in os.environ
     supervisor: Supervisor | None = None
+    options: dict[str, Given] = {}
     try:
         options = {} if is_private else given_options(arguments, has_http=has_http)
         if (words := join_words(options)) is not None:
@@ -112,7 +115,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         if is_private and supervisor is None:
             _print_start_result({"error": error_info(error)})
         else:
-            print(f"engine-launch: {error}", file=sys.stderr)
+            print(f"engine-launch: {as_given(str(error), options)}", file=sys.stderr)
         return _exit_code(error)
     finally:
         if supervisor is not None:
@@ -176,7 +179,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     if is_private:
         start_lifeline(supervisor.remove_files)
     try:
-        supervisor.start()
+        _start_processes(supervisor, config)
         _record(supervisor, config, run_directory, is_private=is_private)
         supervisor.announce_ready()
     except BaseException:
@@ -185,6 +188,15 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     if is_private:
         _print_start_result({"addresses": supervisor.addresses, "http_address": supervisor.http_address})
     return supervisor
+
+
+def _start_processes(supervisor: Supervisor, config: EngineConfig) -> None:
+    """Start the processes and wait until they serve. ConfigError names the model as the operator gave it."""
+    try:
+        supervisor.start()
+    except ConfigError as error:
+        folder = Path(supervisor.spec.model_folder)
+        raise ConfigError(name_as_given(str(error), config.model, folder)) from None
 
 
 def _record(supervisor: Supervisor, config: EngineConfig, run_directory: RunDirectory, *, is_private: bool) -> None:

@@ -20,7 +20,7 @@ from .client.transport import Transport
 from .client.zmq_transport import ZmqTransport
 from .embedded.child_engine import ChildEngine
 from .embedded.in_process_transport import InProcessTransport
-from .launcher.options.options import config_from_keywords
+from .launcher.options.options import config_from_keywords, keyword_errors
 
 START_TIMEOUT_S = 30.0  # longest wait for the first reply of an engine that has reported Ready
 
@@ -37,7 +37,8 @@ class LLM(Client):
         TypeError for an unknown keyword, ConfigError for an invalid configuration, EngineDead if the start fails.
         """
         config = config_from_keywords("LLM", model, options)
-        self._attach(*(open_in_process(config) if in_process else open_private(config)))
+        with keyword_errors("LLM", model, options):
+            self._attach(*(open_in_process(config) if in_process else open_private(config)))
         self._model = config.model or "demo"
 
 
@@ -84,5 +85,6 @@ class AsyncLLM(AsyncClient):
         `in_process` runs the engine in a thread of this process.
         """
         config = config_from_keywords("AsyncLLM", model, options)
-        self._attach(*(open_in_process(config, in_background=True) if in_process else open_private(config)))
+        with keyword_errors("AsyncLLM", model, options):
+            self._attach(*(open_in_process(config, in_background=True) if in_process else open_private(config)))
         self._model = config.model or "demo"

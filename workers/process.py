@@ -130,7 +130,12 @@ class WorkerProcess:
         try:
             return 0 if worker is None else self._serve(worker)
         finally:
-            num_malformed = self.supervisor.counts.total()
+            self._log_dropped()
+
+    def _log_dropped(self) -> None:
+        """Log how many frames were dropped, if there were any."""
+        num_malformed = self.supervisor.counts.total()
+        if num_malformed or self._num_stale:
             logger.info("stops; dropped %d malformed and %d stale frames", num_malformed, self._num_stale)
 
     def close(self) -> None:

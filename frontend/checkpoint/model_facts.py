@@ -6,6 +6,7 @@ Reads no weights. The memory is an estimate: an engine measures for itself.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -80,7 +81,11 @@ def facts_of_folder(folder: Path) -> ModelFacts:
 
 def facts_of_gguf(path: Path) -> ModelFacts:
     """Return the facts of a GGUF file, or of the model with this first part. ConfigError if it cannot be served."""
-    folder = checkpoint_folder(path)
+    with tempfile.TemporaryDirectory() as spare:
+        return _facts_of_gguf(path, checkpoint_folder(path, Path(spare)))
+
+
+def _facts_of_gguf(path: Path, folder: Path) -> ModelFacts:
     model = load_model_config(folder)
     tensors = stored_tensors(folder)
     metadata = read_gguf(path, "").metadata

@@ -60,6 +60,21 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.distributed_executor_backend == "ray":
         check_ray()
     folder = find_checkpoint(config.model, config.revision, config=config, spare=run_directory.path)
+    try:
+        return _resolve(config, run_directory, folder)
+    except ConfigError as error:
+        raise ConfigError(name_as_given(str(error), config.model, folder)) from None
+
+
+def name_as_given(message: str, given: str | None, folder: Path) -> str:
+    """Return a message with the model as the operator gave it in place of `folder`, in which its files are: that of the
+    hub's cache, or the one that was made for a GGUF file."""
+    if given is None or os.path.realpath(given) == str(folder):
+        return message
+    return message.replace(f"{folder}/", f"{given}: ").replace(str(folder), given)
+
+
+def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) -> EngineSpec:
     generation = generation_folder(config, folder)
     model = served_model(config, folder, generation)
     check_audio(model)

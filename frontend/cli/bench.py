@@ -1,11 +1,13 @@
-"""`engine-launch bench NAME …`: runs scripts/bench/cases/NAME.py with its own arguments."""
+"""`engine-launch bench [NAME …]`: runs scripts/bench/cases/NAME.py with its own arguments."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 
 from .command import list_commands
+from .engines import is_address
 
 BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
@@ -35,15 +37,39 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "tier_throttle": "the first token of prompts whose KV blocks come from a slow source",
     "tier_stores": "the stores of KV blocks by themselves; beside LMCache's",
 }
-DESCRIPTION = "Run a benchmark. Each has its own --help:\n\n" + list_commands(BENCHMARKS)
-EXAMPLES = ["throughput 135m 32 128 64 --with-transformers", "latency ./Qwen3-0.6B 128 64", "serve --help"]
+SERVE = "serve"
+DESCRIPTION = (
+    "Run a benchmark. Without a name it is serve, at the engine that runs. Each has its own --help:\n\n"
+    + list_commands(BENCHMARKS)
+)
+EXAMPLES = [
+    "",
+    "serve http://localhost:8000 --rate 1 2 4",
+    "throughput 135m 32 128 64 --with-transformers",
+    "latency ./Qwen3-0.6B 128 64",
+    "serve --help",
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", choices=tuple(BENCHMARKS), metavar="NAME", help="one of the benchmarks above")
+    text = "one of the benchmarks above, or the address of an engine for serve"
+    parser.add_argument("benchmark", nargs="?", default=SERVE, type=_known, metavar="NAME", help=text)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
 
 
 def run(arguments: argparse.Namespace) -> int:
     runner = importlib.import_module("tokenloom.scripts.bench.runner")  # no room may import scripts
-    return int(runner.run_named(arguments.benchmark, arguments.arguments))
+    name: str = arguments.benchmark
+    words: list[str] = arguments.arguments
+    if is_address(name):
+        name, words = SERVE, [name, *words]
+    return int(runner.run_named(name, words))
+
+
+def _known(text: str) -> str:
+    """Return the name of a benchmark or an address; ArgumentTypeError if it is neither."""
+    if text in BENCHMARKS or is_address(text):
+        return text
+    close = difflib.get_close_matches(text, BENCHMARKS, 1)
+    mend = f"did you mean {close[0]}?" if close else f"they are {', '.join(BENCHMARKS)}"
+    raise argparse.ArgumentTypeError(f"{text} is no benchmark: {mend}")

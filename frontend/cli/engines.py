@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from ...ipc.errors import ConfigError
@@ -89,13 +89,40 @@ def choose(engines: Sequence[EngineRecord], terminal: Terminal) -> EngineRecord 
         return public[0] if public else None
     shown = "\n".join(f"  {number}  {line}" for number, line in enumerate(list_engines(public), start=1))
     if not terminal.is_person:
-        raise ConfigError(f"{len(public)} engines run: give the address of one:\n{shown}")
+        one_line = "; ".join(" ".join(line.split()) for line in list_engines(public))
+        raise ConfigError(f"{len(public)} engines run, give the address of one: {one_line}")
     while True:
         answer = terminal.ask(f"{len(public)} engines run:\n{shown}\nwhich one (1 to {len(public)})? ")
         if not answer:
             raise ConfigError("none was chosen")
         if answer.strip().isdecimal() and 1 <= int(answer) <= len(public):
             return public[int(answer) - 1]
+
+
+class ClientPlaces(NamedTuple):
+    """Where a client reaches an engine: the addresses of its frontends, and the file with its keys."""
+
+    addresses: list[str]
+    key_file: str | None
+
+
+def client_places(
+    address: str | None, key_file: str | None, engines: Sequence[EngineRecord], terminal: Terminal
+) -> ClientPlaces:
+    """Return where a client reaches the engine at `address`, or, without one, that of `choose`. `key_file`: goes before
+    the engine's own. ConfigError if none runs, or if the address is that of a server which a client cannot reach."""
+    if address is None:
+        engine = choose(engines, terminal)
+        if engine is None:
+            raise ConfigError("no engine of this user runs: engine-launch serve MODEL starts one")
+    else:
+        engine = engine_at(check_address(address), engines)
+    if engine is not None:
+        return ClientPlaces(engine.addresses, key_file or engine.key_file)
+    assert address is not None
+    if address.startswith("http"):
+        raise ConfigError(f"no engine of this user serves at {address}: give its ipc:// or tcp:// address (--listen)")
+    return ClientPlaces([address], key_file)
 
 
 def list_engines(engines: Sequence[EngineRecord]) -> list[str]:

@@ -7,12 +7,11 @@ import json
 
 import msgspec
 
-from ...ipc.errors import ConfigError
 from ...ipc.messages.client import Health, Info
 from ..client.client import Client
 from ..launcher.engine_record import running_engines
 from .attach import add_api_key
-from .engines import StandardTerminal, check_address, choose, engine_at
+from .engines import StandardTerminal, check_address, client_places, engine_at
 from .http_engine import HttpEngine
 
 DESCRIPTION = "Show the model and state of a running engine. Exit code 0: it serves; 1: it does not."
@@ -30,20 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     engines = running_engines()
-    key_file = arguments.key_file
-    if arguments.address is None:
-        engine = choose(engines, StandardTerminal())
-        if engine is None:
-            raise ConfigError("no engine of this user runs: engine-launch serve MODEL starts one")
-    else:
-        engine = engine_at(check_address(arguments.address), engines)
-    if engine is not None:
-        places = engine.addresses
-        key_file = key_file or engine.key_file
-    elif arguments.address.startswith("http"):
-        return _show_http(HttpEngine(arguments.address, arguments.api_key), as_json=arguments.json)
-    else:
-        places = [arguments.address]
+    address: str | None = arguments.address
+    if address is not None and check_address(address).startswith("http") and engine_at(address, engines) is None:
+        return _show_http(HttpEngine(address, arguments.api_key), as_json=arguments.json)
+    places, key_file = client_places(address, arguments.key_file, engines, StandardTerminal())
     with Client(places, connect_timeout_s=arguments.timeout_s, key_file=key_file) as client:
         health, info, adapters = client.health(), client.info(), client.list_adapters()
     if arguments.json:

@@ -7,6 +7,7 @@ queue instead of being refused, and port 0 keeps its number. Knows nothing of HT
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -36,7 +37,7 @@ class HttpListeners:
         """Listen on --http and --uds, if given. ConfigError, about the option, if that fails; call `close` even
         then."""
         if config.http_address is not None:
-            self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
+            self._listen_tcp(config, config.http_address)
         if config.uds is not None:
             self._listen_unix(os.path.abspath(config.uds), int(config.uds_mode, 8))
 
@@ -44,7 +45,7 @@ class HttpListeners:
     def fds(self) -> Sequence[int]:
         return [each.fileno() for each in self._sockets]
 
-    def _listen_tcp(self, address: str, has_key: bool, has_tls: bool) -> None:
+    def _listen_tcp(self, config: EngineConfig, address: str) -> None:
         host, port = http_endpoint(address)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -55,15 +56,19 @@ class HttpListeners:
             listener.bind(place)
             listener.listen(BACKLOG)
         except OSError as error:
-            raise ConfigError(f"cannot listen on --http {address}: {error.strerror or error}; choose another") from None
+            option = "--http" if config.http is not None else _option_of(error, has_host=config.host is not None)
+            reason = error.strerror or error
+            raise ConfigError(
+                f"cannot listen on port {port} of {host}: {reason}; choose another with {option}"
+            ) from None
         listener.setblocking(False)
         bound, port = listener.getsockname()[:2]
         shown = f"[{bound}]" if ":" in bound else bound
-        self.addresses.append(f"{'https' if has_tls else 'http'}://{shown}:{port}")
-        if not has_key and not is_loopback(bound):
+        self.addresses.append(f"{'http' if config.ssl_certfile is None else 'https'}://{shown}:{port}")
+        if config.api_key is None and not is_loopback(bound):
             logger.warning(
-                "--http %s has no key: all who can reach it may use the engine; give --api-key, or listen on 127.0.0.1",
-                address,
+                "%s has no key: all who can reach it may use the engine; give --api-key, or listen on 127.0.0.1",
+                self.addresses[-1],
             )
 
     def _listen_unix(self, path: str, mode: int) -> None:
@@ -100,6 +105,12 @@ class HttpListeners:
         if self._ipc_address is not None:
             unlink_ipc_address(self._ipc_address)
             self._ipc_address = None
+
+
+def _option_of(error: OSError, *, has_host: bool) -> str:
+    """Return the option to change after `error`, of --host and --port."""
+    is_about_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    return "--host" if has_host and is_about_host else "--port"
 
 
 def is_loopback(host: str) -> bool:

@@ -85,6 +85,7 @@ def test_commands_without_an_address_use_the_engine_that_runs(
     assert run("complete", "--temperature", "0", "The capital of France is")[1] == " Paris.\n"
     assert "Lima" in run("chat", "--temperature", "0", text="What is the capital of Peru?\n/exit\n")[1]
     assert "Lima" in run("chat", "demo", "--temperature", "0", text="What is the capital of Peru?\n/exit\n")[1]
+    assert "finished" in run("bench", "serve", "--num-requests", "2", "--rate", "inf", "--in", "4", "--out", "2")[1]
     names, arguments = batch_file(tmp_path, 2, max_tokens=2)
     assert run(*arguments, "--api-key", KEY)[0] == 0
     check_answers((tmp_path / "out").read_bytes(), names, 2)

@@ -61,7 +61,8 @@ def test_a_port_in_use_is_reported_before_torch_is_imported_and_leaves_nothing(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd="/", check=True)
     assert done.stdout.split() == ["2", "False", "False"]
     assert done.stderr.splitlines() == [
-        f"engine-launch: cannot listen on --http {port_of(equipped)}: Address already in use; choose another"
+        f"engine-launch: cannot listen on port {port_of(equipped)} of 127.0.0.1: Address already in use; "
+        "choose another with --http"
     ]
     assert [path.name for path in (tmp_path / "tokenloom").iterdir()] == [".lock"]
 

@@ -117,7 +117,7 @@ def refusal(folder: Path, *options: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tp", "64"], "do not divide among --tensor-parallel-size 64"),
+        (["-tp", "64"], "do not divide among -tp 64"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
     ],
 )

@@ -225,13 +225,15 @@ def test_the_start_sends_hello_phases_and_measured_and_stop_ends_the_process(
     assert "dropped 1 malformed and 0 stale frames" in caplog.text
 
 
-def test_a_failed_step_is_reported_and_ends_the_process(fresh: WorkerHarness) -> None:
+def test_a_failed_step_is_reported_and_ends_the_process(fresh: WorkerHarness, caplog: pytest.LogCaptureFixture) -> None:
     fresh.start()
+    caplog.set_level(logging.INFO)
     fresh.publish(fresh.next_step([2], [1]))
     error = fresh.receive(WorkerError)
     assert (error.rank, error.step, error.phase) == (Rank(0, 0), 1, "prepare inputs")
     assert error.message.startswith("ProtocolError: row 2 is scheduled")
     assert fresh.exit_codes() == [1]
+    assert "dropped" not in caplog.text, "nothing was"
 
 
 def test_a_bad_checkpoint_is_reported_in_one_line_with_exit_code_2(

@@ -69,7 +69,8 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
     if arguments.config:
         options |= read_config_file(Path(arguments.config))
     typed = {name: value for name, value in vars(arguments).items() if name in KINDS or name in VLLM_OPTIONS}
-    options |= {name: Given(value, _flags(name)[0]) for name, value in typed.items()}
+    spellings: dict[str, str] = getattr(arguments, "spellings", {})
+    options |= {name: Given(value, spellings.get(name, _flags(name)[0])) for name, value in typed.items()}
     if has_http and not any(name in options for name in _HTTP_OPTIONS):
         options["port"] = Given(DEFAULT_PORT, "--port")
     return options

@@ -6,13 +6,14 @@ same checks and error texts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -129,12 +130,24 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
         if name not in OPTION_NAMES:
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
-    given = {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
-    given = with_key(given, os.environ)
+    given = with_key(_keywords(owner, values), os.environ)
     config = new_config(given)
     check_environment(config, os.environ)
     log_ignored(given)
     return config
+
+
+@contextlib.contextmanager
+def keyword_errors(owner: str, model: object, options: Mapping[str, object]) -> Iterator[None]:
+    """Turn a ConfigError of an engine's start into one that names the keywords of `owner`(model, **options)."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(as_given(str(error), _keywords(owner, {"model": model, **options}))) from None
+
+
+def _keywords(owner: str, values: Mapping[str, object]) -> dict[str, Given]:
+    return {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
 
 
 OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3))  # short names are only flags
@@ -160,7 +173,7 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
     try:
         return EngineConfig(**values)
     except ConfigError as error:
-        raise ConfigError(_as_given(str(error), known)) from None
+        raise ConfigError(as_given(str(error), known)) from None
 
 
 def log_ignored(options: Mapping[str, Given]) -> None:
@@ -181,13 +194,16 @@ def _checked(name: str, given: Given) -> object:
         raise ConfigError(f"{given.where}{given.written} {error}") from None
 
 
-def _as_given(message: str, options: Mapping[str, Given]) -> str:
-    """Return the message with each flag in the user's spelling, and with the place of the first flag before it."""
-    flags = re.findall(r"--[a-z-]+[a-z]", message)
-    found = [(flag, options[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in options]
+def as_given(message: str, options: Mapping[str, Given]) -> str:
+    """Return an error's message with each flag in the user's spelling, and with the place of the first flag before it.
+    `options`: by name or alias."""
+    known = {NAMES.get(name, name): given for name, given in options.items()}
+    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z0-9-]+[a-z0-9]", message))
+    found = [(flag, known[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in known]
     for flag, given in found:
-        message = re.sub(rf"{flag}\b(?!-)", given.written, message)
-    return f"{found[0][1].where}{message}" if found else message
+        message = re.sub(rf"(?<![\w-]){flag}\b(?!-)", lambda _, written=given.written: written, message)
+    where = found[0][1].where if found else ""
+    return message if message.startswith(where) else f"{where}{message}"
 
 
 def _utf8(value: object) -> object:

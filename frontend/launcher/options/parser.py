@@ -27,17 +27,28 @@ def discard_output() -> None:
 class OptionParser(argparse.ArgumentParser):
     """Argument parser that exits with USAGE_CODE after an error."""
 
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self._typed: dict[str, str] = {}  # flag that was typed for each option
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the options in `words`, as parse_args does. Flags may have `_` instead of `-`; a JSON option may be
         given key by key (--a.b 1).
 
         If an option with one value is given more than once, the last value counts, so that others may append to a
-        command; a line on stderr reports it."""
+        command; a line on stderr reports it. `spellings` in the result: see _spellings."""
         written = [_with_dashes(word) for word in words]
+        self._typed = self._spellings(written)
         options = self.parse_args(self._with_objects(written))
+        options.spellings = self._typed
         for flag in self._given_again(written):
             print(f"{self.prog}: {flag} is given more than once: the last one counts", file=sys.stderr)
         return options
+
+    def _spellings(self, words: Sequence[str]) -> dict[str, str]:
+        """Return the flag that was typed for each option, which may be an alias; the last one counts."""
+        flags = [word.partition("=")[0].partition(".")[0] for word in words]
+        return {self._option_string_actions[flag].dest: flag for flag in flags if flag in self._option_string_actions}
 
     def _given_again(self, words: Sequence[str]) -> list[str]:
         """Return the flags, among those with one value, that `words` give more than once."""
@@ -80,7 +91,10 @@ class OptionParser(argparse.ArgumentParser):
         words = message.removeprefix("unrecognized arguments: ")
         if words != message:
             message = self._unknown(words.split())
-        message = re.sub(r"^argument ([^\s/]+)\S*: (must) ", r"\1 \2 ", message)
+        if (found := re.match(r"argument ([^\s/]+)\S*: (?=must )", message)) is not None:
+            action = self._option_string_actions.get(found[1])
+            flag = found[1] if action is None else self._typed.get(action.dest, found[1])
+            message = f"{flag} {message[found.end() :]}"
         print(f"{self.prog}: {one_line(message)}", file=sys.stderr)
         raise SystemExit(USAGE_CODE)
 

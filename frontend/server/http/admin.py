@@ -82,7 +82,7 @@ class AdminEndpoints:
             "object": "model",
             "created": self._begun,
             "owned_by": "tokenloom",
-            "root": self._spec.model_folder,
+            "root": self._spec.config.model or "demo",
             "parent": None,
             "max_model_len": self._engine.inputs.max_model_len,
             "default_sampling_params": self._spec.default_sampling_params,

@@ -236,8 +236,23 @@ def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
     """Return the HttpError for the router's error about an unknown path or method."""
-    message = f"{scope['method']} {scope['path']:.200}: {error.detail.lower()}; /openapi.json lists all paths"
+    remedy = "/openapi.json lists all paths"
+    if error.status_code == 404 and (near := _near_path(scope)) is not None:
+        remedy = f"did you mean {near}? {remedy}"
+    elif scope["method"] == "OPTIONS":  # a browser's question about a page of another site
+        remedy = "start with --cors-origins and the page's origin to let web pages call"
+    message = f"{scope['method']} {scope['path']:.200}: {error.detail.lower()}; {remedy}"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
+
+
+def _near_path(scope: Scope) -> str | None:
+    """Return the path that was probably meant: with /v1 before it, or once less, or without the slash at its end."""
+    known = {getattr(route, "path", "") for route in getattr(scope.get("router"), "routes", ())}
+    path: str = scope["path"].rstrip("/")
+    once = path.removeprefix("/v1")
+    return next(
+        (each for each in (f"/v1{path}", once, f"/v1{once}", path) if each != scope["path"] and each in known), None
+    )
 
 
 def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthropic: bool) -> list[tuple[bytes, bytes]]:

@@ -1,7 +1,10 @@
 """Measure serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
 
-    engine-launch --model … --listen ipc:///tmp/engine.sock
-    engine-launch bench serve ipc:///tmp/engine.sock --rate 2 --num-requests 100 --in 128 --out 64
+    engine-launch serve …
+    engine-launch bench serve --rate 2 --num-requests 100 --in 128 --out 64
+
+Without an address it is the engine of this user that runs; of several one is chosen. An engine of this machine may be
+named by its http:// address too; its socket is used, which the table is about. HTTP is measured by `bench served`.
 
 Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
 between two tokens of a request; tokens that arrive together count as one), p50 and p99 each; output tokens/s from the
@@ -23,8 +26,10 @@ import time
 from dataclasses import dataclass, field
 
 from tokenloom import AsyncClient, SamplingParams, TokenloomError
+from tokenloom.frontend.cli.engines import StandardTerminal, client_places
+from tokenloom.frontend.launcher.engine_record import running_engines
 from tokenloom.scripts.bench.report import Report, percentile
-from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
+from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import FIRST_ID
 
 
@@ -103,7 +108,8 @@ def summarize(rate: float, calls: list[Call], ttft_slo_s: float, tpot_slo_s: flo
 
 
 async def measure_rates(options: argparse.Namespace, report: Report) -> None:
-    async with AsyncClient(options.address, key_file=options.key_file) as client:
+    places, key_file = client_places(options.address, options.key_file, running_engines(), StandardTerminal())
+    async with AsyncClient(places, key_file=key_file) as client:
         info = await client.info()
         report.note("model", info.model)
         longest = options.num_in[1] + options.num_out[1]
@@ -140,7 +146,7 @@ def measure(setup: Setup) -> None:
 
 
 OPTIONS = {
-    "address": (REQUIRED, "as engine-launch prints it"),
+    "address": (None, "http://…, ipc://… or tcp://… of a running engine; none: the one of this user"),
     "--key-file": (None, "for a tcp:// address, made by `engine-launch keygen`"),
     "--rate": ([1.0], "requests per second", positive_rate),
     "--num-requests": (100,),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER, GPU_NODES, find_checkpoint, resolve
+from tokenloom.frontend.checkpoint import weight_memory
+from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER, GPU_NODES, find_checkpoint, name_as_given, resolve
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
 from tokenloom.ipc.sockets.addresses import RunDirectory
@@ -18,6 +19,8 @@ from tokenloom.ipc.sockets.keys import Keys
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
+from tokenloom.scripts.bench.inputs.write_gguf import convert
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
@@ -53,6 +56,37 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: d
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message):
         resolved(tmp_path, model=str(tmp_path))
+
+
+def test_an_error_about_a_gguf_file_names_the_file_and_not_the_folder_that_was_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    convert(tiny_checkpoint(tmp_path / "m", "llama"), tmp_path / "mine.gguf", "F32")
+    folder = find_checkpoint("mine.gguf", None)
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(ConfigError) as caught:
+        resolved(tmp_path / "run", model="mine.gguf")
+    assert str(caught.value).startswith("mine.gguf: generation_config.json: temperature must be in ")
+    assert "cache" not in str(caught.value)
+    monkeypatch.setattr(weight_memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(weight_memory, "swap_bytes", lambda: 0)
+    with pytest.raises(ConfigError, match=r"^the weights of mine\.gguf take .* of memory can be had here"):
+        resolved(tmp_path / "run", model="mine.gguf", generation_config="vllm")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("owner/name", "owner/name: config.json is bad, see owner/name"),
+        ("/cache/x", "/cache/x/config.json is bad, see /cache/x"),
+        (None, "/cache/x/config.json is bad, see /cache/x"),
+    ],
+)
+def test_the_folder_of_a_model_is_named_as_the_model_was_given(given: str | None, shown: str) -> None:
+    message = "/cache/x/config.json is bad, see /cache/x"
+    assert name_as_given(message, given, Path("/cache/x")) == shown
 
 
 @pytest.mark.parametrize(

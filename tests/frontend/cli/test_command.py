@@ -14,6 +14,7 @@ from tokenloom.frontend.cli.bench import BENCHMARKS
 from tokenloom.frontend.cli.command import COMMANDS, SERVE, load_command
 from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.ipc.errors import EngineDead
+from tokenloom.scripts.bench import runner
 
 CASES = Path(__file__).parents[3] / "scripts" / "bench" / "cases"
 
@@ -53,6 +54,35 @@ def test_an_unknown_command_is_refused_with_a_suggestion(
 
 def test_bench_lists_every_case() -> None:
     assert BENCHMARKS.keys() == {path.stem for path in CASES.glob("*.py")}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        ([], "serve", []),
+        (["serve", "--rate", "2"], "serve", ["--rate", "2"]),
+        (["http://localhost:8000", "--rate", "2"], "serve", ["http://localhost:8000", "--rate", "2"]),
+        (["latency", "demo"], "latency", ["demo"]),
+    ],
+)
+def test_a_benchmark_without_a_name_is_serve(
+    words: list[str], name: str, rest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, list[str]]] = []
+
+    def run_named(name: str, words: list[str]) -> int:
+        ran.append((name, words))
+        return 0
+
+    monkeypatch.setattr(runner, "run_named", run_named)
+    assert launch.main(["bench", *words]) == 0
+    assert ran == [(name, rest)]
+
+
+def test_an_unknown_benchmark_is_refused_with_the_near_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["bench", "latncy"])
+    assert ended.value.code == 2 and "latncy is no benchmark: did you mean latency?" in capsys.readouterr().err
 
 
 def test_a_benchmark_gets_all_arguments_after_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tokenloom.frontend.cli.engines import age, check_address, choose, engine_at, engine_of, url_of
+from tokenloom.frontend.cli.engines import age, check_address, choose, client_places, engine_at, engine_of, url_of
 from tokenloom.frontend.launcher.engine_record import EngineRecord
 from tokenloom.ipc.errors import ConfigError
 
@@ -78,10 +79,56 @@ def test_of_several_engines_a_person_chooses_until_the_number_is_one_of_them() -
     assert typist.shown.count("which one (1 to 3)?") == 3 and "http://127.0.0.1:8000" in typist.shown
 
 
-@pytest.mark.parametrize("typist, message", [(Typist(), "3 engines run: give the address"), (Typist(""), "none was")])
+@pytest.mark.parametrize(
+    "typist, message",
+    [(Typist(), "3 engines run, give the address of one: small http://127.0.0.1:8000 pid 7"), (Typist(""), "none was")],
+)
 def test_of_several_engines_none_is_taken_without_a_choice(typist: Typist, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(ALL, typist)
+
+
+NOBODY = Typist()
+
+
+@pytest.mark.parametrize(
+    ("address", "places"),
+    [
+        (None, (["ipc:///small"], "own.key")),
+        ("http://localhost:8000", (["ipc:///small"], "own.key")),
+        ("ipc:///small", (["ipc:///small"], "own.key")),
+        ("ipc:///elsewhere", (["ipc:///elsewhere"], None)),
+        ("tcp://10.0.0.7:5555", (["tcp://10.0.0.7:5555"], None)),
+    ],
+)
+def test_a_client_reaches_the_engine_that_runs_or_the_one_at_an_address(
+    address: str | None, places: tuple[list[str], str | None]
+) -> None:
+    running = [msgspec.structs.replace(SMALL, key_file="own.key"), PRIVATE]
+    assert client_places(address, None, running, NOBODY) == places
+    assert client_places(address, "given.key", running, NOBODY).key_file == "given.key"
+
+
+@pytest.mark.parametrize(
+    ("address", "engines", "reason"),
+    [
+        (None, [PRIVATE], "no engine of this user runs: engine-launch serve MODEL starts one"),
+        (None, ALL, "3 engines run, give the address of one: small"),
+        ("http://10.0.0.7:8000", ALL, r"no engine of this user serves at http://10\.0\.0\.7:8000: give its ipc:// or"),
+        ("localhost:8000", ALL, "is not an engine's address"),
+    ],
+)
+def test_a_client_that_can_reach_no_engine_is_told_why(
+    address: str | None, engines: list[EngineRecord], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        client_places(address, None, engines, NOBODY)
+
+
+def test_a_model_of_the_hub_is_found_under_each_form_of_its_name() -> None:
+    served = EngineRecord(pid=1, model="m", addresses=[], started_at=0.0, given_model="hf.co/o/n:Q4_0")
+    assert engine_of("https://huggingface.co/o/n:Q4_0", [served]) == served
+    assert engine_of("o/n", [served]) is None and engine_of("o/n:Q8_0", [served]) is None
 
 
 def test_the_url_of_an_engine_is_one_that_this_machine_can_reach() -> None:

@@ -35,15 +35,26 @@ def refuses(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
-def test_the_error_of_a_port_in_use_names_the_port(listeners: HttpListeners) -> None:
+def test_the_error_of_a_port_in_use_names_the_port_and_the_option_that_was_given(listeners: HttpListeners) -> None:
     listeners.open(EngineConfig(http="0"))
     other = HttpListeners()
-    with pytest.raises(ConfigError, match=rf"cannot listen on --http {port_of(listeners)}: Address already in use"):
-        other.open(EngineConfig(http=str(port_of(listeners))))
-    other.close()
-    with pytest.raises(ConfigError, match=r"cannot listen on --http nowhere\.invalid:1: "):
-        other.open(EngineConfig(http="nowhere.invalid:1"))
-    other.close()
+    port = port_of(listeners)
+    for config, option in (
+        (EngineConfig(http=str(port)), "--http"),
+        (EngineConfig(port=port), "--port"),
+        (EngineConfig(host="127.0.0.1", port=port), "--port"),
+    ):
+        reason = rf"cannot listen on port {port} of 127\.0\.0\.1: Address already in use; choose another with {option}$"
+        with pytest.raises(ConfigError, match=reason):
+            other.open(config)
+        other.close()
+    for config, option in (
+        (EngineConfig(http="nowhere.invalid:1"), "--http"),
+        (EngineConfig(host="nowhere.invalid", port=1), "--host"),
+    ):
+        with pytest.raises(ConfigError, match=rf"port 1 of nowhere\.invalid: .*; choose another with {option}$"):
+            other.open(config)
+        other.close()
 
 
 def test_connections_wait_without_a_frontend_and_are_refused_after_close(listeners: HttpListeners) -> None:

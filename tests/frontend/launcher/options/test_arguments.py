@@ -15,7 +15,7 @@ from tokenloom.frontend import launch
 from tokenloom.frontend.cli.serve import new_serve_parser
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments, given_options
 from tokenloom.frontend.launcher.options.config_file import read_config_file
-from tokenloom.frontend.launcher.options.options import config_from_keywords, new_config
+from tokenloom.frontend.launcher.options.options import as_given, config_from_keywords, keyword_errors, new_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.hostile_fields import REMOVED, VALUES, Hostile, faults
@@ -124,7 +124,11 @@ def test_a_text_option_keeps_its_spelling_in_the_file(file: Path) -> None:
         ("--modl x", "unknown option --modl: did you mean --model?"),
         ("--max-num-sequences=4", "unknown option --max-num-sequences: did you mean --max-num-seqs"),
         ("--max-num-seqs many", "--max-num-seqs must be a whole number, got 'many'"),
-        ("--tp x", "--tensor-parallel-size must be a whole number, got 'x'"),
+        ("--tp x", "--tp must be a whole number, got 'x'"),
+        ("-tp=x", "-tp must be a whole number, got 'x'"),
+        ("--tensor_parallel_size x", "--tensor-parallel-size must be a whole number, got 'x'"),
+        ("--num-gpu-blocks-override 0", "--num-gpu-blocks-override must be in [2, "),
+        ("--nnodes 2", "--nnodes 2 is above --tensor-parallel-size 1: "),
         ("--hang-timeout-s soon", "--hang-timeout-s must be a number, got 'soon'"),
         ("--dtype int4", "--dtype must be one of auto, float32, bfloat16, float16, got 'int4'"),
         ("--block-size 0", "--block-size must be in [1, 1024], got 0"),
@@ -178,6 +182,17 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
         config_from_keywords("LLM", None, options)
     assert str(caught.value) == message
     assert config_from_keywords("LLM", None, {"http": 8000, "hang_timeout_s": 3}).http == "8000"
+
+
+def test_an_error_of_the_start_names_the_options_as_they_were_given(file: Path) -> None:
+    message = "--max-model-len 9 is above 8, --max-model-len-x and a--max-model-len are others: lower --block-size"
+    with pytest.raises(ConfigError) as caught, keyword_errors("LLM", None, {"max_model_len": 9, "tp": 2}):
+        raise ConfigError(message)
+    assert str(caught.value) == message.replace("--max-model-len 9", "LLM(): max_model_len 9")
+    file.write_text("# mine\nnum-gpu-blocks-override: 5\n")
+    options = read_config_file(file)
+    assert as_given("--num-kv-blocks 5 is too few", options) == f"{file} line 2: num-gpu-blocks-override 5 is too few"
+    assert as_given("nothing to see", options) == "nothing to see"
 
 
 # ── vLLM's spellings ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from tokenloom.frontend.forms.openai.errors import json_response
@@ -72,6 +74,31 @@ def answer_of(
     body = json.loads(sent[1]["body"])
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, body["error"]["message"] if "error" in body else body["path"]
+
+
+async def nothing(request: Request) -> Response:
+    return Response()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "remedy"),
+    [
+        ("GET", "/models", "did you mean /v1/models?"),
+        ("GET", "/v1/health", "did you mean /health?"),
+        ("GET", "/v1/v1/models", "did you mean /v1/models?"),
+        ("GET", "/v1/models/", "did you mean /v1/models?"),
+        ("GET", "/v2/models", "not found; /openapi.json lists all paths"),
+        ("OPTIONS", "/v1/models", "start with --cors-origins and the page's origin to let web pages call"),
+        ("POST", "/v1/models", "method not allowed; /openapi.json lists all paths"),
+    ],
+)
+def test_an_unknown_path_is_answered_with_the_one_that_was_meant(method: str, path: str, remedy: str) -> None:
+    routes = [Route(each, nothing) for each in ("/v1/models", "/health", "/")]
+    middleware = HttpMiddleware(Router(routes, redirect_slashes=False), None, 100, lambda why: None)
+    status, _, message = answer_of(middleware, path, method=method)
+    assert (
+        status == (405 if method != "GET" else 404) and message.startswith(f"{method} {path}: ") and remedy in message
+    )
 
 
 async def echo_path(scope: Scope, receive: Receive, send: Send) -> None:
