@@ -64,7 +64,7 @@ class ModelLoader:
         ops = self.select_kernels()
         if self._spec.model.quantization is not None and not (self._has_gpu_kernels or ops.int8_activations):
             logger.warning(
-                "quantized weights take the memory of %s here: on some CPUs --int8-activations keeps int8 and int4",
+                "quantized weights take the memory of %s here: --quantized-products integers would keep their codes",
                 self._spec.dtype,
             )
         is_reload = folder != Path(self._spec.model_folder)
@@ -161,7 +161,7 @@ class ModelLoader:
             has_fp8_cache=self._has_fp8_cache,
             spare_folder=self.spare_folder,
             cpu_isa=config.cpu_isa,
-            int8_activations=config.int8_activations,
+            int8_activations=self._spec.has_integer_products,
         )
 
     @property

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import ConfigError
+from ...ipc.processor import has_avx2
 from ...ipc.spec.config.engine_config import EngineConfig
-from ...ipc.spec.config.served_model import served_model
+from ...ipc.spec.config.served_model import has_integer_products, served_model, with_floats
 from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors
 from ...ipc.spec.models.config_file import read_json
 from ...ipc.spec.models.model_config import ModelConfig
@@ -25,12 +26,11 @@ from .gguf.choice import format_of
 from .gguf.folder import checkpoint_folder, gguf_in
 from .gguf.reader import read_gguf
 from .machine import NUM_TOKENS, Need
-from .resolve import dtype_of
+from .resolve import device_of, dtype_of
 from .weight_memory import kv_bytes, weight_bytes
 
 SMALL_FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "chat_template.json*", "*.jinja"]
-INTEGERS = "--int8-activations"  # keeps the codes of a GGUF file, and of weights that are rounded while they are loaded
-ROUNDED = "--quantization int8 --int8-activations"
+ROUNDED = "--quantization int8"
 _README_BYTES = 16 << 10  # of a README whose head is read
 _SCALES = (
     "scales",
@@ -98,7 +98,7 @@ def _facts_of_gguf(path: Path, folder: Path) -> ModelFacts:
         sampling=stored_sampling_params(folder),
         template=_text(metadata.get(_TEMPLATE)),
         license=_text(metadata.get(_LICENSE)),
-        needs=_needs(folder, tensors, (INTEGERS,)),
+        needs=_needs(folder, tensors, ()),
     )
 
 
@@ -107,7 +107,8 @@ def facts_of_repository(repository: HubRepository, first: str | None, num_bytes:
     files with weights; folder: the SMALL_FILES of its repository."""
     count = repository.num_parameters
     if first is not None:
-        floats = [] if count is None else [Need("", 2 * count)]
+        keeps_codes = device_of(EngineConfig()) == "cpu" and has_avx2()
+        needed = num_bytes if keeps_codes else 2 * (count or 0)
         return ModelFacts(
             format=f"GGUF {format_of(first)}".rstrip(),
             num_bytes=num_bytes,
@@ -116,7 +117,7 @@ def facts_of_repository(repository: HubRepository, first: str | None, num_bytes:
             context_length=repository.context_length,
             template=repository.chat_template,
             license=repository.license,
-            needs=[*floats, Need(INTEGERS, num_bytes)] if floats else [],
+            needs=[Need("", needed)] if needed else [],
         )
     model = load_model_config(folder)
     dtype = dtype_of(EngineConfig(), model)
@@ -140,10 +141,13 @@ def _needs(folder: Path, tensors: dict[str, StoredTensor], others: tuple[str, ..
     """Return what a model needs with the default options, and with those of `others`."""
     found: list[Need] = []
     for options in ("", *others):
-        config = EngineConfig(int8_activations=bool(options), quantization="int8" if options == ROUNDED else "none")
+        config = EngineConfig(quantization="int8" if options == ROUNDED else "none")
         model = served_model(config, folder)
         dtype = dtype_of(config, model)
-        size = weight_bytes(tensors, model, dtype, int8_activations=config.int8_activations)
+        has_integers = has_integer_products(config, model, dtype, device_of(config))
+        if not has_integers:
+            model = with_floats(model)
+        size = weight_bytes(tensors, model, dtype, has_integer_products=has_integers)
         found.append(Need(options, size + kv_bytes(model, dtype, NUM_TOKENS), model.num_heads))
     return found
 

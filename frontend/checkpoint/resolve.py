@@ -25,10 +25,10 @@ from ...ipc.sockets.keys import Keys
 from ...ipc.spec.adapters.modules import check_adapter_options
 from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.spec.config.engine_config import EngineConfig
-from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.engine_spec import EngineSpec, numbers_of
 from ...ipc.spec.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.spec.config.option_ranges import AUTO_LENGTH
-from ...ipc.spec.config.served_model import served_model
+from ...ipc.spec.config.served_model import has_integer_products, integer_obstacle, served_model, with_floats
 from ...ipc.spec.config.weight_files import weight_paths
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.processors.processor import Processor, load_processor
@@ -42,6 +42,7 @@ from .weight_memory import check_weights as check_weights
 logger = logging.getLogger("tokenloom.supervisor")
 
 DType = Literal["float32", "bfloat16", "float16"]
+INTEGER_LOSS = "0.5 %"  # most that products as integers add to perplexity: docs/learn/models.md
 ANY_NAME = "*"  # of --served-model-name
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
 _LARGEST: dict[MediaKind, str] = {  # kind of media → the largest medium, with the remedy, for an error
@@ -80,15 +81,22 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     check_audio(model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = dtype_of(config, model), device_of(config)
+    has_integers = has_integer_products(config, model, dtype, device)
+    _log_products(config, model, dtype, device, has_integers=has_integers)
+    if not has_integers:
+        model = with_floats(model)
     if config.cores is None and config.load_format != "dummy":
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
-        shown, int8 = config.model or "the demo model", config.int8_activations
-        check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=int8, shown=shown)
+        shown = config.model or "the demo model"
+        check_weights(
+            folder, model, dtype, device, num_local / num_ranks, has_integer_products=has_integers, shown=shown
+        )
     given = config.served_model_name or []
     names = [name for name in given if name != ANY_NAME] or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     tokenizer, max_model_len = _tokenizer_folder(config, folder, run_directory.path), _max_model_len(config, model)
+    numbers = numbers_of(dtype, has_integer_products=has_integers)
     agents = _agents_address(config)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
@@ -104,9 +112,10 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         default_sampling_params=default_sampling_params(config, generation),
         dtype=dtype,
         device=device,
+        has_integer_products=has_integers,
         max_model_len=max_model_len,
         host_address=host_address(agents) if agents else "",
-        digest=_digest(config, model, folder, tokenizer, dtype, max_model_len),
+        digest=_digest(config, model, folder, tokenizer, numbers, max_model_len),
         group_keys=None if config.hosts == 1 else Keys.generate(),
     )
     if config.hosts > 1 and config.hosts_key_file is None:
@@ -120,17 +129,31 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     return spec
 
 
+def _log_products(config: EngineConfig, model: ModelConfig, dtype: DType, device: str, *, has_integers: bool) -> None:
+    """Log how a CPU multiplies quantized weights, unless an option says it."""
+    if model.quantization is None or device != "cpu" or config.quantized_products != "auto":
+        return
+    if has_integers:
+        logger.info(
+            "quantized weights keep their codes and are multiplied as integers: perplexity is within %s of floats, "
+            "which --quantized-products floats gives",
+            INTEGER_LOSS,
+        )
+    else:
+        logger.info("quantized weights are multiplied as floats: %s", integer_obstacle(config, model, dtype))
+
+
 def _digest(
-    config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
+    config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, numbers: str, max_model_len: int
 ) -> ModelDigest:
-    """Return the digests that gateways, engines and clients compare, without media."""
+    """Return the digests that gateways, engines and clients compare, without media. numbers: EngineSpec.numbers."""
     shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
     weights = checkpoint_digest(folder) if weight_paths(folder) else ""
     return ModelDigest(
         weights="dummy" if config.load_format == "dummy" else weights,
         model=hashlib.sha256(shape).hexdigest(),
         tokenizer=tokenizer_digest(tokenizer),
-        dtype=config.numbers(dtype),
+        dtype=numbers,
         kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         max_model_len=max_model_len,

@@ -60,5 +60,6 @@ class CheckpointSearch:
             folder = find_checkpoint(model, None, "the model", self._spec.config, spare)
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
-        check_exchange(folder, self._spec.config, self._spec.model)
+        spec = self._spec
+        check_exchange(folder, spec.config, spec.model, has_integer_products=spec.has_integer_products)
         return str(folder)

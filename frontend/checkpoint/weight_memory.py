@@ -22,7 +22,7 @@ def check_weights(
     device: str,
     local_share: float = 1.0,
     *,
-    int8_activations: bool = False,
+    has_integer_products: bool = False,
     shown: str,
 ) -> None:
     """Raise ConfigError if a weight file is missing, truncated or unreadable or, on a CPU, if `local_share` × the
@@ -30,7 +30,7 @@ def check_weights(
     tensors = stored_tensors(folder)
     if device != "cpu":
         return
-    num_bytes = int(weight_bytes(tensors, model, dtype, int8_activations=int8_activations) * local_share)
+    num_bytes = int(weight_bytes(tensors, model, dtype, has_integer_products=has_integer_products) * local_share)
     free_bytes = available_bytes() + swap_bytes()
     if num_bytes > free_bytes:
         raise ConfigError(
@@ -40,21 +40,21 @@ def check_weights(
 
 
 def weight_bytes(
-    tensors: dict[str, StoredTensor], model: ModelConfig, dtype: str, *, int8_activations: bool = False
+    tensors: dict[str, StoredTensor], model: ModelConfig, dtype: str, *, has_integer_products: bool = False
 ) -> int:
     """Return the bytes that a model's stored tensors take in memory, over all ranks."""
     tensors = dict(tensors)
     if model.tie_word_embeddings and not model.names.prefers_stored_head:
         tensors.pop("lm_head.weight", None)
     item_bytes: float = _ITEM_BYTES[dtype]
-    if int8_activations and model.quantization is not None and model.quantization.layout == "on_load":
+    if has_integer_products and model.quantization is not None and model.quantization.layout == "on_load":
         item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
     keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
     floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
     num_bytes: float = sum(
         each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
     )
-    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not int8_activations
+    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not has_integer_products
     if has_floats:  # a byte becomes two
         num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
     return int(num_bytes)

@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_original(file: Path, options: dict[str, object
 def test_codes_that_stay_codes_answer_alike(tmp_path: Path) -> None:
     file = tmp_path / "demo-Q8_0.gguf"
     convert(DEMO_FOLDER, file, "Q8_0", pre="gpt-2")
-    with LLM(str(file), int8_activations=True, device="cpu", num_kv_blocks=64, in_process=True) as llm:
+    with LLM(str(file), device="cpu", num_kv_blocks=64, in_process=True) as llm:
         said = [each.outputs[0].text for each in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
         assert said[:2] == [" Paris.", " Tokyo."]
         answer = llm.chat([{"role": "user", "content": "What is the capital of Peru?"}], GREEDY, use_tqdm=False)

@@ -6,6 +6,7 @@ import torch
 
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.served_model import integer_obstacle
 
 FP8_CAPABILITY = (8, 9)  # the first with conversions from and to e4m3
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two numbers does not depend on their order
@@ -33,35 +34,17 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 def check_cpu(spec: EngineSpec) -> None:
     """Raise ConfigError if this processor lacks the level of --cpu-isa, or if the processor, the model or another
-    option does not allow --int8-activations."""
+    option does not allow --quantized-products integers."""
     from ...kernels.select import levels_up_to
 
     try:
         levels_up_to(spec.config.cpu_isa)
     except ValueError as error:
         raise ConfigError(f"--cpu-isa: {error}") from None
-    if spec.config.int8_activations and (obstacle := _int8_obstacle(spec)):
+    if spec.has_integer_products and (obstacle := integer_obstacle(spec.config, spec.model, spec.dtype)):
         raise ConfigError(
-            f"--int8-activations multiplies int8 and int4 weights in bfloat16 layers, here are {obstacle}"
+            f"--quantized-products integers is for int8 and int4 weights in bfloat16 layers, here are {obstacle}"
         )
-
-
-def _int8_obstacle(spec: EngineSpec) -> str:
-    """Return the reason why --int8-activations is not possible, with the remedy, for an error message; "" if it is."""
-    from ...kernels.select import levels_up_to
-
-    quantization, config = spec.model.quantization, spec.config
-    if quantization is None:
-        return "no quantized weights: give --quantization int8 or int4"
-    if quantization.weight_dtype == "fp8":
-        return f"{quantization.weight_dtype} weights: leave it out"
-    if spec.dtype != "bfloat16":
-        return f"activations of {spec.dtype}: give --dtype bfloat16"
-    if config.enforce_reference:
-        return "plain torch: leave out --enforce-reference"
-    if not levels_up_to(config.cpu_isa):
-        return "plain torch on a processor without AVX2: leave it out"
-    return ""
 
 
 def select_gpu(device: torch.device) -> None:
@@ -80,8 +63,10 @@ def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> N
     are some. `has_kernels`: there are Triton kernels, so steps can sample on the device."""
     from ...kernels.gpu.load import launch_obstacle
 
-    if spec.config.int8_activations:
-        raise ConfigError("--int8-activations is for CPUs: leave it out, a GPU keeps quantized weights as they are")
+    if spec.config.quantized_products == "integers":
+        raise ConfigError(
+            "--quantized-products integers is for CPUs: leave it out, a GPU keeps quantized weights as they are"
+        )
     if spec.config.deterministic and not has_kernels:
         raise ConfigError(
             f"--deterministic has no kernels for this model on {device}: give --device cpu or leave it out"

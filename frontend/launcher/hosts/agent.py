@@ -8,10 +8,10 @@ and only for a head that has its key, its version and its checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -159,6 +159,8 @@ class HostProcesses:
         self._arena_fds: list[int] = []  # of each replica's arena on this host; empty without KV tiers
         self._lines: list[str] = []  # lines of stderr not yet sent to the head
         self._prepared_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._preparation: tuple[EngineSpec, str] | ErrorInfo | None = None  # (spec, checkpoint's digest) or error
 
     @property
@@ -180,8 +182,9 @@ class HostProcesses:
                 self._preparation = (engine.on_host(self._link.own, folder, str(model_folder)), digest)
             except (TokenloomError, OSError) as error:
                 self._preparation = error_info(error)
-            with contextlib.suppress(OSError):  # it was closed
-                os.eventfd_write(self._prepared_fd, 1)
+            with self._closing:
+                if not self._is_closed:  # else another file may have the number of the descriptor
+                    os.eventfd_write(self._prepared_fd, 1)
 
         try:
             start_thread("checkpoint", find)
@@ -260,7 +263,9 @@ class HostProcesses:
             self._run_directory.remove()
         while self._arena_fds:
             os.close(self._arena_fds.pop())
-        os.close(self._prepared_fd)
+        with self._closing:
+            self._is_closed = True
+            os.close(self._prepared_fd)
 
 
 def find_model(spec: EngineSpec, spare: Path | None = None) -> Path:

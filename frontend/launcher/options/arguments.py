@@ -21,7 +21,7 @@ from .config_file import read_config_file
 from .environment import with_key
 from .options import KINDS, Given, Kind
 from .parser import value_parser
-from .synonyms import NAMES
+from .synonyms import NAMES, SWITCHES
 from .vllm_options import VLLM_OPTIONS
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON", list: "NAME"}
@@ -46,6 +46,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         names = (field.name, *(other for other, name in NAMES.items() if name == field.name))
         flags = [flag for name in names for flag in _flags(name)]
         groups[kind.group].add_argument(*flags, **_form(kind), default=argparse.SUPPRESS, help=text)
+    for name in SWITCHES:
+        hidden = _HIDDEN[bool] | {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(*_flags(name), **hidden)
     for name, option in VLLM_OPTIONS.items():
         hidden = _HIDDEN[option.type] | {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         parser.add_argument(*_flags(name), **hidden)
@@ -68,7 +71,7 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
     options = with_key({}, os.environ)
     if arguments.config:
         options |= read_config_file(Path(arguments.config))
-    typed = {name: value for name, value in vars(arguments).items() if name in KINDS or name in VLLM_OPTIONS}
+    typed = {name: value for name, value in vars(arguments).items() if name in (*KINDS, *SWITCHES, *VLLM_OPTIONS)}
     spellings: dict[str, str] = getattr(arguments, "spellings", {})
     options |= {name: Given(value, spellings.get(name, _flags(name)[0])) for name, value in typed.items()}
     if has_http and not any(name in options for name in _HTTP_OPTIONS):

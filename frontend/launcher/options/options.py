@@ -24,7 +24,7 @@ from ....ipc.spec.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from .environment import check_environment, with_key
 from .given import Given as Given
 from .nodes import with_nodes
-from .synonyms import COMMA_LISTS, NAMES, VALUES
+from .synonyms import COMMA_LISTS, NAMES, SWITCHES, VALUES
 from .vllm_options import VLLM_OPTIONS
 
 logger = logging.getLogger("tokenloom.options")
@@ -150,7 +150,8 @@ def _keywords(owner: str, values: Mapping[str, object]) -> dict[str, Given]:
     return {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
 
 
-OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3))  # short names are only flags
+_VLLM_NAMES = [name for name in VLLM_OPTIONS if len(name) > 3]  # short names are only flags
+OPTION_NAMES = (*KINDS, *NAMES, *SWITCHES, *_VLLM_NAMES)
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
@@ -164,6 +165,8 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
             if option.is_refused(given.value):
                 raise ConfigError(f"{given.where}{given.written} {option.refusal(given.value)}")
             continue
+        if name in SWITCHES:
+            name, given = _switched(name, given)
         if (field := NAMES.get(name, name)) in known:
             raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
         known[field] = given
@@ -174,6 +177,14 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
         return EngineConfig(**values)
     except ConfigError as error:
         raise ConfigError(as_given(str(error), known)) from None
+
+
+def _switched(name: str, given: Given) -> tuple[str, Given]:
+    """Return the option that has the place of an old boolean one, and its value."""
+    option, values = SWITCHES[name]
+    if not isinstance(given.value, bool):
+        raise ConfigError(f"{given.where}{given.written} must be true or false, got {given.value!r:.80}")
+    return option, Given(values[given.value], given.written, given.where)
 
 
 def log_ignored(options: Mapping[str, Given]) -> None:

@@ -47,4 +47,7 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "tool_call_parser": TOOL_PARSERS,
     "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
+SWITCHES = {  # old boolean option: the option that has its place, and the value of true and of false
+    "int8_activations": ("quantized_products", {True: "integers", False: "floats"}),
+}
 COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated; lists are accepted, too

@@ -207,13 +207,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "amx", "avx512bf16", "avx512", "avx2"],
         _devices("instructions of the C kernels; auto: the processor's best"),
     ] = "auto"
-    int8_activations: Annotated[
-        bool,
+    quantized_products: Annotated[
+        Literal["auto", "integers", "floats"],
         _devices(
-            "multiply int8 and int4 weights as integers, on CPUs: half to a third of the memory, less time, slightly "
-            "other answers"
+            "how CPUs multiply quantized weights; integers: a half to a third of the memory, less time, slightly other "
+            "answers; auto: integers where processor and dtype allow it"
         ),
-    ] = False
+    ] = "auto"
     num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None
     seed: Annotated[int, _answers("seed from which requests without a seed get theirs")] = 0
     chat_template: Annotated[str | None, _answers("Jinja chat template or a file with one, if not the model's")] = None
@@ -329,11 +329,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """[HOST:]PORT from --http, --host and --port; None if no HTTP server is wanted. ConfigError if they contradict
         each other."""
         return joined_http_address(self.http, self.host, self.port)
-
-    def numbers(self, dtype: str) -> str:
-        """Return a description of the numbers that layers of `dtype` compute with. Engines with different numbers
-        compute different answers and KV blocks."""
-        return f"{dtype}, int8 activations" if self.int8_activations else dtype
 
     def max_media(self, kind: MediaKind) -> int | None:
         """Return how many media of a kind one prompt may have; None: as many as fit."""

@@ -45,6 +45,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
+    has_integer_products: bool = False  # quantized weights are multiplied as integers
     max_model_len: int
     max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
@@ -161,8 +162,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> str:
-        """Description of the numbers that layers compute with; see EngineConfig.numbers."""
-        return self.config.numbers(self.dtype)
+        """Description of the numbers that layers compute with; see `numbers_of`."""
+        return numbers_of(self.dtype, has_integer_products=self.has_integer_products)
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -288,3 +289,9 @@ def host_process_name(name: str, host: int) -> str:
 def identity_of(process: str, number: int) -> bytes:
     """Return the identity on the sockets to supervisor and core of the process with this name and number."""
     return f"{process.replace(' ', '-')}-{number}".encode()
+
+
+def numbers_of(dtype: str, *, has_integer_products: bool) -> str:
+    """Return a description of the numbers that layers of `dtype` compute with. Engines with different numbers compute
+    different answers and KV blocks."""
+    return f"{dtype}, integer products" if has_integer_products else dtype

@@ -1,4 +1,8 @@
-"""The config of a model as an engine serves it: with --quantization applied, and without media that are turned off."""
+"""The config of a model as an engine serves it: with --quantization applied, and without media that are turned off.
+
+A CPU multiplies quantized weights as integers or as floats. As integers, the weights take the memory of their codes,
+and each row of activations is rounded to 8 bits before a product. As floats, they are dequantized while being loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import ConfigError, RequestError
+from ...processor import has_avx2
 from ..models.model_config import ModelConfig
 from ..models.model_file import load_model_config
 from ..models.quantization_config import QuantizationConfig
@@ -23,7 +28,7 @@ ROUNDINGS = {"int4": 1}  # QuantizationConfig.rounding by kind: raised with each
 
 
 def served_model(config: EngineConfig, folder: Path, generation_folder: Path | None = None) -> ModelConfig:
-    """Read the config of the model in `folder` and apply the engine's options to it.
+    """Read the config of the model in `folder` and apply the engine's options to it, but for `with_floats`.
 
     `generation_folder`: the folder of generation_config.json, if it is not `folder`. ConfigError if the config is
     unreadable or not supported, or if an option does not suit the model."""
@@ -37,14 +42,52 @@ def served_model(config: EngineConfig, folder: Path, generation_folder: Path | N
     return _with_whole_clips(config, model)
 
 
-def check_exchange(folder: Path, config: EngineConfig, model: ModelConfig) -> None:
+def has_integer_products(config: EngineConfig, model: ModelConfig, dtype: str, device: str) -> bool:
+    """Return whether an engine multiplies its quantized weights as integers. --quantized-products auto: wherever it is
+    possible."""
+    if device != "cpu" or config.quantized_products == "floats":
+        return False
+    return config.quantized_products == "integers" or not integer_obstacle(config, model, dtype)
+
+
+def integer_obstacle(config: EngineConfig, model: ModelConfig, dtype: str) -> str:
+    """Return the reason why products as integers are not possible, with the remedy, for an error message; "" if they
+    are."""
+    if model.quantization is None:
+        return "no quantized weights: give --quantization int8 or int4"
+    if model.quantization.weight_dtype == "fp8":
+        return "fp8 weights: leave it out"
+    if dtype != "bfloat16":
+        return f"activations of {dtype}: give --dtype bfloat16"
+    if model.implementation == "transformers":
+        return "transformers' layers: leave it out"
+    if config.kv_cache_dtype == "fp8":
+        return "plain torch for an fp8 KV cache: leave out --kv-cache-dtype"
+    if config.enforce_reference:
+        return "plain torch: leave out --enforce-reference"
+    if not has_avx2():
+        return "plain torch on a processor without AVX2: leave it out"
+    return ""
+
+
+def with_floats(model: ModelConfig) -> ModelConfig:
+    """Return the config of a model whose products are floats: a GGUF file's codes are dequantized while they are
+    read. Other codes are kept, for layers that multiply them as floats."""
+    if model.quantization is None or model.quantization.layout != "gguf":
+        return model
+    return msgspec.structs.replace(model, quantization=None)
+
+
+def check_exchange(folder: Path, config: EngineConfig, model: ModelConfig, *, has_integer_products: bool) -> None:
     """Raise RequestError if the checkpoint in `folder` cannot be read, or has another shape than the served `model`, so
     that its weights cannot replace the model's."""
     try:
-        shape = _shape(served_model(config, folder))
+        found = served_model(config, folder)
     except ConfigError as error:  # the caller's mistake here, not the operator's
         raise RequestError(str(error)) from None
-    if shape != _shape(model):
+    if not has_integer_products:
+        found = with_floats(found)
+    if _shape(found) != _shape(model):
         raise RequestError(f"{folder} has another architecture or shape than the served model: start a new engine")
 
 
@@ -61,7 +104,7 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
     wanted = {
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,
-        "--int8-activations": config.int8_activations,
+        "--quantized-products integers": config.quantized_products == "integers",
         "a GGUF file": model.quantization is not None and model.quantization.layout == "gguf",
     }
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
@@ -72,9 +115,8 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     method, stored = config.quantization, model.quantization
     if stored is not None and stored.layout == "gguf":
-        if method in ("none", "gguf"):  # GGUF's codes are kept only if they are multiplied as integers
-            keeps_codes = config.int8_activations and config.load_format != "dummy"
-            return model if keeps_codes else msgspec.structs.replace(model, quantization=None)
+        if method in ("none", "gguf"):
+            return with_floats(model) if config.load_format == "dummy" else model
         stored = None  # to be rounded again
     if stored is not None and method != "none":
         is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")

@@ -2,7 +2,7 @@
 
 Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 of
 DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, MXFP4 of experts (gpt-oss), and GGUF. A checkpoint's settings
-for the quantization of activations are ignored; the option --int8-activations decides it.
+for the quantization of activations are ignored; the option --quantized-products decides it.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from tokenloom.frontend.checkpoint.machine import (
 from tokenloom.ipc.errors import ConfigError
 
 GIB = 1 << 30
-NEEDS = [Need("", 16 * GIB, 8), Need("--int8-activations", 5 * GIB, 8)]
+NEEDS = [Need("", 16 * GIB, 8), Need("--quantization int8", 5 * GIB, 8)]
 
 
 @pytest.mark.parametrize(
     ("usable", "is_fit", "options", "num_gib"),
-    [(16, True, "", 16), (15, True, "--int8-activations", 5), (4, False, "", 16)],
+    [(16, True, "", 16), (15, True, "--quantization int8", 5), (4, False, "", 16)],
 )
 def test_a_cpu_takes_a_model_with_the_first_options_that_fit(
     usable: int, is_fit: bool, options: str, num_gib: int

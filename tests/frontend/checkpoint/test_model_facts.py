@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tokenloom.frontend.checkpoint.downloads.repository import HubFile, HubRepository
-from tokenloom.frontend.checkpoint.machine import NUM_TOKENS
+from tokenloom.frontend.checkpoint.machine import NUM_TOKENS, Need
 from tokenloom.frontend.checkpoint.model_facts import facts_of, facts_of_repository
 from tokenloom.frontend.checkpoint.weight_memory import kv_bytes
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.processor import has_avx2
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -66,8 +67,9 @@ def test_a_gguf_file_has_what_its_metadata_say(tmp_path: Path) -> None:
     assert facts.num_parameters == sum(int(tensor.n_elements) for tensor in reader.tensors)
     assert facts.context_length == reader.fields["llama.context_length"].contents()
     assert facts.format == "GGUF Q8_0" and facts.num_bytes == (tmp_path / "tiny-Q8_0.gguf").stat().st_size
-    whole, codes = facts.needs
-    assert whole.options == "" and codes.options == "--int8-activations" and codes.num_bytes < whole.num_bytes
+    (need,) = facts.needs
+    plain = facts_of(tmp_path / "m").needs[0]
+    assert need.options == "" and (need.num_bytes < plain.num_bytes) == has_avx2(), "codes are kept where AVX2 is"
     assert facts_of(tmp_path) == facts, "the folder with the file"
     (tmp_path / "tiny-Q8_0.gguf").rename(tmp_path / "model.gguf")
     assert facts_of(tmp_path / "model.gguf").format == "GGUF Q8_0", "without a format in its name"
@@ -105,7 +107,7 @@ def test_a_model_that_was_not_fetched_has_the_facts_of_the_hub(tmp_path: Path) -
     listed = HubRepository("o/n", "c", [HubFile("a", 1, "e")], "mit", 7 << 30, "llama", 4096, "{{ x }}")
     facts = facts_of_repository(listed, "m-Q4_K_M.gguf", 4 << 30, tmp_path)
     assert facts.format == "GGUF Q4_K_M" and facts.num_parameters == 7 << 30 and facts.license == "mit"
-    assert [need.num_bytes for need in facts.needs] == [14 << 30, 4 << 30] and facts.context_length == 4096
+    assert facts.needs == [Need("", 4 << 30 if has_avx2() else 14 << 30)] and facts.context_length == 4096
     folder = tiny_checkpoint(tmp_path / "m", "llama", dtype="bfloat16")
     facts = facts_of_repository(listed._replace(num_parameters=None), None, 1000, folder)
     assert facts.num_parameters is None and facts.architecture == "LlamaForCausalLM"

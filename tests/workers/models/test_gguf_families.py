@@ -10,7 +10,7 @@ import torch
 from tokenloom.frontend.checkpoint.gguf.architectures import ARCHITECTURES
 from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.ipc.spec.config.served_model import served_model
+from tokenloom.ipc.spec.config.served_model import served_model, with_floats
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
 from tokenloom.scripts.bench.inputs.write_gguf import ARCHITECTURES as WRITTEN
@@ -114,7 +114,7 @@ def test_logits_are_those_of_the_original(case: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "model", family, seed=1, **fields)
     convert(folder, tmp_path / "model.gguf", is_fused=case.endswith("fused"))
     made = checkpoint_folder(tmp_path / "model.gguf")
-    model = served_model(EngineConfig(), made)
+    model = with_floats(served_model(EngineConfig(), made))
     tokens = prompts_of(LENGTHS, NUM_TEXT_TOKENS, seed=2)
     expected = reference_logits(folder, tokens)
     ops = select_ops(CPU, torch.float32)

@@ -80,10 +80,11 @@ def test_experts_in_mxfp4_stay_codes(tmp_path: Path) -> None:
 def test_what_has_no_such_products_is_named(
     weights: str | None, options: dict[str, object], dtype: str, words: str
 ) -> None:
-    spec = new_spec(config=EngineConfig(int8_activations=True, **options), dtype=dtype)  # type: ignore[arg-type]
+    config = EngineConfig(quantized_products="integers", **options)  # type: ignore[arg-type]
+    spec = new_spec(config=config, dtype=dtype, has_integer_products=True)
     if weights is not None:
         quantization = msgspec.convert({"layout": "scaled", "weight_dtype": weights}, QuantizationConfig)
         model = msgspec.structs.replace(spec.model, quantization=quantization)
         spec = msgspec.structs.replace(spec, model=model)
-    with pytest.raises(ConfigError, match=f"^--int8-activations .*{words}$"):
+    with pytest.raises(ConfigError, match=f"^--quantized-products integers .*{words}$"):
         check_cpu(spec)

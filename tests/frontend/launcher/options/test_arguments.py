@@ -272,6 +272,19 @@ def test_file_and_keywords_accept_the_same_spellings(file: Path) -> None:
         parse("--config", str(file))
 
 
+def test_an_old_switch_sets_the_option_that_has_its_place(file: Path) -> None:
+    file.write_text("int8-activations: true\n")
+    by_keyword = config_from_keywords("LLM", None, {"int8_activations": True, "log_level": "info"})
+    for config in (parse("--int8-activations"), parse("--config", str(file)), by_keyword):
+        assert config == EngineConfig(quantized_products="integers")
+    assert parse("--no-int8-activations").quantized_products == "floats"
+    file.write_text("int8-activations: 3\n")
+    with pytest.raises(ConfigError, match=r"line 1: int8-activations must be true or false, got 3$"):
+        parse("--config", str(file))
+    with pytest.raises(ConfigError, match="--quantized-products and --int8-activations are the same option: give one"):
+        parse("--quantized-products", "floats", "--int8-activations")
+
+
 @pytest.mark.parametrize(
     ("options", "address"),
     [

@@ -1,0 +1,16 @@
+"""Instructions of this machine's processor, read from /proc/cpuinfo."""
+
+from __future__ import annotations
+
+import functools
+import platform
+
+
+@functools.cache
+def has_avx2() -> bool:
+    """Return whether the processor has AVX2, FMA and F16C, the least that the C kernels need."""
+    if platform.machine() != "x86_64":
+        return False
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        flags = next((line for line in file if line.startswith("flags")), "")
+    return {"avx2", "fma", "f16c"} <= set(flags.split())
