@@ -28,21 +28,21 @@ def select_ops(
     has_fp8_cache: bool = False,
     spare_folder: Path | None = None,
     cpu_isa: str = "auto",
-    int8_activations: bool = False,
+    has_integer_products: bool = False,
 ) -> Ops:
     """Choose the implementation for models of `dtype` on `device` and log it, with a warning if it is plain torch;
     `enforce_reference` chooses plain torch and logs nothing.
 
     `has_fp8_cache` rules out the C kernels. `spare_folder`: folder for compiled C kernels if the user's cache folder
-    cannot be used; created on demand. `cpu_isa`: the highest instruction level of the C kernels. `int8_activations`:
-    the C kernels multiply int8 and int4 weights as integers. Raises ValueError if the C kernels are tried and the
-    processor lacks `cpu_isa`.
+    cannot be used; created on demand. `cpu_isa`: the highest instruction level of the C kernels.
+    `has_integer_products`: the C kernels multiply int8 and int4 weights as integers. Raises ValueError if
+    the C kernels are tried and the processor lacks `cpu_isa`.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
         plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder, cpu_isa, int8_activations)
+    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder, cpu_isa, has_integer_products)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("using plain torch, at half the speed of the kernels or less: %s", ops)
@@ -58,7 +58,7 @@ def _fast_ops(
     has_fp8_cache: bool,
     spare_folder: Path | None,
     cpu_isa: str,
-    int8_activations: bool,
+    has_integer_products: bool,
 ) -> Ops | str:
     """Load the kernels for `device`, or return the reason why there are none. Raises ValueError if the processor lacks
     `cpu_isa`."""
@@ -72,6 +72,6 @@ def _fast_ops(
     from .cpu.cpu_ops import load_cpu_ops
 
     try:
-        return load_cpu_ops(dtype, is_batch_invariant, spare_folder, cpu_isa, int8_activations)
+        return load_cpu_ops(dtype, is_batch_invariant, spare_folder, cpu_isa, has_integer_products)
     except Unavailable as error:
         return str(error)

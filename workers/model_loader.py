@@ -62,7 +62,7 @@ class ModelLoader:
         little memory for weights and adapters.
         """
         ops = self.select_kernels()
-        if self._spec.model.quantization is not None and not (self._has_gpu_kernels or ops.int8_activations):
+        if self._spec.model.quantization is not None and not (self._has_gpu_kernels or ops.has_integer_products):
             logger.warning(
                 "quantized weights take the memory of %s here: --quantized-products integers would keep their codes",
                 self._spec.dtype,
@@ -161,7 +161,7 @@ class ModelLoader:
             has_fp8_cache=self._has_fp8_cache,
             spare_folder=self.spare_folder,
             cpu_isa=config.cpu_isa,
-            int8_activations=self._spec.has_integer_products,
+            has_integer_products=self._spec.has_integer_products,
         )
 
     @property

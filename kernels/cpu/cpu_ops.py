@@ -78,16 +78,16 @@ class CpuOps(ReferenceOps):
         library: c.KernelLibrary,
         dtype: torch.dtype,
         is_batch_invariant: bool = False,
-        int8_activations: bool = False,
+        has_integer_products: bool = False,
     ) -> None:
-        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `int8_activations`: see
+        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `has_integer_products`: see
         LinearPacker."""
         self.library = library
         self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype
         self._line = int(library.op_line())  # elements in 64 bytes
-        self._packer = LinearPacker(library, int8_activations)
-        self.int8_activations = self._packer.takes_codes
+        self._packer = LinearPacker(library, has_integer_products)
+        self.has_integer_products = self._packer.takes_codes
         self._scratch = torch.empty(0, dtype=dtype)
         self._plans: list[_Plans] = []  # the newest first
 
@@ -320,7 +320,7 @@ def load_cpu_ops(
     is_batch_invariant: bool = False,
     spare_folder: Path | None = None,
     isa: str = "auto",
-    int8_activations: bool = False,
+    has_integer_products: bool = False,
 ) -> CpuOps:
     """Return the operations for models of `dtype`, with the best kernels for this processor, at most of level `isa`.
     `spare_folder`: see `select_ops`. Raises Unavailable if there are no kernels for `dtype` or none can be loaded,
@@ -328,18 +328,18 @@ def load_cpu_ops(
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are no C kernels for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
     loaded = load_kernels(dtype == torch.bfloat16, spare_folder, isa)
-    ops = CpuOps(loaded.library, dtype, is_batch_invariant, int8_activations)
-    ops.kernels = f"{loaded}{', int8 activations' if ops.int8_activations else ''}"
+    ops = CpuOps(loaded.library, dtype, is_batch_invariant, has_integer_products)
+    ops.kernels = f"{loaded}{', integer products' if ops.has_integer_products else ''}"
     return ops
 
 
 def make_cpu_ops(
-    dtype: torch.dtype, level: str, is_batch_invariant: bool = False, int8_activations: bool = False
+    dtype: torch.dtype, level: str, is_batch_invariant: bool = False, has_integer_products: bool = False
 ) -> CpuOps:
     """Return the operations with the kernels of one of `instruction_levels()`, for comparisons. Raises Unavailable if
     these cannot be loaded."""
     library = load_level(level, dtype == torch.bfloat16).library
-    return CpuOps(library, dtype, is_batch_invariant, int8_activations)
+    return CpuOps(library, dtype, is_batch_invariant, has_integer_products)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

@@ -32,12 +32,12 @@ class CpuLinear:
 class LinearPacker:
     """Packer of linear layers. Owns the memory of the packed weights, which lie in the order of packing."""
 
-    def __init__(self, library: c.KernelLibrary, int8_activations: bool) -> None:
-        """`int8_activations`: int8 and int4 weights are packed as codes and multiplied as integers if the kernels
+    def __init__(self, library: c.KernelLibrary, has_integer_products: bool) -> None:
+        """`has_integer_products`: int8 and int4 weights are packed as codes and multiplied as integers if the kernels
         support that; scales of groups are then in half precision. All other quantized weights are dequantized."""
         self._library, self._memory = library, PackedMemory()
         self._line = int(library.op_line())
-        self.takes_codes = int8_activations and bool(library.op_has_codes())
+        self.takes_codes = has_integer_products and bool(library.op_has_codes())
 
     def pack(self, weight: Weight, bias: Tensor | None, activation: Activation) -> CpuLinear:
         """Pack a weight [out, in] and a bias [out]. A gated weight has all gates, then all ups."""

@@ -3,8 +3,9 @@
     python -m tokenloom.scripts.checkpoints.compare_quality MODEL [FORM ...] [--texts FILE ...]
 
 MODEL is a folder or a GGUF file. A form is what engine-launch is told: `float32`, `bfloat16`, or a kind of
---quantization (int8, int4, fp8); `stored` keeps a file's own codes. After a +, `activations` stands for
---int8-activations and `fp8-cache` for --kv-cache-dtype fp8. Each form computes the same pieces of texts as prompts.
+--quantization (int8, int4, fp8), with products as floats; `stored` keeps a file's own codes. After a +, `integers`
+stands for --quantized-products integers and `fp8-cache` for --kv-cache-dtype fp8. Each form computes the same pieces of
+texts as prompts.
 `perplexity` is of their tokens. Over all places, `mean_kl` and `p99_kl` are the Kullback-Leibler divergence from the
 model in float32, in nats and over the whole vocabulary; `top1` is the share of places with the same likeliest token.
 """
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, add_tokenizer
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.ipc.spec.config.served_model import served_model
+from tokenloom.ipc.spec.config.served_model import served_model, with_floats
 from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.cases.kernels import BLOCK_SIZE, CPU
@@ -35,8 +36,8 @@ from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
 
 FLOATS = ("float32", "bfloat16")
-FORMS = ["float32", "bfloat16", "bfloat16+fp8-cache", "int8", "int8+activations", "int4", "int4+activations"]
-STORED = "stored+activations"
+FORMS = ["float32", "bfloat16", "bfloat16+fp8-cache", "int8", "int8+integers", "int4", "int4+integers"]
+STORED = "stored+integers"
 TEXTS = ["LICENSE", "docs/design/failures.md", "core/scheduling/scheduler.py"]
 PIECE_TOKENS, NUM_BLOCKS = 900, 128
 
@@ -49,10 +50,12 @@ class Form:
         self.dtype = getattr(torch, kind) if kind in FLOATS else torch.bfloat16
         self.has_fp8_cache = "fp8-cache" in added
         quantization = "none" if kind in (*FLOATS, "stored") else kind
-        config = EngineConfig(quantization=quantization, int8_activations="activations" in added)  # type: ignore[arg-type]
-        ops = select_ops(CPU, self.dtype, has_fp8_cache=self.has_fp8_cache, int8_activations=config.int8_activations)
+        has_integers = "integers" in added
+        config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
+        ops = select_ops(CPU, self.dtype, has_fp8_cache=self.has_fp8_cache, has_integer_products=has_integers)
         begun = time.perf_counter()
         model = served_model(config, folder)
+        model = model if has_integers else with_floats(model)
         self.model: DecoderModel = load_model(folder, model, PIECE_TOKENS, self.dtype, CPU, ops, ParallelGroup())
         self.load_s = time.perf_counter() - begun
 

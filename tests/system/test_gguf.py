@@ -69,7 +69,7 @@ def test_codes_that_stay_codes_answer_alike(tmp_path: Path) -> None:
         assert said[:2] == [" Paris.", " Tokyo."]
         answer = llm.chat([{"role": "user", "content": "What is the capital of Peru?"}], GREEDY, use_tqdm=False)
         assert answer[0].outputs[0].text == "The capital of Peru is Lima."
-        assert "int8 activations" in llm.info().kernels
+        assert "integer products" in llm.info().kernels
 
 
 def test_a_damaged_file_ends_the_start_with_its_name(file: Path, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_log_health_and_ready_line_name_the_kernels(tmp_path: Path, has_compiler
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", [{"in_process": True}, {"tensor_parallel_size": 2}], ids=repr)
-def test_int8_activations_are_named_and_answer(options: dict[str, object]) -> None:
-    with LLM(num_threads=1, device="cpu", quantization="int4", int8_activations=True, **options) as llm:  # type: ignore[arg-type]
-        assert llm.info().kernels.endswith(", int8 activations")
+def test_products_of_integers_are_named_and_answer(options: dict[str, object]) -> None:
+    with LLM(num_threads=1, device="cpu", quantization="int4", **options) as llm:  # type: ignore[arg-type]
+        assert llm.info().kernels.endswith(", integer products")
         greedy = SamplingParams(temperature=0, max_tokens=8)
         (output,) = llm.generate("The capital of France is", greedy, use_tqdm=False)
         assert "Paris" in output.outputs[0].text

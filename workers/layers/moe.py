@@ -111,7 +111,7 @@ def _load_packed(
     biases = load_expert_biases(loader.checkpoint, shard) if config.has_bias else None
     if biases is not None and loader.group.rank > 0:  # the bias must be added to the sum over ranks only once
         biases = (biases[0], torch.zeros_like(biases[1]))
-    matrices = load_experts(loader.checkpoint, shard, keeps_mxfp4=loader.ops.int8_activations)
+    matrices = load_experts(loader.checkpoint, shard, keeps_mxfp4=loader.ops.has_integer_products)
     packed = loader.pack_experts(*matrices, biases, activation_of(config.activation))
     if loader.adapted is not None:
         loader.adapted.add_experts(packed, shard)

@@ -128,8 +128,8 @@ class LayerLoader:
         return packed
 
     def pack_head(self, table: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Pack the head's weight [ids, hidden_size]. With int8 activations it is quantized to int8."""
-        return self.pack(quantize(table, "int8") if self.ops.int8_activations else table, bias)
+        """Pack the head's weight [ids, hidden_size]. With products as integers it is rounded to int8."""
+        return self.pack(quantize(table, "int8") if self.ops.has_integer_products else table, bias)
 
     def pack_experts(
         self,

@@ -3,7 +3,7 @@
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
 `vs_one_row` compares decode steps at one context with that of one row. --forms adds models with quantized weights and
-int8 activations, in the same rounds; `times_floats` is their speed relative to the model with floats. Models as in
+products as integers, in the same rounds; `times_floats` is their speed relative to the model with floats. Models as in
 workload.py.
 """
 
@@ -64,11 +64,11 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def load(folder: Path, form: str, cpu_isa: str) -> tuple[Model, str]:
-    """Load a model with floats, or with weights of another form and int8 activations; return it and the kernels."""
+    """Load a model with floats, or with weights of another form and products as integers; return it and the kernels."""
     config, dtype = load_model_config(folder), getattr(torch, DTYPE)
     if form != FLOATS:
         config = quantized_on_load(config, form)
-    ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, int8_activations=form != FLOATS)
+    ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, has_integer_products=form != FLOATS)
     return load_model(folder, config, 2048, dtype, CPU, ops, ParallelGroup()), ops.kernels
 
 

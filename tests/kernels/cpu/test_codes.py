@@ -29,8 +29,8 @@ pytestmark = pytest.mark.parametrize("kind", KINDS, indirect=True, ids=str, scop
 
 @pytest.fixture(scope="module")
 def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
-    found = CpuOps(library, kind[0], int8_activations=True)
-    assert found.int8_activations
+    found = CpuOps(library, kind[0], has_integer_products=True)
+    assert found.has_integer_products
     return found
 
 

@@ -18,8 +18,8 @@ def test_all_levels_give_the_same_bits(num_bits: int, form: str) -> None:
     weight, x = random_weight(num_bits, (72, 320), 32, form), torch.randn(9, 320).bfloat16()
     found = []
     for level in LEVELS:
-        ops = CpuOps(load_level(level, True).library, torch.bfloat16, int8_activations=True)
-        assert ops.int8_activations
+        ops = CpuOps(load_level(level, True).library, torch.bfloat16, has_integer_products=True)
+        assert ops.has_integer_products
         found.append(ops.logits(x, ops.pack_linear(weight, None)))
     assert all(torch.equal(each, found[0]) for each in found)
     assert found[0].std() > 0

@@ -27,7 +27,7 @@ needs_products = pytest.mark.skipif(not instruction_levels(), reason="the proces
 
 
 def load_demo(quantization: str | None) -> DecoderModel:
-    ops = select_ops(CPU, BF16, int8_activations=quantization is not None)
+    ops = select_ops(CPU, BF16, has_integer_products=quantization is not None)
     return load(DEMO, BF16, quantization=quantization, ops=ops)
 
 
@@ -57,7 +57,7 @@ def test_the_demo_says_nearly_the_same(quantization: str, agreement: float, dive
 def test_experts_in_mxfp4_stay_codes(tmp_path: Path) -> None:
     quantized, plain = mxfp4_pair(tmp_path, intermediate_size=96)
     codes, floats = (
-        load(folder, BF16, ops=select_ops(CPU, BF16, int8_activations=folder == quantized))
+        load(folder, BF16, ops=select_ops(CPU, BF16, has_integer_products=folder == quantized))
         for folder in (quantized, plain)
     )
     assert codes.weight_bytes < 0.7 * floats.weight_bytes
