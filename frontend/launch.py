@@ -27,7 +27,7 @@ from ..ipc.sockets.addresses import RunDirectory
 from ..ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from .checkpoint.hub import is_model_name
 from .checkpoint.resolve import name_as_given, resolve
-from .checkpoint.start_report import ThrottledWriter, write_to_stderr
+from .checkpoint.start_report import PROGRAM_INTERVAL_S, ThrottledWriter, write_to_stderr
 from .cli.command import (
     COMMANDS,
     GATEWAY,
@@ -158,7 +158,11 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     run_directory = RunDirectory.create()
     announce: Callable[[str], None] = _print_line
     if is_private:
-        announce = (lambda line: None) if config.log_level == "error" else ThrottledWriter(write_to_stderr)
+        announce = (
+            (lambda line: None)
+            if config.log_level == "error"
+            else ThrottledWriter(write_to_stderr, interval_s=PROGRAM_INTERVAL_S)
+        )
     listeners = HttpListeners()
     try:
         listeners.open(config)  # first, so that a port in use fails at once

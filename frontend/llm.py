@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Unpack
 
 from ..ipc.spec.config.engine_config import EngineConfig
 from .client.async_client import AsyncClient
@@ -20,6 +21,7 @@ from .client.transport import Transport
 from .client.zmq_transport import ZmqTransport
 from .embedded.child_engine import ChildEngine
 from .embedded.in_process_transport import InProcessTransport
+from .launcher.options.engine_options import EngineOptions
 from .launcher.options.options import config_from_keywords, keyword_errors
 
 START_TIMEOUT_S = 30.0  # longest wait for the first reply of an engine that has reported Ready
@@ -29,7 +31,7 @@ class LLM(Client):
     """Synchronous client with an engine of its own. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
+        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: Unpack[EngineOptions]
     ) -> None:
         """Start an engine and wait until it serves. Each option of engine-launch is a keyword, as in `max_num_seqs=16`.
 
@@ -78,7 +80,7 @@ class AsyncLLM(AsyncClient):
     """Asyncio client with an engine of its own. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
+        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: Unpack[EngineOptions]
     ) -> None:
         """Start an engine and block until it serves. Keywords and errors are the same as for LLM.
 

@@ -1,7 +1,7 @@
 """Report of the progress of an engine's start: its phases, as log lines.
 
 The command prints all lines on standard output. A program that starts an engine (LLM) prints at most one line per
-MIN_INTERVAL_S on standard error, and so none for a quick start.
+PROGRAM_INTERVAL_S on standard error, and so none for a usual start.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...ipc.spec.config.engine_spec import EngineSpec
 
 SILENCE_S = 5.0  # after this long without a line, the processes that are still starting are named
 MIN_INTERVAL_S = 3.0  # between two lines of a ThrottledWriter
+PROGRAM_INTERVAL_S = 10.0  # the same for the start of an engine in a program, which is no log
 
 
 class StartReport:
@@ -69,16 +70,21 @@ class StartReport:
 
 
 class ThrottledWriter:
-    """Writer of lines that drops each line within MIN_INTERVAL_S of the last written one, or of the writer's
-    creation."""
+    """Writer of lines that drops each line within `interval_s` of the last written one, or of the writer's creation."""
 
-    def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        interval_s: float = MIN_INTERVAL_S,
+    ) -> None:
         self._write, self._monotonic = write, monotonic
+        self._interval_s = interval_s
         self._shown_at = monotonic()
 
     def __call__(self, line: str) -> None:
         now = self._monotonic()
-        if now - self._shown_at >= MIN_INTERVAL_S:
+        if now - self._shown_at >= self._interval_s:
             self._shown_at = now
             self._write(line)
 

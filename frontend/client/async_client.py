@@ -180,7 +180,9 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
 
     async def info(self) -> wire.Info:
         """Return the model, its limits and the engine's version."""
-        return await self._ask(wire.GetInfo, wire.Info)
+        found = await self._ask(wire.GetInfo, wire.Info)
+        self._model = self._model or found.model
+        return found
 
     async def get_metrics(self) -> list[Metric]:
         """Return the engine's counters, gauges and histograms, with the names of /metrics."""

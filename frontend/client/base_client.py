@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, Self, TypeVar, get_args
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ...ipc.messages.base import MemoryTag, PauseMode
 from ...ipc.messages.client import ChatForm, LoadAdapter, Query, Submit, UnloadAdapter
 from ...ipc.params.lora_request import LoRARequest
 from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
 from ..forms.call_options import AdapterOptions, adapters_of
@@ -37,7 +38,7 @@ class BaseClient(Generic[DoneT]):
     waits until its command is done; in an AsyncClient it is a coroutine."""
 
     _waits_for_engine: ClassVar[bool]
-    _model = ""  # of an engine that this object has started
+    _model = ""  # as the caller named it, or as `info` said; empty: not known yet
     _defaults: dict[str, Any] | None = None  # the engine's sampling defaults; None: not fetched yet
 
     def __init__(
@@ -47,6 +48,7 @@ class BaseClient(Generic[DoneT]):
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 30.0,
         key_file: str | os.PathLike[str] | None = None,
+        **unknown: Never,
     ) -> None:
         """Connect to the engine at `address`, as engine-launch prints it; `key_file` is the engine's --key-file.
 
@@ -55,6 +57,9 @@ class BaseClient(Generic[DoneT]):
         with its replacement, or fail with EngineDead after `reconnect_timeout_s`. If several addresses are given, one
         for each frontend, the client uses one of them, and resumes at the next.
         """
+        for name in unknown:
+            known = ("address", "connect_timeout_s", "reconnect_timeout_s", "key_file")
+            raise TypeError(f"{type(self).__name__}() has no keyword {name!r}{suggestion(name, known)}")
         transport = ZmqTransport(address, connect_timeout_s, reconnect_timeout_s, key_file)
         self._attach(transport, transport.close)
         if self._waits_for_engine:

@@ -221,7 +221,9 @@ class Client(BaseClient[None]):
 
     def info(self) -> wire.Info:
         """Return the model, its limits and the engine's version."""
-        return self._ask(wire.GetInfo, wire.Info)
+        found = self._ask(wire.GetInfo, wire.Info)
+        self._model = self._model or found.model
+        return found
 
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters, gauges and histograms, with the names of /metrics."""

@@ -291,5 +291,8 @@ def _check_addresses(given: Any) -> list[str]:
         raise ConfigError("no address is given: give those that engine-launch prints")
     for address in addresses:
         if not isinstance(address, str) or not address.startswith(("ipc://", "tcp://")):
-            raise ConfigError(f"address {address!r} must begin with ipc:// or tcp://, as engine-launch prints it")
+            hint = "as engine-launch prints it"
+            if str(address).startswith(("http://", "https://")):
+                hint += "; clients of OpenAI's API take this one"
+            raise ConfigError(f"address {address!r} must begin with ipc:// or tcp://, {hint}")
     return addresses

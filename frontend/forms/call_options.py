@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatForm
 from ...ipc.params.lora_request import LoRARequest
+from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 
@@ -86,6 +87,8 @@ def _mend(method: str, name: str, known: type[UnservedOptions]) -> str:
     own = _PARAMETERS.get(method, ())
     if name in SamplingParams.__struct_fields__ and "sampling_params" in {*own, *known.__annotations__}:
         return f": it is a sampling parameter, write SamplingParams({name}=…)"
+    if name in PoolingParams.__struct_fields__ and "pooling_params" in own:
+        return f": it is a pooling parameter, write PoolingParams({name}=…)"
     served = sorted({*known.__annotations__, *own} - UnservedOptions.__annotations__.keys())
     return suggestion(name, served) or f"; it has {', '.join(served)}"
 

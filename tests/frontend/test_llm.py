@@ -146,7 +146,11 @@ def test_every_field_of_the_configuration_is_a_keyword(tmp_path: Path) -> None:
     assert config_from_keywords("LLM", None, {"log_level": "debug"}).log_level == "debug"
 
 
-def test_an_unknown_keyword_is_a_type_error_with_a_suggestion() -> None:
+def test_an_unknown_keyword_is_a_type_error_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"LLM\(\) .* 'temperature': it is a parameter of a request, write Sampling"):
+        config_from_keywords("LLM", tmp_path, {"temperature": 0})
+    with pytest.raises(TypeError, match=r"did you mean gpu_memory_utilization\?"):
+        config_from_keywords("LLM", tmp_path, {"gpu_mem": 0.5})
     with pytest.raises(TypeError, match=r"LLM\(\) got an unexpected keyword argument 'tensor_paralel_size'.*parallel"):
         LLM(tensor_paralel_size=2)
 
@@ -220,7 +224,7 @@ def test_in_process_the_waiting_thread_runs_the_engine() -> None:
             expected_text("d", 7),
             expected_text("e", 7),
         ]
-        assert llm.info().model == "fake" and repr(llm) == "<FakeLLM at this process>"
+        assert llm.info().model == "fake" and repr(llm) == "<FakeLLM fake at this process>"
         with pytest.raises(RequestError, match="forbidden"):
             llm.generate(FORBIDDEN, use_tqdm=False)
     assert engine.threads == {threading.current_thread()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,29 @@ from tokenloom.tests.system.http_engine import KEY
 from tokenloom.tests.system.launched import LaunchedEngine
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/learn/examples"
+DEADLINE_S = 60.0
 ENGINE = {"attach.py", "openai_chat.py", "structured.py", "requests.sh"}  # those that need a running engine
 
 
 def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in FOLDER.iterdir()} == ENGINE | {"generate.py"}
+
+
+def test_the_readmes_second_program_attaches_to_the_engine_of_the_first(tmp_path: Path) -> None:
+    text = (FOLDER.parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "listen=" in each)
+    block = block.replace("/tmp/engine.sock", f"{tmp_path}/engine.sock")
+    imports, starts, attaches = block.split("\n\n")
+    names: dict[str, Any] = {}
+    exec(
+        f"{imports}\n" + starts.replace('"Qwen/Qwen3-0.6B", max_model_len=8192', "num_threads=1, num_kv_blocks=64"),
+        names,
+    )
+    with names["llm"] as llm:
+        assert repr(llm) == f"<LLM demo at ipc://{tmp_path}/engine.sock>"
+        command = [sys.executable, "-P", "-c", f"{imports}\n{attaches}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0 and "Paris" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -46,7 +66,7 @@ def test_an_example_prints_the_expected_output(
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_examples_succeed(engine: LaunchedEngine) -> None:
     command = ["bash", str(FOLDER / "requests.sh"), engine.url, KEY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     for text in ("Paris", "[DONE]", '"embedding":"', '"tokens":[', '"status":"ok"'):
         assert text in done.stdout

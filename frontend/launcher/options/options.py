@@ -20,6 +20,7 @@ import msgspec
 
 from ....ipc.errors import ConfigError
 from ....ipc.params.public_struct import suggestion
+from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.spec.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from .environment import check_environment, with_key
 from .given import Given as Given
@@ -128,7 +129,10 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
     Logs ignored options. TypeError for an unknown keyword, with similar names; ConfigError for a bad value."""
     for name in options:
         if name not in OPTION_NAMES:
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
+            hint = suggestion(name, OPTION_NAMES)
+            if name in SamplingParams.__struct_fields__:
+                hint = f": it is a parameter of a request, write SamplingParams({name}=…) there"
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
     given = with_key(_keywords(owner, values), os.environ)
     config = new_config(given)

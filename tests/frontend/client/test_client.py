@@ -248,6 +248,17 @@ def test_without_an_engine_the_error_names_the_address_and_the_mend(tmp_path: Pa
     assert set(threading.enumerate()) == before
 
 
+def test_an_unknown_keyword_is_answered_with_the_one_that_is_meant() -> None:
+    with pytest.raises(TypeError, match=r"^Client\(\) has no keyword 'keyfile': did you mean key_file\?$"):
+        Client("ipc:///nowhere", keyfile="x")  # type: ignore[arg-type]
+
+
+def test_a_client_shows_the_model_once_it_is_known(fake: FakeFrontend, client: Client) -> None:
+    before = repr(client)
+    model = client.info().model
+    assert model not in before.split() and repr(client).startswith(f"<Client {model} at ipc://")
+
+
 @pytest.mark.parametrize("address", ["", "localhost:5555", "tcp://host", "ipc://" + "x" * 200, 5])
 def test_an_invalid_address_is_refused_at_once(address: object) -> None:
     with pytest.raises(ValueError, match=r"ipc://|cannot connect"):

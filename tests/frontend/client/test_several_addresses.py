@@ -67,5 +67,7 @@ def test_without_any_frontend_the_error_names_all_addresses(tmp_path: Path) -> N
 def test_addresses_must_be_given() -> None:
     with pytest.raises(ConfigError, match="no address is given"):
         Client([])
+    with pytest.raises(ConfigError, match="ipc:// or tcp://, as engine-launch prints it; clients of OpenAI's API take"):
+        Client("http://localhost:8000")
     with pytest.raises(ConfigError, match="address 'localhost' must begin with ipc:// or tcp://"):
         Client(["tcp://127.0.0.1:1", "localhost"])

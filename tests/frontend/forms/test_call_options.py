@@ -116,6 +116,8 @@ def test_an_unserved_keyword_is_refused_by_name(
         ("generate", CallOptions, "use_tqdmm", r"did you mean use_tqdm\?"),
         ("chat", ChatOptions, "tool", r"did you mean tools\?"),
         ("embed", AdapterOptions, "temperature", "; it has lora_request, model, pooling_params"),
+        ("embed", AdapterOptions, "dimensions", r"write PoolingParams\(dimensions=…\)"),
+        ("transcribe", TranscribeOptions, "lang", r"did you mean language\?"),
         ("transcribe", TranscribeOptions, "max_tokens", r"write SamplingParams\(max_tokens=…\)"),
     ],
 )

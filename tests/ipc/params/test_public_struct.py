@@ -21,6 +21,10 @@ from tokenloom import BeamSearchParams, LoRARequest, PoolingParams, SamplingPara
         (lambda: StructuredOutputsParams(jsn="{}"), "did you mean json"),
         (lambda: BeamSearchParams(beam_with=1), "did you mean beam_width"),
         (lambda: LoRARequest("a", lora_pth="/x"), "did you mean lora_path"),
+        (lambda: PoolingParams(dim=1), r"PoolingParams\(\) has no field 'dim': did you mean dimensions\?"),
+        (lambda: LoRARequest(lora="a"), r"did you mean lora_name or lora_int_id or lora_path\?"),
+        (lambda: StructuredOutputsParams(schema="{}"), r"has no field 'schema'; it has json, json_object, regex, "),
+        (lambda: LoRARequest(), r"LoRARequest\(\) misses lora_name: give it$"),
     ],
 )
 def test_an_unknown_field_is_named_with_similar_ones(call: object, message: str) -> None:

@@ -177,5 +177,5 @@ def test_answers_are_joined_with_the_times_of_their_pieces() -> None:
 def test_what_the_model_cannot_do_is_refused(family: str, options: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         Transcriber(info_of(family), options)
-    with pytest.raises(TypeError, match="has no keyword 'lang'"):
+    with pytest.raises(TypeError, match="has no keyword 'lang': did you mean language"):
         Transcriber(info_of("whisper"), {"lang": "en"})  # type: ignore[typeddict-unknown-key]
