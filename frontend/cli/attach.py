@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...ipc.errors import ConfigError
-from ...ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
+from ...ipc.params.sampling_defaults import FIRST_IMPRESSION, chat_sampling
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.spec.config.engine_config import API_KEY_VARIABLE
 from ..client.client import Client
@@ -93,7 +93,4 @@ def sampling_params(arguments: argparse.Namespace, defaults: Mapping[str, float]
     sampling at all it is FIRST_IMPRESSION; if they name no longest answer it is `max_tokens`."""
     names: Sequence[str] = ("temperature", "top_p", "top_k", "seed", "max_tokens")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    base: dict[str, float] = {"max_tokens": max_tokens}
-    if not names_sampling(defaults):
-        base |= FIRST_IMPRESSION
-    return SamplingParams(**(base | dict(defaults) | given))
+    return SamplingParams(**({"max_tokens": max_tokens} | chat_sampling(defaults) | given))

@@ -15,3 +15,12 @@ FIRST_IMPRESSION: dict[str, float] = {"temperature": 0.7, "top_p": 0.9, "top_k":
 def names_sampling(defaults: Mapping[str, float]) -> bool:
     """Return whether the sampling defaults of a model have any of the fields of SAMPLING."""
     return any(name in defaults for name in SAMPLING)
+
+
+def chat_sampling(defaults: Mapping[str, float]) -> dict[str, float]:
+    """Return the parameters of a chat with a person that names none: a model's sampling defaults, with FIRST_IMPRESSION
+    if they have none of the fields of SAMPLING."""
+    found = dict(defaults)
+    if not names_sampling(defaults):
+        found |= FIRST_IMPRESSION
+    return found

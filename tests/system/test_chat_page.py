@@ -7,7 +7,7 @@ import json
 import httpx2
 import pytest
 
-from tokenloom.scripts.looks.screenshot_dashboard import Browser
+from tokenloom.scripts.looks.screenshot_pages import Browser
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import served
 from tokenloom.tests.system.web_pages import DEADLINE_S, READY, browser, needs_chromium, open_page, wait_for

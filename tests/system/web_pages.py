@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenloom.scripts.looks.screenshot_dashboard import Browser, find_chromium
+from tokenloom.scripts.looks.screenshot_pages import Browser, find_chromium
 from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0

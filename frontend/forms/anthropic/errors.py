@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from ..field import means
 from ..openai.errors import HttpError
 
 VERSION_HEADER = b"anthropic-version"  # sent only by Anthropic's clients
@@ -16,13 +17,17 @@ _KINDS |= {429: "rate_limit_error", OVERLOADED: "overloaded_error"}
 
 
 class MessageErrorDetail(msgspec.Struct, frozen=True):
-    type: str
-    message: str
+    """What happened, and what to do about it."""
+
+    type: Annotated[str, means("Kind of the error, such as invalid_request_error.")]
+    message: Annotated[str, means("What happened, with the numbers, and what to do.")]
 
 
 class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["error"] = "error"
-    error: MessageErrorDetail
+    """Answer to a request that failed, in Anthropic's form."""
+
+    type: Annotated[Literal["error"], means("Always error.")] = "error"
+    error: Annotated[MessageErrorDetail, means("The error.")]
 
 
 def has_message_errors(path: str, headers: Collection[bytes] = ()) -> bool:

@@ -8,10 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.params.sampling_params import MAX_STOP_STRINGS
-from ..openai import schema as openai
+from ..field import means, ours, unused
+from ..openai.generation import Length, ResponseFormat, Scheduled, Text, items
 from ..openai.params import refuse_unserved
 from ..openai.parts import MessagePart, Sent, content_of, refuse_left_out
-from ..openai.schema import ChatRequest, Message, Scheduled, TokenizeRequest
+from ..openai.schema import QUESTION, ChatRequest, Message, TokenizeRequest
+from ..openai.tools import Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 
 BILLING = "x-anthropic-billing-header"  # start of a block of Claude Code's that differs in each request: left out
 _CALLS = ("tool_use", "tool_result")
@@ -34,22 +36,24 @@ class Block(MessagePart, frozen=True, kw_only=True):
 
     LEFT_OUT: ClassVar = r"server_tool_use|mcp_tool_use|.+_tool_result|container_upload|compaction"
 
-    id: str | None = None
-    name: str | None = None
-    input: JsonObject | None = None
-    tool_use_id: str | None = None
-    content: str | list[ResultPart] | None = None
-    is_error: bool | None = None
+    id: Annotated[str | None, means("Id of a tool call.")] = None
+    name: Annotated[str | None, means("Name of the called tool.")] = None
+    input: Annotated[JsonObject | None, means("Arguments of a tool call.")] = None
+    tool_use_id: Annotated[str | None, means("Id of the call whose result this is.")] = None
+    content: Annotated[str | list[ResultPart] | None, means("Content of a tool's result.")] = None
+    is_error: Annotated[bool | None, means("Whether the tool failed.", False)] = None
 
     def __post_init__(self) -> None:
         refuse_left_out(self.type, self.LEFT_OUT)
 
 
 class Turn(Sent, frozen=True, kw_only=True):
+    """Turn of a conversation."""
+
     LEFT_OUT: ClassVar = ""  # some blocks are left out, but turns never
 
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    role: Annotated[Literal["user", "assistant", "system"], means("Who says it.")]
+    content: Annotated[str | list[Block], means("The text, or a list of blocks: text, images, calls and results.")]
 
 
 class MessageTool(Sent, frozen=True, kw_only=True):
@@ -57,74 +61,100 @@ class MessageTool(Sent, frozen=True, kw_only=True):
 
     LEFT_OUT: ClassVar = "(?!custom$).*"
 
-    name: str
-    input_schema: JsonObject
-    description: str | None = None
-    type: Literal["custom"] | None = None
+    name: Annotated[str, means("Name of the tool, which a call repeats.")]
+    input_schema: Annotated[JsonObject, means("JSON schema of its arguments.")]
+    description: Annotated[str | None, means("What the tool does, for the model to read.", "none")] = None
+    type: Annotated[Literal["custom"] | None, means("A tool of the caller.", "custom")] = None
 
 
 class MessageToolChoice(Sent, frozen=True, kw_only=True):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str = ""
-    disable_parallel_tool_use: bool | None = None
+    """Whether the model may, must or must not call a tool."""
+
+    type: Annotated[Literal["auto", "any", "tool", "none"], means("It may; it must call any; the named one; none.")]
+    name: Annotated[str, means("Name of the tool, if the type is tool.")] = ""
+    disable_parallel_tool_use: Annotated[bool | None, means("Allow one call at most.", False)] = None
 
 
 class Thinking(Sent, frozen=True, kw_only=True):
     """Switch for reasoning, passed to the chat template, and limit of reasoning tokens."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    type: Annotated[Literal["enabled", "disabled", "adaptive"], means("Whether the model thinks before it answers.")]
+    budget_tokens: Annotated[int | None, means("Tokens of reasoning after which its end is forced.", "no limit")] = None
 
 
 class OutputFormat(Sent, frozen=True, kw_only=True):
-    type: Literal["json_schema"]
-    schema: JsonObject
+    """Form of an answer."""
+
+    type: Annotated[Literal["json_schema"], means("JSON that satisfies a schema.")]
+    schema: Annotated[JsonObject, means("The JSON schema.")]
 
 
 class OutputConfig(Sent, frozen=True, kw_only=True):
-    effort: str | None = None
-    format: OutputFormat | None = None
+    """Settings of an answer."""
+
+    effort: Annotated[
+        str | None, means("How long the model is to think, for chat templates that read it.", "the template's")
+    ] = None
+    format: Annotated[OutputFormat | None, means("The form that the answer must have.", "free text")] = None
 
 
 class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
-    messages: Annotated[list[Turn], openai.items(1)]
-    system: str | list[MessagePart] | None = None
-    tools: list[MessageTool] | None = None
-    tool_choice: MessageToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # the older place of output_config.format
-    cache_control: JsonObject | None = None  # prefixes are always cached
-    context_management: JsonObject | None = None
-    speed: str | None = None
+    EXAMPLE: ClassVar[JsonObject] = {"messages": [QUESTION]}
+
+    messages: Annotated[list[Turn], items(1), means("The conversation so far; the answer is its next turn.")]
+    system: Annotated[str | list[MessagePart] | None, means("The system prompt.", "none")] = None
+    tools: Annotated[list[MessageTool] | None, means("Tools that the model may call.", "none")] = None
+    tool_choice: Annotated[
+        MessageToolChoice | None, means("Whether tools may, must or must not be called.", "they may")
+    ] = None
+    thinking: Annotated[
+        Thinking | None, means("Whether and how long the model thinks first.", "as the chat template does")
+    ] = None
+    output_config: Annotated[OutputConfig | None, means("Form of the answer, and effort.", "free text")] = None
+    output_format: Annotated[OutputFormat | None, means("The older place of output_config.format.", "free text")] = None
+    cache_control: Annotated[JsonObject | None, unused("Prefixes are always cached.")] = None
+    context_management: Annotated[JsonObject | None, unused("Anthropic's clearing of old turns.")] = None
+    speed: Annotated[str | None, unused("Anthropic's tier of speed.")] = None
     # beyond Anthropic
-    chat_template_kwargs: JsonObject | None = None
+    chat_template_kwargs: Annotated[
+        JsonObject | None, ours("Variables for the chat template.", "those of the operator")
+    ] = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: openai.Length
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: Annotated[list[openai.Text], openai.items(0, MAX_STOP_STRINGS)] | None = None
-    metadata: JsonObject | None = None
-    service_tier: str | None = None
-    inference_geo: str | None = None
+    EXAMPLE: ClassVar = {"max_tokens": 50, "messages": [QUESTION], "temperature": 0}
+
+    max_tokens: Annotated[Length, means("The longest answer, in tokens, with its reasoning.")]
+    stream: Annotated[
+        bool | None, means("Send the answer piece by piece, as server-sent events, while it is made.", False)
+    ] = None
+    temperature: Annotated[
+        float | None, means("How freely tokens are drawn: 0 always takes the likeliest. Anthropic: up to 1.")
+    ] = None
+    top_p: Annotated[
+        float | None, means("Draw only from the likeliest tokens whose probabilities first reach this sum.")
+    ] = None
+    top_k: Annotated[int | None, means("Draw only from this many of the likeliest tokens; 0 or -1: from all.")] = None
+    stop_sequences: Annotated[
+        Annotated[list[Text], items(0, MAX_STOP_STRINGS)] | None, means("Texts at which the answer ends.", "none")
+    ] = None
+    metadata: Annotated[JsonObject | None, unused("Notes of the caller on the request.")] = None
+    service_tier: Annotated[str | None, unused("Anthropic's tier of speed and price.")] = None
+    inference_geo: Annotated[str | None, unused("The country in which Anthropic computes.")] = None
     # beyond Anthropic
-    vllm_xargs: JsonObject | None = None
+    vllm_xargs: Annotated[JsonObject | None, ours("Arguments of the logits processors.", "none")] = None
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
     """Return the chat request with the same meaning. RequestError if a field is invalid or not served."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
-        function, choice = openai.NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
-        fields["tool_choice"] = choice or openai.NamedTool(type="function", function=function)
+        function, choice = NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
+        fields["tool_choice"] = choice or NamedTool(type="function", function=function)
         fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
     if body.thinking is not None and body.thinking.type == "enabled":
         fields["thinking_token_budget"] = body.thinking.budget_tokens
@@ -134,7 +164,7 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
             raise RequestError("output_format and output_config.format differ: give one")
         form = body.output_config.format or form
     if form is not None:
-        fields["response_format"] = openai.ResponseFormat(type="json_schema", json_schema={"schema": form.schema})
+        fields["response_format"] = ResponseFormat(type="json_schema", json_schema={"schema": form.schema})
     return ChatRequest(**fields, max_tokens=body.max_tokens, stop=body.stop_sequences)
 
 
@@ -164,12 +194,12 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
         variables["reasoning_effort"] = body.output_config.effort
     is_hidden = body.tool_choice is not None and body.tool_choice.type == "none"
     functions = [
-        openai.Function(name=each.name, description=each.description, parameters=each.input_schema)
+        Function(name=each.name, description=each.description, parameters=each.input_schema)
         for each in (() if is_hidden else body.tools or ())
     ]
     return {
         "messages": turns,
-        "tools": [openai.Tool(type="function", function=each) for each in functions] or None,
+        "tools": [Tool(type="function", function=each) for each in functions] or None,
         "continue_final_message": bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls,
         "chat_template_kwargs": variables | (body.chat_template_kwargs or {}),
     }
@@ -186,13 +216,13 @@ def _turns(place: int, turn: Turn) -> Iterator[Message]:
     """Yield the chat messages of a turn: one per tool result, then one for the rest, unless it has only results.
     RequestError if a block is invalid."""
     blocks: list[Block] = [] if isinstance(turn.content, str) else turn.content
-    where, calls = f"messages[{place}].content", list[openai.ToolCall]()
+    where, calls = f"messages[{place}].content", list[ToolCall]()
     for position, block in enumerate(blocks):
         if block.type == "tool_use":
             if not block.name:
                 raise RequestError(f"{where}[{position}] is a tool_use without a name: give it one")
-            function = openai.FunctionCall(name=block.name, arguments=block.input)
-            calls.append(openai.ToolCall(id=block.id, function=function))
+            function = FunctionCall(name=block.name, arguments=block.input)
+            calls.append(ToolCall(id=block.id, function=function))
         elif block.type == "tool_result":
             content, _ = content_of(f"{where}[{position}].content", block.content)
             yield Message(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from ..field import means
 from ..openai.errors import HttpError
 
 
 class OllamaError(msgspec.Struct, frozen=True):
-    error: str
+    """Answer to a request that failed, in Ollama's form."""
+
+    error: Annotated[str, means("What happened, with the numbers, and what to do.")]
 
 
 def has_ollama_errors(path: str) -> bool:

@@ -6,14 +6,16 @@ are set by the operator here: options that set them are accepted and have no eff
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from ..openai import schema as openai
+from ..field import means, unused
 from ..openai.embedding_body import EmbeddingRequest
+from ..openai.generation import Body, ResponseFormat
 from ..openai.parts import MessagePart, Sent
-from ..openai.schema import Body, ChatRequest, CompletionRequest, Message, Tool
+from ..openai.schema import QUESTION, ChatRequest, CompletionRequest, Message
+from ..openai.tools import FunctionCall, Tool, ToolCall
 
 LATEST = ":latest"  # Ollama's clients add it to names without a tag
 _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
@@ -22,36 +24,50 @@ _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequenc
 class Options(Body, frozen=True, kw_only=True):
     """Sampling options of a request. The options after `stop` are accepted and have no effect."""
 
-    num_predict: int | None = None  # the longest answer; below 1: as long as fits
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    num_predict: Annotated[
+        int | None, means("The longest answer, in tokens; below 1: as long as fits.", "the model's, or as long as fits")
+    ] = None
+    temperature: Annotated[float | None, means("How freely tokens are drawn; 0 always takes the likeliest.")] = None
+    top_k: Annotated[int | None, means("Draw only from this many of the likeliest tokens; 0: from all.")] = None
+    top_p: Annotated[
+        float | None, means("Draw only from the likeliest tokens whose probabilities first reach this sum.")
+    ] = None
+    min_p: Annotated[float | None, means("Draw only tokens at least this likely, relative to the likeliest.")] = None
+    repeat_penalty: Annotated[
+        float | None, means("Above 1, tokens that prompt or answer already have become less likely; 1: off.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, means("Subtracted from the logit of each token that the answer already has.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, means("The same, times the number of times that the answer has the token.")
+    ] = None
+    seed: Annotated[
+        int | None, means("Equal seeds draw equal tokens from equal prompts.", "a new one for each request")
+    ] = None
+    stop: Annotated[
+        str | list[str] | None, means("A text, or several, at which the answer ends; the text is left out.", "none")
+    ] = None
     # without effect
-    num_ctx: object = None
-    num_keep: object = None
-    num_batch: object = None
-    num_gpu: object = None
-    main_gpu: object = None
-    num_thread: object = None
-    numa: object = None
-    use_mmap: object = None
-    use_mlock: object = None
-    low_vram: object = None
-    f16_kv: object = None
-    vocab_only: object = None
-    repeat_last_n: object = None
-    penalize_newline: object = None
-    typical_p: object = None
-    tfs_z: object = None
-    mirostat: object = None
-    mirostat_eta: object = None
-    mirostat_tau: object = None
+    num_ctx: Annotated[object, unused("Length of the context: see --max-model-len.")] = None
+    num_keep: Annotated[object, unused("Tokens that stay if the context is shifted.")] = None
+    num_batch: Annotated[object, unused("Tokens of a step: see --max-num-batched-tokens.")] = None
+    num_gpu: Annotated[object, unused("Layers on a GPU.")] = None
+    main_gpu: Annotated[object, unused("The GPU for small tensors.")] = None
+    num_thread: Annotated[object, unused("Threads: see --num-threads.")] = None
+    numa: Annotated[object, unused("Placement of memory.")] = None
+    use_mmap: Annotated[object, unused("Weights are always mapped.")] = None
+    use_mlock: Annotated[object, unused("Whether weights stay in memory.")] = None
+    low_vram: Annotated[object, unused("Use less memory of a GPU.")] = None
+    f16_kv: Annotated[object, unused("Numbers of the KV cache: see --kv-cache-dtype.")] = None
+    vocab_only: Annotated[object, unused("Load the vocabulary only.")] = None
+    repeat_last_n: Annotated[object, unused("Tokens that repeat_penalty looks at; it looks at all.")] = None
+    penalize_newline: Annotated[object, unused("Whether repeat_penalty counts line breaks.")] = None
+    typical_p: Annotated[object, unused("Typical sampling.")] = None
+    tfs_z: Annotated[object, unused("Tail free sampling.")] = None
+    mirostat: Annotated[object, unused("Mirostat sampling.")] = None
+    mirostat_eta: Annotated[object, unused("Of Mirostat sampling.")] = None
+    mirostat_tau: Annotated[object, unused("Of Mirostat sampling.")] = None
 
     def fields(self) -> dict[str, Any]:
         """Return the options as fields of a Generation."""
@@ -62,45 +78,56 @@ class Options(Body, frozen=True, kw_only=True):
 
 
 class CalledFunction(Sent, frozen=True, kw_only=True):
-    name: str
-    arguments: JsonObject | None = None
+    """Function that an earlier answer called."""
+
+    name: Annotated[str, means("Name of the function.")]
+    arguments: Annotated[JsonObject | None, means("Its arguments.", "none")] = None
 
 
 class OllamaCall(Sent, frozen=True, kw_only=True):
     """Call in an earlier answer. Calls have no ids in Ollama's API: a result names its function."""
 
-    id: str | None = None
-    function: CalledFunction
+    id: Annotated[str | None, means("Id of the call, if it has one.", "none")] = None
+    function: Annotated[CalledFunction, means("What was called.")]
 
 
 class OllamaMessage(Sent, frozen=True, kw_only=True):
-    role: str
-    content: str = ""
-    thinking: str | None = None
-    images: list[str] | None = None  # base64
-    tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = None  # of a result
-    tool_call_id: str | None = None
+    """Message of a chat."""
+
+    role: Annotated[str, means("Who says it: system, user, assistant, or tool for a tool's result.")]
+    content: Annotated[str, means("The text.")] = ""
+    thinking: Annotated[str | None, means("The thoughts of an earlier answer.", "none")] = None
+    images: Annotated[list[str] | None, means("Images in base64.", "none")] = None
+    tool_calls: Annotated[list[OllamaCall] | None, means("Calls that an answer made.", "none")] = None
+    tool_name: Annotated[str | None, means("Name of the tool whose result this is.")] = None
+    tool_call_id: Annotated[str | None, means("Id of the call whose result this is.")] = None
 
 
 class Loaded(Body, frozen=True, kw_only=True):
     """Base of the bodies that name a model. `keep_alive` has no effect: the model stays loaded."""
 
-    model: str | None = None
-    name: str | None = None  # the older name of `model`
-    keep_alive: object = None
-    options: Options | None = None
+    model: Annotated[
+        str | None, means("A served name or a LoRA adapter, with or without :latest.", "the served model")
+    ] = None
+    name: Annotated[str | None, means("The older name of model.")] = None
+    keep_alive: Annotated[object, unused("How long the model stays in memory; it always does.")] = None
+    options: Annotated[Options | None, means("Sampling, and the longest answer.", "the model's")] = None
 
 
 class Answered(Loaded, frozen=True, kw_only=True):
     """Base of the bodies that ask for an answer."""
 
-    stream: bool | None = None  # null: it is streamed
-    format: Literal["", "json"] | JsonObject | None = None  # JSON, or the schema of the answer
-    think: bool | Literal["low", "medium", "high"] | None = None
+    stream: Annotated[bool | None, means("Send the answer piece by piece, as lines of JSON.", True)] = None
+    format: Annotated[
+        Literal["", "json"] | JsonObject | None, means("json, or the JSON schema of the answer.", "free text")
+    ] = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high"] | None,
+        means("Whether, or how long, the model thinks first.", "as the chat template does"),
+    ] = None
     # without effect: a prompt that does not fit is refused, and an answer ends at the context's end
-    truncate: bool | None = None
-    shift: bool | None = None
+    truncate: Annotated[bool | None, unused("A prompt that is too long is refused.")] = None
+    shift: Annotated[bool | None, unused("An answer ends where the context does.")] = None
 
     @property
     def is_streamed(self) -> bool:
@@ -123,8 +150,12 @@ class Answered(Loaded, frozen=True, kw_only=True):
 class OllamaChatRequest(Answered, frozen=True, kw_only=True):
     """POST /api/chat. Without messages it asks only whether the model is there."""
 
-    messages: list[OllamaMessage] | None = None
-    tools: list[Tool] | None = None
+    EXAMPLE: ClassVar = {"messages": [QUESTION], "options": {"num_predict": 50, "temperature": 0}}
+
+    messages: Annotated[
+        list[OllamaMessage] | None, means("The conversation so far.", "only report that the model is there")
+    ] = None
+    tools: Annotated[list[Tool] | None, means("Functions that the model may call.", "none")] = None
 
     @property
     def chat(self) -> ChatRequest:
@@ -141,13 +172,15 @@ class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
     """POST /api/generate: a turn of a chat; with `raw` a text to continue. With neither prompt nor images it asks only
     whether the model is there."""
 
-    prompt: str = ""
-    system: str | None = None
-    images: list[str] | None = None
-    raw: bool | None = None
-    suffix: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
+    EXAMPLE: ClassVar = {"prompt": QUESTION["content"], "options": {"num_predict": 50, "temperature": 0}}
+
+    prompt: Annotated[str, means("The user's text; empty: only report that the model is there.")] = ""
+    system: Annotated[str | None, means("The system message.", "none")] = None
+    images: Annotated[list[str] | None, means("Images in base64.", "none")] = None
+    raw: Annotated[bool | None, means("Continue the prompt as it is, without the chat template.", False)] = None
+    suffix: Annotated[str | None, means("Text behind a gap to fill. Refused: no model here fills it.")] = None
+    template: Annotated[str | None, means("A template in Go's form. Refused: send raw with its text.")] = None
+    context: Annotated[list[int] | None, means("Tokens of earlier turns. Refused: send them to /api/chat.")] = None
 
     @property
     def chat(self) -> ChatRequest:
@@ -182,9 +215,13 @@ class OllamaGenerateRequest(Answered, frozen=True, kw_only=True):
 class OllamaEmbedRequest(Loaded, frozen=True, kw_only=True):
     """POST /api/embed."""
 
-    input: str | list[str] = ""
-    truncate: bool | None = None  # null: a longer text is cut
-    dimensions: int | None = None
+    EXAMPLE: ClassVar = {"input": ["Paris", "Oslo"]}
+
+    input: Annotated[str | list[str], means("A text, or several.")] = ""
+    truncate: Annotated[bool | None, means("Cut texts that are too long, or else refuse them.", True)] = None
+    dimensions: Annotated[
+        int | None, means("Keep the first numbers of each vector only, if the model allows it.", "all")
+    ] = None
 
     @property
     def texts(self) -> list[str]:
@@ -201,7 +238,9 @@ class OllamaEmbedRequest(Loaded, frozen=True, kw_only=True):
 class OllamaEmbeddingsRequest(Loaded, frozen=True, kw_only=True):
     """POST /api/embeddings, the older form: one text."""
 
-    prompt: str = ""
+    EXAMPLE: ClassVar = {"prompt": "Paris"}
+
+    prompt: Annotated[str, means("The text.")] = ""
 
     @property
     def embedding(self) -> EmbeddingRequest:
@@ -211,11 +250,11 @@ class OllamaEmbeddingsRequest(Loaded, frozen=True, kw_only=True):
 class NamedModel(Loaded, frozen=True, kw_only=True):
     """Body of the endpoints about one model. Endpoints that would change models do not read these fields."""
 
-    verbose: bool | None = None
-    stream: bool | None = None
-    insecure: bool | None = None
-    source: str | None = None
-    destination: str | None = None
+    verbose: Annotated[bool | None, unused("Show the model's longer lists, too.")] = None
+    stream: Annotated[bool | None, means("Answer a pull with lines of JSON.", True)] = None
+    insecure: Annotated[bool | None, unused("Pull without TLS.")] = None
+    source: Annotated[str | None, unused("The model to copy.")] = None
+    destination: Annotated[str | None, unused("The copy's name.")] = None
 
 
 def message_of(turn: OllamaMessage) -> Message:
@@ -226,9 +265,7 @@ def message_of(turn: OllamaMessage) -> Message:
         if turn.content:
             content.append(MessagePart(type="text", text=turn.content))
     calls = [
-        openai.ToolCall(
-            id=each.id, function=openai.FunctionCall(name=each.function.name, arguments=each.function.arguments)
-        )
+        ToolCall(id=each.id, function=FunctionCall(name=each.function.name, arguments=each.function.arguments))
         for each in turn.tool_calls or ()
     ]
     return Message(
@@ -245,9 +282,9 @@ def _image_url(data: str) -> str:
     return data if data.startswith("data:") else f"data:image/*;base64,{data}"
 
 
-def _response_format(given: str | JsonObject | None) -> openai.ResponseFormat | None:
+def _response_format(given: str | JsonObject | None) -> ResponseFormat | None:
     if not given:
         return None
     if isinstance(given, str):
-        return openai.ResponseFormat(type="json_object")
-    return openai.ResponseFormat(type="json_schema", json_schema={"schema": given})
+        return ResponseFormat(type="json_object")
+    return ResponseFormat(type="json_schema", json_schema={"schema": given})

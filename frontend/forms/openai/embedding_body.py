@@ -7,7 +7,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.params.sampling_params import MAX_LOGPROB_TOKEN_IDS
-from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, TokenId, TokenizeRequest, items
+from ..field import means, ours
+from .generation import MAX_PROMPTS, Body, Prompts, RequestId, Scheduled, TokenId, items
+from .schema import Message, TokenizeRequest
 
 _Part: TypeAlias = str | Annotated[list[TokenId], items(1)]
 _Parts: TypeAlias = Annotated[list[_Part], items(1, MAX_PROMPTS)]
@@ -18,21 +20,44 @@ INPUT_TYPES = ("search_document", "search_query", "classification", "clustering"
 class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
     """POST /v1/embeddings: texts or token ids, or a chat."""
 
-    input: Prompts | None = None  # in the forms of a completion's prompt
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    dimensions: int | None = None
+    EXAMPLE: ClassVar = {"input": ["Paris", "Oslo"]}
+
+    input: Annotated[Prompts | None, means("A text or token ids, or a list of several; or give messages.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64", "bytes", "bytes_only"] | None,
+        means("Numbers as JSON or as base64; bytes and bytes_only send them packed.", "float"),
+    ] = None
+    dimensions: Annotated[
+        int | None, means("Keep the first numbers of each vector only, if the model allows it.", "all")
+    ] = None
     # beyond OpenAI
-    messages: Annotated[list[Message], items(1)] | None = None
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # if packed
-    endianness: Literal["native", "big", "little"] | None = None  # byte order, if packed
-    pooling: Literal["last", "mean"] | None = None
-    use_activation: bool | None = None
-    normalize: bool | None = None  # the older name of use_activation
-    add_special_tokens: bool | None = None  # null: with texts, but not with a chat
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: JsonObject | None = None
+    messages: Annotated[
+        Annotated[list[Message], items(1)] | None, ours("A conversation to embed; give it or input.")
+    ] = None
+    embed_dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None,
+        ours("Format of packed numbers.", "float32"),
+    ] = None
+    endianness: Annotated[
+        Literal["native", "big", "little"] | None, ours("Byte order of packed numbers.", "native")
+    ] = None
+    pooling: Annotated[
+        Literal["last", "mean"] | None,
+        ours("The vector is that of the last token, or the mean of all.", "the checkpoint's, or last"),
+    ] = None
+    use_activation: Annotated[bool | None, ours("Scale each vector to length 1.", True)] = None
+    normalize: Annotated[bool | None, ours("The older name of use_activation.", True)] = None
+    add_special_tokens: Annotated[
+        bool | None, ours("Add the tokenizer's special tokens.", "true for texts, false for a conversation")
+    ] = None
+    add_generation_prompt: Annotated[bool | None, ours("End a conversation where an answer begins.", False)] = None
+    continue_final_message: Annotated[bool | None, ours("End a conversation inside its last message.", False)] = None
+    chat_template: Annotated[
+        str | None, ours("A Jinja template, if --trust-request-chat-template is on.", "the model's")
+    ] = None
+    chat_template_kwargs: Annotated[
+        JsonObject | None, ours("Variables for the chat template.", "those of the operator")
+    ] = None
 
     @property
     def chat(self) -> TokenizeRequest:
@@ -47,19 +72,36 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
 
     NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {"images": ([],), "inputs": ([],)}
 
-    model: str | None = None
-    texts: Annotated[list[str], items(1, MAX_PROMPTS)]
-    input_type: str | None = None
-    embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
-    output_dimension: int | None = None
-    truncate: Literal["NONE", "START", "END"] | None = None
-    max_tokens: int | None = None  # per text; a longer text is truncated, or refused if truncate is NONE
-    images: list[str] | None = None
-    inputs: list[JsonObject] | None = None
-    priority: int | None = None
+    EXAMPLE: ClassVar = {"texts": ["Paris", "Oslo"], "embedding_types": ["float"]}
+
+    model: Annotated[
+        str | None, means("A served name or a loaded LoRA adapter, as /v1/models lists them.", "the served model")
+    ] = None
+    texts: Annotated[list[str], items(1, MAX_PROMPTS), means("The texts to embed.")]
+    input_type: Annotated[
+        str | None,
+        means("What the texts are for, such as search_query: the model may put a prefix before them.", "none"),
+    ] = None
+    embedding_types: Annotated[
+        list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None,
+        means("The forms in which each vector is returned.", "float"),
+    ] = None
+    output_dimension: Annotated[
+        int | None, means("Keep the first numbers of each vector only, if the model allows it.", "all")
+    ] = None
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        means("The end at which longer texts are cut; NONE refuses them.", "END"),
+    ] = None
+    max_tokens: Annotated[int | None, means("Tokens from which a text counts as longer.", "what fits")] = None
+    images: Annotated[list[str] | None, means("Images to embed, which no model here does.", "none")] = None
+    inputs: Annotated[list[JsonObject] | None, means("Texts mixed with images; give texts.", "none")] = None
+    priority: Annotated[
+        int | None, ours("Lower values run first, if the engine has --scheduling-policy priority.", 0)
+    ] = None
     # beyond Cohere and vLLM
-    timeout_s: float | None = None
-    request_id: RequestId | None = None
+    timeout_s: Annotated[float | None, ours("Seconds after which the request ends.", "no limit")] = None
+    request_id: Annotated[RequestId | None, ours("The caller's own id.", "a random one")] = None
 
     @property
     def embedding(self) -> EmbeddingRequest:
@@ -88,9 +130,11 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
 class GenerativeScoringRequest(Scheduled, frozen=True, kw_only=True):
     """POST /generative_scoring: each prompt consists of the query and one of the items."""
 
-    query: _Part
-    items: _Parts
-    label_token_ids: _Labels  # the score is the probability of the first label
-    apply_softmax: bool | None = None  # normalize over the labels; null: true
-    item_first: bool | None = None
-    add_special_tokens: bool | None = None  # add them to the query; null: true
+    EXAMPLE: ClassVar = {"query": "A capital? ", "items": ["Oslo", "Lego"], "label_token_ids": [1, 2]}
+
+    query: Annotated[_Part, means("The text, or token ids, that all prompts share.")]
+    items: Annotated[_Parts, means("What comes behind the query, one for each prompt.")]
+    label_token_ids: Annotated[_Labels, means("Tokens that may come next; the score is the probability of the first.")]
+    apply_softmax: Annotated[bool | None, means("Let the probabilities of the labels sum up to 1.", True)] = None
+    item_first: Annotated[bool | None, means("Put the item before the query.", False)] = None
+    add_special_tokens: Annotated[bool | None, means("Add the tokenizer's special tokens to the query.", True)] = None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import re
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
 
 from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
+from ..field import means
 from ..prompt_limits import TOO_LONG
 
 logger = logging.getLogger("tokenloom.http")
@@ -21,14 +23,18 @@ _LEADING_NAME = re.compile(
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None  # the invalid field
-    code: str | None
+    """What happened, and what to do about it."""
+
+    message: Annotated[str, means("What happened, with the numbers, and what to do.")]
+    type: Annotated[str, means("Kind of the error, such as invalid_request_error.")]
+    param: Annotated[str | None, means("Path of the field that it is about; null: none.")]
+    code: Annotated[str | None, means("A name for programs, such as context_length_exceeded; null: none.")]
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetail
+    """Answer to a request that failed, in OpenAI's form."""
+
+    error: Annotated[ErrorDetail, means("The error.")]
 
 
 class HttpError(Exception):

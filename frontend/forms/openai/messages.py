@@ -21,17 +21,8 @@ from ..media.given_media import URL_SCHEMES, GivenMedia
 from ..media_limits import MediaLimits
 from ..parsers.thoughts import ends_inside
 from .parts import MediumPart, content_of
-from .schema import (
-    CUSTOM_INPUT,
-    ChatRequest,
-    FunctionCall,
-    Message,
-    NamedFunction,
-    NamedTool,
-    TokenizeRequest,
-    Tool,
-    ToolCall,
-)
+from .schema import ChatRequest, Message, TokenizeRequest
+from .tools import CUSTOM_INPUT, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 
 _ROLES = {"developer": "system", "function": "tool"}  # role in a request → role that templates know
 _CALL_ID = "call{:05}"  # id of a call without one, from its message's index; Mistral's templates need 9 characters

@@ -17,7 +17,8 @@ from ....ipc.errors import RequestError
 from ....ipc.params.sampling_params import LENGTH, SamplingParams
 from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ....ipc.spec.config.engine_spec import EngineSpec
-from .schema import Body, ChatRequest, Generation, Scheduled, StreamOptions
+from .generation import Body, Generation, Scheduled, StreamOptions
+from .schema import ChatRequest
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _GUIDED = ("json", "regex", "choice", "grammar")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.media import A_MEDIUM, MediaKind
+from ..field import means, ours, unused
 from ..media.data_url import is_data_url
 from ..media.given_media import PART_KINDS
 
@@ -32,48 +34,50 @@ def refuse_left_out(kind: str, left_out: str) -> None:
 class MediaUrl(Sent, frozen=True, kw_only=True):
     """OpenAI's form of an image in a chat, and vLLM's of audio."""
 
-    url: str | None = None
-    detail: str | None = None
+    url: Annotated[str | None, means("Address of the file: https:, data: or, where allowed, file:.")] = None
+    detail: Annotated[str | None, means("How finely an image is read: low, high or auto.", "auto")] = None
 
 
 class AudioData(Sent, frozen=True, kw_only=True):
     """OpenAI's form of audio in a chat. The audio's format is read from its content."""
 
-    data: str | None = None  # base64
-    url: str | None = None
-    format: str | None = None
+    data: Annotated[str | None, means("The bytes of the file in base64.")] = None
+    url: Annotated[str | None, ours("Address of the file, in place of its bytes.")] = None
+    format: Annotated[str | None, unused("Format of the file, which is read from its bytes.")] = None
 
 
 class ImageSource(Sent, frozen=True, kw_only=True):
     """The source of an image or a document, in Anthropic's form."""
 
-    type: str = ""
-    media_type: str = "image/png"
-    data: str | None = None
-    url: str | None = None
-    content: str | list[MessagePart] | None = None  # content of a document
+    type: Annotated[str, means("Where the content is: base64, url, or text and content for a document.")] = ""
+    media_type: Annotated[str, means("Format of the bytes.")] = "image/png"
+    data: Annotated[str | None, means("The bytes in base64, or the text of a document.")] = None
+    url: Annotated[str | None, means("Address of the file.")] = None
+    content: Annotated[str | list[MessagePart] | None, means("Content of a document.")] = None
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
     """Part of a message. Parts of other types than text, reasoning, image and audio are decoded too, so that an error
     can name the type."""
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    thinking: str | None = None
-    image_url: str | MediaUrl | None = None
-    audio_url: str | MediaUrl | None = None
-    input_audio: AudioData | None = None
-    audio: str | AudioData | None = None  # Hugging Face's: a URL
-    url: str | None = None  # Hugging Face's
-    base64: str | None = None  # Hugging Face's
-    source: ImageSource | str | None = None  # text: in a search result
-    detail: str | None = None
-    uuid: str | None = None  # vLLM's: the caller's name for the medium
-    file_id: str | None = None
-    title: str | None = None  # Anthropic's: title of a document
-    context: str | None = None  # Anthropic's: context of a document
+    type: Annotated[str, means("Kind of the part, such as text, image_url, input_audio or thinking.")]
+    text: Annotated[str | None, means("The text of a part of type text.")] = None
+    refusal: Annotated[str | None, means("What an answer of OpenAI's said in place of text.")] = None
+    thinking: Annotated[str | None, means("Thoughts of an earlier answer.")] = None
+    image_url: Annotated[str | MediaUrl | None, means("Address of an image; data: holds the image itself.")] = None
+    audio_url: Annotated[str | MediaUrl | None, ours("Address of a clip of audio.")] = None
+    input_audio: Annotated[AudioData | None, means("A clip of audio in base64.")] = None
+    audio: Annotated[str | AudioData | None, ours("Address of a clip, in Hugging Face's form.")] = None
+    url: Annotated[str | None, ours("Address of an image or clip, in Hugging Face's form.")] = None
+    base64: Annotated[str | None, ours("Bytes of an image or clip, in Hugging Face's form.")] = None
+    source: Annotated[
+        ImageSource | str | None, means("Anthropic's form of an image or a document, or the origin of a search result.")
+    ] = None
+    detail: Annotated[str | None, means("How finely an image is read: low, high or auto.", "auto")] = None
+    uuid: Annotated[str | None, ours("The caller's name of a medium, by which it need not be sent again.")] = None
+    file_id: Annotated[str | None, means("A file stored at OpenAI. Refused: this engine stores no files.")] = None
+    title: Annotated[str | None, means("Title of a document.")] = None
+    context: Annotated[str | None, means("What a document is about.")] = None
 
 
 class MediumPart(MessagePart, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from ....ipc.params.pooling_params import PoolingParams
 from ....ipc.params.sampling_params import MAX_CHILDREN, SamplingParams
 from ..prompt_limits import PromptLimits
 from ..prompts import check_text, check_token_ids
-from .schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
+from .generation import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 
 _SECRET = re.compile("_[0-9a-f]{32}$")
 

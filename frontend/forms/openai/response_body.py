@@ -10,28 +10,22 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.params.sampling_params import LENGTH
+from ..field import means, ours, unused
+from .generation import Body, Generation, JsonSchemaFormat, Length, ResponseFormat, items
 from .params import refuse_unserved
 from .parts import MessagePart, Sent, content_of
-from .schema import (
+from .schema import QUESTION, ROOM, ChatRequest, Conversation, Message
+from .tools import (
     AllowedTool,
     AllowedTools,
-    Body,
-    ChatRequest,
-    Conversation,
     CustomFormat,
     CustomTool,
     Function,
     FunctionCall,
-    Generation,
-    JsonSchemaFormat,
-    Length,
-    Message,
     NamedFunction,
     NamedTool,
-    ResponseFormat,
     Tool,
     ToolCall,
-    items,
 )
 
 PLAIN = "functions"  # the namespace of tools without a namespace
@@ -46,24 +40,27 @@ class InputItem(Sent, frozen=True, kw_only=True):
         r"(?!(?:custom_tool|function)_call(?:_output)?$)(?:.+_call(?:_output)?|mcp_.+|tool_search_output|compaction.*)"
     )
 
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "reasoning",
-        "additional_tools",
+    type: Annotated[
+        Literal[
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "reasoning",
+            "additional_tools",
+        ],
+        means("Kind of the item: a message, a call of a tool, its result, reasoning, or tools."),
     ] = "message"
-    role: str | None = None
-    content: str | list[MessagePart] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | JsonObject | None = None
-    input: str | None = None
-    output: str | list[MessagePart] | None = None
-    tools: list[ResponseTool] | None = None
+    role: Annotated[str | None, means("Who says a message: system, developer, user or assistant.")] = None
+    content: Annotated[str | list[MessagePart] | None, means("Text or parts of a message.")] = None
+    call_id: Annotated[str | None, means("Id that joins a call and its result.")] = None
+    name: Annotated[str | None, means("Name of the called tool.")] = None
+    namespace: Annotated[str | None, means("Namespace of the called tool.", "none")] = None
+    arguments: Annotated[str | JsonObject | None, means("Arguments of a function, as JSON text or an object.")] = None
+    input: Annotated[str | None, means("Text for a custom tool.")] = None
+    output: Annotated[str | list[MessagePart] | None, means("Result of a call.")] = None
+    tools: Annotated[list[ResponseTool] | None, means("Tools of an item of type additional_tools.")] = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
@@ -72,9 +69,9 @@ class ResponseTool(Function, frozen=True, kw_only=True):
 
     LEFT_OUT: ClassVar = "(?!(?:function|custom|namespace)$).*"  # tools that the server would run
 
-    type: Literal["function", "custom", "namespace"]
-    format: CustomFormat | None = None
-    tools: list[ResponseTool] | None = None  # the tools of a namespace
+    type: Annotated[Literal["function", "custom", "namespace"], means("A function, a custom tool, or several tools.")]
+    format: Annotated[CustomFormat | None, means("The form of a custom tool's text.", "any text")] = None
+    tools: Annotated[list[ResponseTool] | None, means("The tools of a namespace.")] = None
 
     def members(self) -> Iterator[tuple[str | None, ResponseTool]]:
         """Yield (name of the namespace, tool) for each tool of a namespace, or (None, self) for a tool."""
@@ -85,8 +82,10 @@ class ResponseTool(Function, frozen=True, kw_only=True):
 
 
 class ResponseToolName(NamedFunction, frozen=True, kw_only=True, omit_defaults=True):
-    type: Literal["function", "custom"]
-    namespace: str | None = None
+    """Tool that may be called, by its name."""
+
+    type: Annotated[Literal["function", "custom"], means("Which of the two the tool is.")]
+    namespace: Annotated[str | None, means("Namespace of the tool.", "none")] = None
 
     @property
     def in_chat(self) -> NamedFunction:
@@ -96,11 +95,11 @@ class ResponseToolName(NamedFunction, frozen=True, kw_only=True, omit_defaults=T
 class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
     """The tool that must be called, or a list of allowed tools."""
 
-    type: Literal["function", "custom", "allowed_tools"]
-    name: str = ""
-    namespace: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[ResponseToolName] | None = None
+    type: Annotated[Literal["function", "custom", "allowed_tools"], means("What is chosen.")]
+    name: Annotated[str, means("Name of the tool that must be called.")] = ""
+    namespace: Annotated[str | None, means("Namespace of that tool.", "none")] = None
+    mode: Annotated[Literal["auto", "required"], means("Whether an allowed tool may or must be called.")] = "auto"
+    tools: Annotated[list[ResponseToolName] | None, means("The allowed tools.")] = None
 
     def to_chat(self) -> NamedTool:
         """Return this choice in the form of a chat's tool_choice."""
@@ -111,18 +110,28 @@ class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TextFormat(JsonSchemaFormat, frozen=True, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
+    """Form of a response's text."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], means("Free text, a JSON object, or a schema's.")]
 
 
 class TextOptions(Body, frozen=True, kw_only=True):
-    format: TextFormat | None = None
-    verbosity: str | None = None
+    """Settings of a response's text."""
+
+    format: Annotated[TextFormat | None, means("The form that the text must have.", "free text")] = None
+    verbosity: Annotated[str | None, unused("How long answers are to be, for OpenAI's models.")] = None
 
 
 class ReasoningOptions(Body, frozen=True, kw_only=True):
-    effort: str | None = None
-    summary: str | None = None
-    context: str | None = None  # no effect: which earlier thoughts the model sees is the chat template's choice
+    """Settings of a response's reasoning."""
+
+    effort: Annotated[
+        str | None, means("How long the model is to think, for chat templates that read it.", "the template's")
+    ] = None
+    summary: Annotated[str | None, unused("OpenAI's summary of the reasoning; it is returned whole.")] = None
+    context: Annotated[  # which earlier thoughts the model sees is the choice of the chat template
+        str | None, unused("Which earlier thoughts the model sees.")
+    ] = None
 
 
 class ResponsesRequest(Conversation, frozen=True, kw_only=True):
@@ -137,23 +146,41 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
         "return_token_ids": (False,),
     }
 
-    input: str | Annotated[list[InputItem], items(1)]
-    instructions: str | None = None
-    max_output_tokens: Length | None = None
-    max_tool_calls: int | None = None  # no effect: it limits tools that run on the server, of which there are none
-    tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    include: list[str] | None = None
-    truncation: str | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | JsonObject | None = None
-    prompt: JsonObject | None = None
-    client_metadata: JsonObject | None = None  # Codex's, no effect
+    EXAMPLE: ClassVar = {"input": QUESTION["content"], "max_output_tokens": 50, "temperature": 0, "store": False}
+
+    input: Annotated[
+        str | Annotated[list[InputItem], items(1)],
+        means("The user's text, or a list of messages, calls and results of calls."),
+    ]
+    instructions: Annotated[str | None, means("The system message.", "none")] = None
+    max_output_tokens: Annotated[Length | None, means("The longest answer and reasoning, in tokens.", ROOM)] = None
+    max_tool_calls: Annotated[int | None, unused("It limits tools that run on the server; none do here.")] = None
+    tools: Annotated[list[ResponseTool] | None, means("Tools that the model may call.", "none")] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ResponseToolChoice | None,
+        means("Whether tools may, must or must not be called, or the one that must be.", "auto"),
+    ] = None
+    text: Annotated[TextOptions | None, means("The form of the text, such as JSON of a schema.", "free text")] = None
+    reasoning: Annotated[ReasoningOptions | None, means("How long the model is to think.", "the template's")] = None
+    include: Annotated[
+        list[str] | None,
+        means(f"What the response has beside the usual: {LOGPROBS}; others have no effect.", "nothing"),
+    ] = None
+    truncation: Annotated[str | None, unused("Inputs that are too long are refused here.")] = None
+    store: Annotated[bool | None, means("Store the response, so that it can be read and continued.", True)] = None
+    background: Annotated[
+        bool | None, means("Answer at once with the id, and generate the response meanwhile.", False)
+    ] = None
+    previous_response_id: Annotated[
+        str | None, means("Id of the stored response whose conversation this continues.", "a new conversation")
+    ] = None
+    conversation: Annotated[
+        str | JsonObject | None, means("A conversation stored at OpenAI; previous_response_id does the same.")
+    ] = None
+    prompt: Annotated[JsonObject | None, means("A prompt stored at OpenAI; none are stored here.")] = None
+    client_metadata: Annotated[JsonObject | None, unused("Notes of the client, which Codex sends.")] = None
     # beyond OpenAI
-    enable_response_messages: bool | None = None  # return the tokens of prompt and answer
+    enable_response_messages: Annotated[bool | None, ours("Return the tokens of prompt and answer, too.", False)] = None
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:

@@ -28,18 +28,11 @@ from ...forms.ollama.request_body import (
     OllamaGenerateRequest,
 )
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.generation import Body, Scheduled
 from ...forms.openai.messages import chat_input
 from ...forms.openai.params import errors_about
 from ...forms.openai.response_body import ResponsesRequest, chat_request, without_input
-from ...forms.openai.schema import (
-    BatchChatRequest,
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Scheduled,
-    TokenizeRequest,
-)
+from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ...forms.openai.transcription_body import Form, TranscriptionRequest, TranslationRequest
 from ...forms.prompt_limits import PromptLimits
 from .body_error import BodyError

@@ -15,8 +15,9 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.intake import BodyInput
 from ...forms.ollama.request_body import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.generation import Body
 from ...forms.openai.prompts import body_inputs
-from ...forms.openai.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ...forms.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ...forms.prompt_limits import PromptLimits
 from ...forms.prompts import check_text, check_token_ids
 from .body_error import BodyError, invalid_body

@@ -92,6 +92,8 @@ def _fields(body_type: type[Form]) -> Mapping[str, bool]:
 
 
 def _has_list(info: msgspec.inspect.Type) -> bool:
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _has_list(info.type)
     if isinstance(info, msgspec.inspect.UnionType):
         return any(map(_has_list, info.types))
     return isinstance(info, msgspec.inspect.ListType)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ....ipc.codec import JsonObject, decode_ids, num_ids
 from ....ipc.messages.adapter import AdapterInfo
+from ....ipc.params.sampling_defaults import chat_sampling
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.version import tokenloom_version
 from ...forms.anthropic.errors import VERSION_HEADER
@@ -86,6 +87,7 @@ class AdminEndpoints:
             "parent": None,
             "max_model_len": self._engine.inputs.max_model_len,
             "default_sampling_params": self._spec.default_sampling_params,
+            "chat_sampling_params": chat_sampling(self._spec.default_sampling_params),
             "input_modalities": ["text", *([kind] if (kind := self._engine.inputs.media_limits.kind) else [])],
         }
 

@@ -7,7 +7,7 @@ loopback ports. Of web pages only our own are then accepted, because a browser l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Annotated, ClassVar, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from ....ipc.messages.base import MemoryTag, PauseMode
 from ....ipc.messages.client import Control, ControlAction, LoadAdapter
 from ....ipc.process.log import LogLevel
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.field import means, unused
 from ...forms.openai.errors import HttpError, json_response
 from ...forms.queries import prefetch_query, sleep_query, wake_up_query
 from ...listening.web_pages import WebPages
@@ -33,7 +34,9 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Treatment of running requests: keep (freeze them), wait (finish them first) or abort."""
 
-    mode: PauseMode = "keep"
+    EXAMPLE: ClassVar[JsonObject] = {"mode": "keep"}
+
+    mode: Annotated[PauseMode, means("Freeze running requests, finish them first, or abort them.")] = "keep"
 
 
 class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,43 +46,51 @@ class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Checkpoint to load: a folder on the engine's machine or a hub id, of the served architecture and shape."""
 
-    model: str
+    model: Annotated[str, means("Folder on the engine's machine, or hub id.")]
 
 
 class RestartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of the replica to restart; if absent, all replicas are restarted, one after the other."""
 
-    replica: int | None = None
+    replica: Annotated[int | None, means("Number of the replica.", "all, one after the other")] = None
 
 
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lowest level of the log lines that all processes of the engine write."""
 
-    level: LogLevel
+    EXAMPLE: ClassVar[JsonObject] = {"level": "info"}
+
+    level: Annotated[LogLevel, means("The lowest level that is logged.")]
 
 
 class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt whose KV blocks are to be loaded: prompt (a text or token ids) or prompt_token_ids."""
 
-    prompt: str | list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    cache_salt: str | None = None
-    model: str | None = None
+    EXAMPLE: ClassVar[JsonObject] = {"prompt": "The capital of France is"}
+
+    prompt: Annotated[str | list[int] | None, means("The text or its token ids; give it or prompt_token_ids.")] = None
+    prompt_token_ids: Annotated[list[int] | None, means("The token ids.")] = None
+    cache_salt: Annotated[str | None, means("The salt of the requests that will come.", "none")] = None
+    model: Annotated[str | None, means("The LoRA adapter of the requests that will come.", "the served model")] = None
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True):
     """Adapter to load: a folder below --adapter-folder, and the name that requests will give as their model."""
 
-    lora_name: str = ""
-    lora_path: str = ""
-    load_inplace: bool = False  # whether to replace the adapter that has this name
+    EXAMPLE: ClassVar[JsonObject] = {"lora_name": "sql", "lora_path": "sql"}
+
+    lora_name: Annotated[str, means("Name that requests will give as their model.")] = ""
+    lora_path: Annotated[str, means("Folder of the adapter, below --adapter-folder.")] = ""
+    load_inplace: Annotated[bool, means("Replace the adapter that has this name.")] = False
 
 
 class UnloadAdapterRequest(msgspec.Struct, frozen=True):
     """Adapter to unload, by its name; lora_int_id is ignored."""
 
-    lora_name: str = ""
-    lora_int_id: int | None = None
+    EXAMPLE: ClassVar[JsonObject] = {"lora_name": "sql"}
+
+    lora_name: Annotated[str, means("Name of the adapter.")] = ""
+    lora_int_id: Annotated[int | None, unused("Number of the adapter at vLLM.")] = None
 
 
 class ControlEndpoints:

@@ -35,13 +35,13 @@ from ..api.openai.body_reader import WARNING
 from ..api.openai.events import SERVER_SEND
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
-from .web.files import CHAT_FILES
+from .web.files import ASSETS
 
 logger = logging.getLogger("tokenloom.http")
 
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served even above the connection limit
 OPEN_PAGES = frozenset(  # static: they hold no data
-    ("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico", *(f"/chat/{name}" for name in CHAT_FILES))
+    ("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico", *(f"/{name}" for name in ASSETS))
 )
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....ipc.codec import JsonObject
-from ....ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
+from ....ipc.params.sampling_defaults import SAMPLING, chat_sampling
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.ollama.answers import digest_of, time_text
 from ...forms.ollama.request_body import (
@@ -31,8 +31,9 @@ from ...forms.ollama.request_body import (
     OllamaGenerateRequest,
 )
 from ...forms.openai.errors import HttpError, encode_json, json_response
+from ...forms.openai.generation import Generation
 from ...forms.openai.params import errors_about, prompt_errors_about, schema_errors_about, with_defaults
-from ...forms.openai.schema import ChatRequest, CompletionRequest, Generation
+from ...forms.openai.schema import ChatRequest, CompletionRequest
 from ..api.ollama import LineStream, OllamaAnswer
 from ..api.openai.chat import ChatCompletion
 from ..api.openai.completions import Completion
@@ -131,9 +132,8 @@ class OllamaEndpoints:
     def _filled(self, body: GenerationT) -> GenerationT:
         """Fill the fields that are null with the model's sampling defaults; if it has none, with FIRST_IMPRESSION."""
         filled = with_defaults(body, self._spec)
-        if names_sampling(self._spec.default_sampling_params):
-            return filled
-        given = {name: value for name, value in FIRST_IMPRESSION.items() if getattr(filled, name) is None}
+        chat = chat_sampling(self._spec.default_sampling_params)
+        given = {name: value for name, value in chat.items() if name in SAMPLING and getattr(filled, name) is None}
         return msgspec.structs.replace(filled, **given)
 
     async def embed(self, request: Request) -> Response:

@@ -18,7 +18,8 @@ from tokenloom.frontend.forms.media_limits import MediaLimits
 from tokenloom.frontend.forms.openai.messages import ChatInput
 from tokenloom.frontend.forms.openai.messages import chat_input as input_of
 from tokenloom.frontend.forms.openai.params import structured_outputs
-from tokenloom.frontend.forms.openai.schema import ChatRequest, NamedTool, TokenizeRequest
+from tokenloom.frontend.forms.openai.schema import ChatRequest, TokenizeRequest
+from tokenloom.frontend.forms.openai.tools import NamedTool
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage
 from tokenloom.tests.support.engine_specs import new_spec

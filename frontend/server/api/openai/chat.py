@@ -16,8 +16,9 @@ from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from ....forms.openai.prompts import answer_id
-from ....forms.openai.schema import ChatRequest, CustomTool, NamedTool
+from ....forms.openai.schema import ChatRequest
 from ....forms.openai.text import AnswerStyle, AnswerText
+from ....forms.openai.tools import CustomTool, NamedTool
 from ....forms.parsers.forced import forcing_schema
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 from ...bodies.body_parser import ParsedBody

@@ -8,9 +8,10 @@ import msgspec
 
 from .....ipc.codec import JsonObject
 from .....ipc.errors import RequestError
+from ....forms.openai.generation import MAX_PROMPTS
 from ....forms.openai.params import refuse_unserved
 from ....forms.openai.prompts import answer_id
-from ....forms.openai.schema import MAX_PROMPTS, BatchChatRequest
+from ....forms.openai.schema import BatchChatRequest
 from ...bodies.body_parser import ParsedBody
 from .chat import ChatChoice, ChatCompletion
 from .choices import Choice

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from .....ipc.codec import JsonObject, num_ids
 from .....ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
 from ....forms.openai.errors import encode_json
+from ....forms.openai.generation import Generation
 from ....forms.openai.params import constraint_field, errors_about, prompt_errors_about
-from ....forms.openai.schema import Generation
 from .events import DONE, TextEvents, event
 from .local_engine import LocalEngine, Run
 from .slices import in_slices

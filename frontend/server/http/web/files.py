@@ -5,4 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "static"
-CHAT_FILES = tuple(sorted(file.name for file in (FOLDER / "chat").iterdir()))
+ASSETS = tuple(  # scripts and styles, as FOLDER/NAME
+    sorted(f"{folder}/{file.name}" for folder in ("chat", "docs") for file in (FOLDER / folder).iterdir())
+)

@@ -1,8 +1,8 @@
 """PageEndpoints: the HTML pages (dashboard, chat, docs) and the dashboard's data.
 
-The dashboard and the docs are one file each, the chat has a folder of scripts and styles; nothing comes from other
-servers. Pages hold no data and need no key, but the requests that they send do. The dashboard's data are totals and
-cumulative buckets of the metrics; the page computes rates and quantiles from them.
+The dashboard is one file, the chat and the docs have folders of scripts and styles; nothing comes from other servers.
+Pages hold no data and need no key, but the requests that they send do. The dashboard's data are totals and cumulative
+buckets of the metrics; the page computes rates and quantiles from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...requests.engine_metrics import SECONDS
 from ...requests.frontend import Frontend
 from ..endpoint import Endpoint
 from ..peers import Peers
-from .files import CHAT_FILES, FOLDER
+from .files import ASSETS, FOLDER
 
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _NO_OTHERS = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -33,7 +33,7 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src 'self'; "
     + _NO_OTHERS
 )
-_CHAT_POLICY = (  # it shows what models write, so that no script but its own may run; media are those attached
+_STRICT_POLICY = (  # of pages that show what models write: no script but theirs may run; media are those attached
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
     f"media-src data:; {_NO_OTHERS}"
 )
@@ -62,9 +62,9 @@ class PageEndpoints:
             Endpoint("/dashboard", _page("dashboard.html"), "The dashboard page", media_type="text/html"),
             Endpoint("/dashboard/data", self.data),
             Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
-            Endpoint("/chat", _page("chat.html", policy=_CHAT_POLICY), "The chat page", media_type="text/html"),
-            *(Endpoint(f"/chat/{name}", _page(f"chat/{name}", _TYPES[Path(name).suffix])) for name in CHAT_FILES),
-            Endpoint("/docs", _page("docs.html"), "The API documentation page", media_type="text/html"),
+            Endpoint("/chat", _page("chat.html", policy=_STRICT_POLICY), "The chat page", media_type="text/html"),
+            Endpoint("/docs", _page("docs.html", policy=_STRICT_POLICY), "The page of the API", media_type="text/html"),
+            *(Endpoint(f"/{name}", _page(name, _TYPES[Path(name).suffix])) for name in ASSETS),
             Endpoint("/redoc", self._redirect("docs")),
             Endpoint("/favicon.ico", _page("favicon.ico", "image/x-icon")),
         ]

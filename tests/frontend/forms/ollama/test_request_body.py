@@ -12,7 +12,7 @@ from tokenloom.frontend.forms.ollama.request_body import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
 )
-from tokenloom.frontend.forms.openai.schema import ResponseFormat
+from tokenloom.frontend.forms.openai.generation import ResponseFormat
 from tokenloom.ipc.errors import RequestError
 
 

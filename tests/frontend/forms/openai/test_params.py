@@ -9,6 +9,7 @@ import pytest
 
 from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
 from tokenloom.frontend.forms.anthropic.request_body import chat_request as chat_of_message
+from tokenloom.frontend.forms.openai.generation import Generation
 from tokenloom.frontend.forms.openai.params import (
     constraint_field,
     refuse_unserved,
@@ -16,7 +17,7 @@ from tokenloom.frontend.forms.openai.params import (
     structured_outputs,
 )
 from tokenloom.frontend.forms.openai.response_body import ResponsesRequest, chat_request
-from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, Generation
+from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
 from tokenloom.frontend.server.api.openai.chat import chat_params
 from tokenloom.frontend.server.bodies.body_error import BodyError

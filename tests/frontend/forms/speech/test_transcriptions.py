@@ -401,9 +401,13 @@ async def test_the_openapi_document_has_the_forms(served: Served) -> None:
     for path, name in (("transcriptions", "TranscriptionRequest"), ("translations", "TranslationRequest")):
         operation = document["paths"][f"/v1/audio/{path}"]["post"]
         content = operation["requestBody"]["content"]
-        assert content == {"multipart/form-data": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+        assert content["multipart/form-data"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
         fields = document["components"]["schemas"][name]
         assert fields["required"] == ["file"]
-        assert fields["properties"]["file"] == {"type": "string", "format": "binary"}
+        file = fields["properties"]["file"]
+        assert (file["type"], file["format"]) == ("string", "binary")
+        assert all(each["description"].endswith(".") for each in fields["properties"].values())
+        assert list(fields["properties"])[:2] == ["file", "temperature"]
+        assert fields["properties"]["temperature"]["default"] == 0
         answers = operation["responses"]["200"]["content"]
         assert {"application/json", "text/plain", "text/vtt", "text/event-stream"} == answers.keys()

@@ -17,14 +17,9 @@ import pytest
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.forms.openai.embedding_body import EmbeddingRequest
+from tokenloom.frontend.forms.openai.generation import Body
 from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
-from tokenloom.frontend.forms.openai.schema import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenloom.frontend.server.bodies.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker
 from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES, parse_body
 from tokenloom.frontend.server.helpers.host import ANSWER_S, IntakeHost

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
+from tokenloom.frontend.forms.openai.generation import Body
 from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
-from tokenloom.frontend.forms.openai.schema import Body, ChatRequest
+from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
 from tokenloom.frontend.server.bodies.body_error import UNKNOWN_FIELD, BodyError
 from tokenloom.frontend.server.bodies.body_parser import parse_body

@@ -7,7 +7,6 @@ import {button, make} from "./text.js";
 
 const $ = id => document.getElementById(id), root = document.documentElement;
 const OPTIONS = ["system", "temperature", "top_p", "max_tokens"];
-const FIRST_IMPRESSION = {temperature: 0.7, top_p: 0.9, top_k: 40};  // ipc/params/sampling_defaults.py
 const MAX_TOKENS = 4096;  // of an answer, which a small model may never end
 const KINDS = {image: "image/*", audio: "audio/*"};
 const MAX_TITLE = 48;
@@ -48,16 +47,13 @@ function drawModels() {
   drawModel();
 }
 function drawModel() {
-  const {id, max_model_len: length, input_modalities: kinds = [], default_sampling_params: defaults = {}} = card();
+  const {id, max_model_len: length, input_modalities: kinds = [], chat_sampling_params: chat = {}} = card();
   $("model").textContent = cards.length < 2 ? `${id} · ${length} tokens` : `${length} tokens`;
   const accepted = Object.keys(KINDS).filter(kind => kinds.includes(kind));
   $("attach").hidden = !accepted.length;
   $("files").accept = accepted.map(kind => KINDS[kind]).join(",");
-  const sampling = {...sampled(defaults), max_tokens: defaults.max_tokens || MAX_TOKENS, ...defaults};
+  const sampling = {max_tokens: MAX_TOKENS, ...chat};
   for (const name of ["temperature", "top_p", "max_tokens"]) $(name).placeholder = sampling[name] ?? "model's";
-}
-function sampled(defaults) {
-  return ["temperature", "top_p", "top_k", "min_p"].some(name => name in defaults) ? {} : FIRST_IMPRESSION;
 }
 $("models").onchange = () => { stored(localStorage, "loom-model", $("models").value); drawModel(); };
 $("key-form").onsubmit = event => {
@@ -113,11 +109,10 @@ function submit(text, files) {
   answer();
 }
 function requestBody() {
-  const system = $("system").value.trim(), {id, default_sampling_params: defaults = {}} = card();
+  const system = $("system").value.trim(), {id, chat_sampling_params: chat = {}} = card();
   const body = {messages: [...(system ? [{role: "system", content: system}] : []), ...conversation.messages.map(requestMessage).filter(Boolean)]};
   if (cards.length > 1) body.model = id;
-  Object.assign(body, sampled(defaults));
-  if (!defaults.max_tokens) body.max_tokens = Math.min(MAX_TOKENS, card().max_model_len || MAX_TOKENS);
+  Object.assign(body, {max_tokens: Math.min(MAX_TOKENS, card().max_model_len || MAX_TOKENS)}, chat);
   for (const name of ["temperature", "top_p", "max_tokens"]) if ($(name).value !== "") body[name] = Number($(name).value);
   return body;
 }
