@@ -1,4 +1,4 @@
-"""What type checkers and editors see of the public API: mypy and pyright read a user's program."""
+"""Types of the public API, as mypy and pyright read them in a program of a user."""
 
 from __future__ import annotations
 

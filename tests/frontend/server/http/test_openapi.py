@@ -1,4 +1,4 @@
-"""/openapi.json says of each field what it means, what holds without it, and where it stands."""
+"""Descriptions, defaults, groups and examples of bodies in /openapi.json."""
 
 from __future__ import annotations
 

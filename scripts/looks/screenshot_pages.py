@@ -1,9 +1,10 @@
-"""Take pictures of a loaded engine's dashboard and of its chat: both themes, desktop and phone width.
+"""Take pictures of the web pages of a loaded engine: dashboard, chat and docs, light and dark, on desktop and phone.
 
-    scripts/looks/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
+    scripts/looks/screenshot_pages.py OUT_FOLDER [--seconds 20] [--pages docs chat] [--model FILE]
 
-Starts an engine on the demo model, keeps a dozen streams running, drives headless Chromium over its debugging pipe.
-Exits 0 with a message if Chromium is not installed.
+Starts an engine on the demo model, or another, keeps a dozen streams running for the dashboard, drives headless
+Chromium over its debugging pipe. Pictures are WebP, small enough for a repository. Exits 0 with a message if Chromium
+is not installed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from typing import Any
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.chaos.load_http import Load
 
-VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
-CHAT_SIZE = (900, 520)
+View = tuple[str, int, int, bool]  # name, width and height in CSS pixels, whether it is a phone
+VIEWS: dict[str, list[View]] = {
+    "dashboard": [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)],
+    "chat": [("desktop", 900, 520, False), ("phone", 390, 700, True)],
+    "docs": [("desktop", 1000, 620, False), ("phone", 390, 620, True)],
+}
+QUALITY = 40  # of WebP: text stays clean
 QUESTIONS = ("What is the capital of Peru?", "And what is the capital of Norway?")
 PATIENCE_S = 30.0
 NUM_STREAMS = 12
@@ -93,19 +99,26 @@ class Browser:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
+    def wait(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.evaluate(expression):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.1)
+
     def resize(self, width: int, height: int, is_phone: bool) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=2 if is_phone else 1,
+            deviceScaleFactor=1,
             mobile=is_phone,
         )
 
     def picture(self, width: int, height: int, is_phone: bool) -> bytes:
         self.resize(width, height, is_phone)
         time.sleep(2.5)  # until the page redraws after its next poll
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.call("Page.captureScreenshot", format="webp", quality=QUALITY)["data"])
 
     def close(self) -> None:
         self._process.kill()
@@ -114,28 +127,58 @@ class Browser:
         os.close(self._out)
 
 
-def chat_picture(browser: Browser, url: str) -> bytes:
-    """Hold a short conversation on the page at `url`; return a picture of it."""
-    browser.resize(*CHAT_SIZE, False)
-    browser.call("Page.navigate", url=url)
+def prepare_dashboard(browser: Browser, seconds: float) -> None:
+    time.sleep(seconds)  # the charts fill
+
+
+def prepare_chat(browser: Browser, seconds: float) -> None:
+    """Hold a short conversation."""
     time.sleep(1.0)
     browser.evaluate("document.getElementById('new').click()")  # conversations outlive the page
     browser.evaluate("document.getElementById('temperature').value = '0'")
     for question in QUESTIONS:
         browser.evaluate(f"document.getElementById('message').value = {json.dumps(question)}")
         browser.evaluate("document.getElementById('send').click()")
-        time.sleep(2.0)
-    return browser.picture(*CHAT_SIZE, False)
+        time.sleep(3.0)
+
+
+def prepare_docs(browser: Browser, seconds: float) -> None:
+    """Open the chats' entry, stream the answer to its example, and make room for the first fields."""
+    browser.wait("document.documentElement?.dataset.isReady === 'true'")
+    browser.evaluate("location.hash = '#post/v1/chat/completions'")
+    browser.wait("!!document.querySelector('details[open] .check input')")
+    browser.evaluate("document.querySelector('details[open] .check input').click()")
+    browser.evaluate("document.querySelector('details[open] form.try').requestSubmit()")
+    browser.wait("document.querySelector('details[open] [role=status]').textContent.startsWith('200 OK')")
+    time.sleep(1.0)
+    browser.evaluate("document.querySelector('details[open] .answer').style.maxHeight = '80px'")
+
+
+PREPARE = {"dashboard": prepare_dashboard, "chat": prepare_chat, "docs": prepare_docs}
 
 
 def find_chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def take(browser: Browser, url: str, page: str, theme: str, arguments: argparse.Namespace) -> None:
+    """Write the pictures of a page in a theme."""
+    name, width, height, is_phone = VIEWS[page][0]
+    browser.resize(width, height, is_phone)
+    browser.call("Page.navigate", url=f"{url}/{page}?theme={theme}")
+    PREPARE[page](browser, arguments.seconds)
+    for name, width, height, is_phone in VIEWS[page]:
+        path: Path = arguments.folder / f"{page}-{name}-{theme}.webp"
+        path.write_bytes(browser.picture(width, height, is_phone))
+        print(path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the history in the pictures")
+    parser.add_argument("--pages", nargs="+", choices=[*VIEWS], default=[*VIEWS], help="default: all")
+    parser.add_argument("--model", help="default: the demo model")
     arguments = parser.parse_args()
     program = find_chromium()
     if program is None:
@@ -143,22 +186,18 @@ def main() -> int:
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     options = ["--http", "0", "--num-threads", "1", "--num-kv-blocks", "600"]
+    if arguments.model:
+        options += ["--model", arguments.model, "--max-model-len", "2048"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Engine(Path(folder), options) as engine:
         engine.wait_ready()
-        load = Load(engine.url).run(NUM_STREAMS, BUSY_S)
-        threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
         browser = Browser(program, f"{folder}/profile")
         browser.open_page()
-        for theme in ("light", "dark"):
-            browser.call("Page.navigate", url=f"{engine.url}/dashboard?theme={theme}")
-            time.sleep(arguments.seconds)
-            for name, width, height, is_phone in VIEWS:
-                path = arguments.folder / f"dashboard-{name}-{theme}.png"
-                path.write_bytes(browser.picture(width, height, is_phone))
-                print(path)
-            path = arguments.folder / f"chat-{theme}.png"
-            path.write_bytes(chat_picture(browser, f"{engine.url}/chat?theme={theme}"))
-            print(path)
+        for page in sorted(arguments.pages, key="chat docs dashboard".index):  # the load would slow the others down
+            if page == "dashboard":
+                load = Load(engine.url).run(NUM_STREAMS, BUSY_S)
+                threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
+            for theme in ("light", "dark"):
+                take(browser, engine.url, page, theme, arguments)
         browser.close()
     return 0
 
