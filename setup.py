@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 from setuptools import setup
@@ -24,7 +25,7 @@ OLDEST_GLIBC = 17  # minor version of glibc 2.17, the baseline of the oldest man
 
 
 def build_kernels(folder: Path) -> None:
-    """Compile the libraries of all levels; print the omitted ones."""
+    """Compile the libraries of all levels; print a line for each, which pip shows with -v, and the omitted ones."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         print("the wheel is built without C kernels: they are for Linux on x86-64")
         return
@@ -33,7 +34,7 @@ def build_kernels(folder: Path) -> None:
     sys.modules[package.__name__] = package
     from tokenloom_build.library_store import build_prebuilt
 
-    for reason in build_prebuilt(folder):
+    for reason in build_prebuilt(folder, partial(print, flush=True)):
         print(f"kernels are left out of the wheel and compiled at first use: {reason}")
 
 

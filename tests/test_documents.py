@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import tokenloom
+from tokenloom.frontend.checkpoint.hub import is_model_name
 from tokenloom.frontend.cli.command import COMMANDS, load_command
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
@@ -147,6 +148,24 @@ def test_documented_benchmark_options_exist() -> None:
 def test_example_programs_import_only_public_names(name: str) -> None:
     lines = re.findall(r"from tokenloom import (.+)", (ROOT / name).read_text())
     assert {name.strip() for line in lines for name in line.split(",")} <= set(tokenloom.__all__)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/learn/quickstart.md", "docs/operate/install.md"])
+def test_the_commands_for_a_cpu_install_the_pinned_torch_before_the_engine(name: str) -> None:
+    text = (ROOT / name).read_text()
+    (pin,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    first = text.index(f"pip install torch=={pin} --index-url https://download.pytorch.org/whl/cpu")
+    assert set(re.findall(r"torch==([\d.]+)", text)) == {pin}
+    assert "pip install -c constraints.txt ." in text[first:], "before it, CUDA would come with the engine"
+
+
+def test_the_first_screen_has_the_oldest_python_a_gguf_file_and_a_model_of_the_hub() -> None:
+    screen = (ROOT / "README.md").read_text().partition("## How it works")[0]
+    project = (ROOT / "pyproject.toml").read_text()
+    versions = re.findall(r"Python :: (3\.\d+)\"", project)
+    assert f"Python {versions[0]} to {versions[-1]}" in screen and f'">={versions[0]}"' in project
+    served = re.findall(r"^engine-launch serve (\S+)", screen, re.MULTILINE)
+    assert [name.endswith(".gguf") for name in served] == [True, False] and is_model_name(served[1])
 
 
 def test_the_readme_is_short() -> None:

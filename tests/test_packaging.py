@@ -97,10 +97,15 @@ def metadata(built: Built) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wheel_with_kernels(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_with_kernels(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     if not instruction_levels() or shutil.which("cc") is None:
         pytest.skip("the processor has no AVX2, or there is no compiler")
-    return build(source_tree, tmp_path_factory.mktemp("kernels"), COMPILE_TIMEOUT_S).wheel
+    return build(source_tree, tmp_path_factory.mktemp("kernels"), COMPILE_TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def wheel_with_kernels(built_with_kernels: Built) -> Path:
+    return built_with_kernels.wheel
 
 
 def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
@@ -140,6 +145,13 @@ def test_source_distribution_holds_the_shipped_files_and_no_tests(built: Built) 
 def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_warns(built: Built) -> None:
     assert built.wheel.name.endswith("-py3-none-any.whl")
     assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in built.log
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(COMPILE_TIMEOUT_S + 60)
+def test_a_build_says_which_kernels_it_compiles(built_with_kernels: Built) -> None:
+    said = re.findall(r"^compiling the C kernels for (\S+), (bfloat16|float32)$", built_with_kernels.log, re.MULTILINE)
+    assert len(said) == len(set(said)) == 2 * len(LEVELS) and {level for level, _ in said} == set(LEVELS)
 
 
 @pytest.mark.nightly

@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .compiler import (
@@ -37,10 +38,11 @@ _DIGEST = re.compile("[0-9a-f]{16,}")  # the name of a library's folder
 ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 
 
-def build_prebuilt(folder: Path) -> list[str]:
+def build_prebuilt(folder: Path, announce: Callable[[str], None] = lambda line: None) -> list[str]:
     """Compile every library of a wheel into `folder`; return an error line for each that the compiler could not build.
+    `announce` gets a line before each, since all together take minutes.
 
-    Without a compiler this is a single line, and the folder is not created.
+    Without a compiler the error is a single line, and the folder is not created.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -50,6 +52,7 @@ def build_prebuilt(folder: Path) -> list[str]:
     for level in LEVELS:
         for is_bf16, element in ELEMENTS.items():
             name = prebuilt_name(level, is_bf16)
+            announce(f"compiling the C kernels for {level}, {element}")
             try:
                 compile_library(compiler, level, is_bf16, FOR_ANY_MACHINE, folder / name)
                 digests[name] = library_digest(level, is_bf16, FOR_ANY_MACHINE)
