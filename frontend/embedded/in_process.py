@@ -182,7 +182,7 @@ class InProcessEngine:
         return messages
 
     def close(self) -> None:
-        self._frontend.thread_pool.close()
+        self._frontend.intake.close()
         self._frontend.adapters.close()
         self._frontend.media.close()
         self._run_directory.remove()

@@ -31,9 +31,8 @@ from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.pacer import Pacer
 from ....ipc.spec.adapters.modules import check_name, parse_modules
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ..helpers.host import IntakeHost
-from ..helpers.task import Reply
-from ..helpers.thread_pool import THREAD_BYTES, Then, ThreadPool, error_of
+from ..helpers.pool import THREAD_BYTES, HelperPool, NoHelper
+from ..helpers.task import Reply, Then, error_of
 from .names_file import FILE_NAME
 from .registry import AdapterRegistry
 from .store import AdapterStore
@@ -101,7 +100,7 @@ class AdapterManager:
         folder = spec.config.adapter_folder
         self._folder = None if folder is None else Path(folder).resolve()
         self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
-        self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note, 1 + len(THREAD_BYTES))
+        self._pool = HelperPool(wake, NoHelper, monotonic=monotonic, note=note, first_slot=1 + len(THREAD_BYTES))
         self._placing = threading.Lock()  # no adapter is dropped between its placing and its naming
         self._first_uses: dict[str, list[Reply[AdapterInfo]]] = {}  # by f"{name}\n{path}"
 
@@ -351,7 +350,7 @@ class AdapterManager:
     def _begin(self, work: Callable[[Load], L], then: Then[L]) -> None:
         load = Load(then, self._monotonic() + self._timeout_s)
         self._loads.append(load)
-        self._pool.run(lambda: work(load), load.end)
+        self._pool.run(lambda _: work(load), load.end)
 
     def on_wakeup(self) -> None:
         """Call the callbacks of loads that threads have finished since the last call."""

@@ -1,7 +1,7 @@
 """The intake process: python -m tokenloom.frontend.server.bodies.process --fd N
 
 Decodes and checks HTTP bodies, and tokenizes texts, that are too large for the frontend's loop. A thread of the
-frontend starts the process (`helpers/host.py`) and asks one question at a time. A body costs the GIL, memory and time
+frontend (`helpers/intake.py`) starts the process and asks one question at a time. A body costs the GIL, memory and time
 of this process alone, which may be killed at any moment. The first text loads tokenizer and chat template, so that
 bodies without text do not wait for them.
 """

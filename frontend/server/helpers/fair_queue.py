@@ -1,8 +1,10 @@
 """FairQueue: waiting jobs in an order that is fair to their owners.
 
-Fair queueing by virtual finish time: a job's finish time is its owner's previous one, or now if that is later, plus its
-bytes at BYTES_PER_S; the job with the earliest finish time is next. So a short job overtakes a long one that came
-shortly before, owners with few jobs overtake those with many, and no job starves. Knows no thread and no clock.
+Fair queueing by virtual time, which is now, or later if jobs are taken faster than BYTES_PER_S: then it is the start of
+the job taken last, or its finish once none waits. A job starts when its owner's previous one finishes, or now if that
+is later, and finishes after its bytes at BYTES_PER_S; the job with the earliest finish is next. So a short job
+overtakes a long one that came shortly before, owners with few jobs overtake those with many, owners of equal jobs take
+turns, and no job starves. Knows no thread and no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ....ipc.errors import Overloaded
+from ....ipc.errors import Overloaded, TokenloomError
 from ....ipc.notes.deadly import NONE
 
 W = TypeVar("W")
@@ -28,13 +30,13 @@ NEVER = float("inf")
 
 @dataclass(eq=False)
 class Job(Generic[W]):
-    """Work of a given size; `refuse` is called if it expires in the queue."""
+    """Work of a given size; `refuse` is called if it is not to be done."""
 
     work: W
     num_bytes: int
     owner: str
     expires_at: float  # monotonic seconds
-    refuse: Callable[[Overloaded], None]
+    refuse: Callable[[TokenloomError], None]
     key: bytes = NONE  # of the request in a ReadingNote
 
 
@@ -57,6 +59,8 @@ class FairQueue(Generic[W]):
         self._owners: dict[str, _Owner] = {}
         self._tie = itertools.count()
         self._num_bytes = 0
+        self._now = 0.0  # virtual time, unless the clock is ahead of it
+        self._last_finish = 0.0  # of the jobs that were taken
         self.next_expiry = NEVER  # monotonic seconds; may be too early, never too late; NEVER without jobs
 
     def __len__(self) -> int:
@@ -67,6 +71,7 @@ class FairQueue(Generic[W]):
         owner = self._owners.get(job.owner) or _Owner()
         self._check_room(job, owner)
         self._owners[job.owner] = owner
+        now = max(now, self._now)
         owner.busy_until = max(now, owner.busy_until) + job.num_bytes / BYTES_PER_S
         owner.num_bytes += job.num_bytes
         self._num_bytes += job.num_bytes
@@ -96,9 +101,14 @@ class FairQueue(Generic[W]):
                 heapq.heappop(heap)
         first = min((heap[0] for heap in heaps if heap), default=None)
         if first is None:
+            if not self._waiting:
+                self._now = self._last_finish
             return None
-        self.remove(first[2])
-        return first[2]
+        finish, _, job = first
+        self._now = max(self._now, finish - job.num_bytes / BYTES_PER_S)
+        self._last_finish = max(self._last_finish, finish)
+        self.remove(job)
+        return job
 
     def remove(self, job: Job[W]) -> bool:
         """Remove a job; False if it does not wait here."""
@@ -123,6 +133,9 @@ class FairQueue(Generic[W]):
         self.next_expiry = min((job.expires_at for job in self._waiting), default=NEVER)
         return late
 
-    def clear(self) -> None:
-        for job in list(self._waiting):
+    def clear(self) -> list[Job[W]]:
+        """Remove and return all jobs."""
+        jobs = list(self._waiting)
+        for job in jobs:
             self.remove(job)
+        return jobs

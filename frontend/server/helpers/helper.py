@@ -1,16 +1,12 @@
 """Helper: one helper process of the frontend, which answers one question at a time within its limits.
 
-`ask` is a generator, so that the same rules hold in a thread (`wait_for`) and in an event loop (`wait_in_loop`): it
-yields the longest time to wait until the process's descriptor is readable, and returns the answer. Knows neither
-questions nor callers.
+Blocks, so it is used in threads (`pool.py`). Knows neither questions nor callers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from ....ipc.helper_process import HelperLost, HelperProcess, HelperUnavailable
@@ -28,28 +24,29 @@ class HelperOverdue(HelperLost):
 
 class Helper(Generic[A]):
     """Owner of one process, which the first question starts. It is killed if an answer takes too long, and after an
-    answer if it has grown. One thread calls `ask`; any may call `interrupt`."""
+    answer if it has grown. One thread at a time calls `ask` and `stop`; any may call `interrupt`."""
 
     def __init__(self, module: str, spec: EngineSpec, answer_type: object, *, start_s: float, idle_bytes: int) -> None:
         """`start_s`: longest start. `idle_bytes`: limit of the process's memory between two questions."""
         self._process: HelperProcess[A] = HelperProcess(module, spec, answer_type)
-        self._start_s, self._idle_bytes = start_s, idle_bytes
-        self.is_interrupted = False  # the last question, or the process since then
+        self._start_s = start_s
+        self._idle_bytes = idle_bytes
+        self.is_interrupted = False  # since the last `stop`
+        self.num_lost = 0  # questions that failed by the process, as those who ask count them for the log
 
-    def ask(self, question: bytes, content: Sequence[bytes] = (), *, item_s: float) -> Generator[float, None, A]:
-        """Send an encoded question and the bytes that belong to it; return the answer. On a busy machine a process that
-        computes has `item_s` as CPU time.
+    def ask(self, question: bytes, content: Sequence[bytes] = (), *, item_s: float) -> A:
+        """Send an encoded question and the bytes that belong to it; block until there is an answer, and return it. On a
+        busy machine a process that computes has `item_s` as CPU time.
 
-        Raises HelperUnavailable if no process starts, HelperLost if the process ends, and HelperOverdue if it hangs or
-        takes too long. There is no process after an error, or once the generator is closed.
+        Raises HelperUnavailable if no process starts, HelperLost if the process ends or `interrupt` has been called,
+        and HelperOverdue if the process hangs or takes too long. There is no process after an error.
         """
-        if self.is_interrupted or not self._process.is_alive:
-            self._process.stop()  # it was interrupted, or killed while idle
-        self.is_interrupted = False
+        if not self._process.is_alive:  # it was killed while idle
+            self._process.stop()
         try:
-            yield from self._started()
+            self._start()
             self._process.send([question], content)
-            answer = yield from self._answer(item_s)
+            answer = self._answer(item_s)
         except BaseException:
             self._process.stop()
             raise
@@ -58,59 +55,38 @@ class Helper(Generic[A]):
         return answer
 
     def interrupt(self) -> None:
-        """Kill the process, so that the current question fails."""
+        """Kill the process, so that the current question fails, and each one until `stop`."""
         self.is_interrupted = True
         self._process.interrupt()
 
     def stop(self) -> None:
         """Kill the process; the next question starts another one."""
         self._process.stop()
+        self.is_interrupted = False
 
-    def wait_for(self, asked: Generator[float, None, A]) -> A:
-        """Block until a question of `ask` is answered, and return the answer."""
-        while True:
-            try:
-                timeout_s = next(asked)
-            except StopIteration as end:
-                answer: A = end.value
-                return answer
-            self._process.wait(timeout_s)
-
-    async def wait_in_loop(self, asked: Generator[float, None, A]) -> A:
-        """Return the answer to a question of `ask` once it is there; end the process if the caller is cancelled."""
-        try:
-            while True:
-                try:
-                    timeout_s = next(asked)
-                except StopIteration as end:
-                    answer: A = end.value
-                    return answer
-                (fd,) = self._process.wakers
-                await _readable(fd, timeout_s)
-        finally:
-            asked.close()
-
-    def _started(self) -> Generator[float, None, None]:
-        process, deadline = self._process, time.monotonic() + self._start_s
-        process.start()
-        while not process.is_ready:
+    def _start(self) -> None:
+        deadline = time.monotonic() + self._start_s
+        self._process.start()
+        if self.is_interrupted:  # before there was a process to kill
+            raise HelperLost("was interrupted", num_answers=0)
+        while not self._process.is_ready:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise HelperUnavailable(f"did not start within {self._start_s:g} s at its start: see its log")
-            yield left_s
+            self._process.wait(left_s)
             try:
-                process.receive()
+                self._process.receive()
             except HelperLost as loss:
                 if self.is_interrupted:
                     raise
                 raise HelperUnavailable(f"{loss} at its start: see its log") from None
 
-    def _answer(self, item_s: float) -> Generator[float, None, A]:
+    def _answer(self, item_s: float) -> A:
         begun_s = self._process.cpu_s
         for num_waits in range(1, MAX_WAITS + 1):
             deadline = time.monotonic() + item_s
             while (left_s := deadline - time.monotonic()) > 0:
-                yield left_s
+                self._process.wait(left_s)
                 for answer in self._process.receive():
                     return answer
             if not may_go_on(self._process.cpu_s - begun_s, num_waits, item_s):
@@ -121,15 +97,3 @@ class Helper(Generic[A]):
 def may_go_on(cpu_s: float, num_waits: int, item_s: float) -> bool:
     """Return whether a process that has not answered for `num_waits` times `item_s` still computes, within its time."""
     return num_waits * BUSY_SHARE * item_s < cpu_s < item_s
-
-
-async def _readable(fd: int, timeout_s: float) -> None:
-    """Wait until a descriptor is readable, but at most `timeout_s`."""
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, event.set)
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-    finally:
-        loop.remove_reader(fd)

@@ -1,4 +1,4 @@
-"""Task and Reply: coroutines that go on inside the callbacks of jobs, without an event loop.
+"""Task and Reply: coroutines that go on inside the callbacks of jobs, without an event loop or in one.
 
 `run` lets a coroutine run until it awaits a reply that is not there yet; it goes on inside the callback that brings the
 reply. So work that never waits is over when `run` returns, and a test brings replies by hand. Closing a task closes its
@@ -7,14 +7,20 @@ coroutine where it waits: its `finally` blocks release what it holds. Knows noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ....ipc.errors import TokenloomError
-from .thread_pool import Then
+from ....ipc.errors import InternalError, TokenloomError
+from ....ipc.shortages.failure import failure_of
 
 T = TypeVar("T")
 J = TypeVar("J")
+
+logger = logging.getLogger("tokenloom.frontend")
+
+Then: TypeAlias = Callable[[T | TokenloomError], None]  # callback of a job
 
 
 class Reply(Generic[T]):
@@ -104,3 +110,40 @@ async def reply_of(start: Callable[[Then[T]], J], cancel: Callable[[J], None]) -
         return await reply
     finally:
         cancel(job)
+
+
+async def in_event_loop(work: Awaitable[T]) -> T:
+    """Return the result of `work`, an awaitable for tasks of the frontend, to a coroutine of the event loop. If the
+    coroutine is cancelled, close the frontend's task."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    task = run(_settle(future, work))
+    try:
+        return await future
+    finally:
+        if task is not None:
+            task.close()
+        del future, task  # they hold an error, whose traceback holds this frame
+
+
+async def _settle(future: asyncio.Future[T], work: Awaitable[T]) -> None:
+    outcome: T | TokenloomError
+    try:
+        outcome = await work
+    except Exception as error:
+        outcome = error_of(error)
+    if future.done():
+        return  # the handler was cancelled just before
+    if isinstance(outcome, TokenloomError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def error_of(error: Exception) -> TokenloomError:
+    """Return the error of work on one request, from where it is caught; without its traceback, whose frames hold the
+    request's text. A bug becomes an InternalError: it must end neither the thread nor the loop, with the requests of
+    others."""
+    failure = failure_of(error, "the request could not be carried out")
+    if isinstance(failure, InternalError) and failure is not error:
+        logger.exception("work on a request failed")
+    return failure.with_traceback(None)

@@ -1,7 +1,7 @@
 """The media process: python -m tokenloom.frontend.server.media.process --fd N
 
 Decodes media, one at a time: it takes an image or an audio clip from the engine's blob store and puts media files
-there. The frontend starts it (`host.py`) and may kill it at any moment. A medium costs the memory and time of this
+there. The frontend starts it (`decoder.py`) and may kill it at any moment. A medium costs the memory and time of this
 process alone, which has a limited address space.
 """
 

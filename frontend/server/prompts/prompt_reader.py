@@ -15,8 +15,9 @@ import msgspec
 from ....ipc.codec import JsonObject, num_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ..helpers.intake import IntakeHelper, IntakePool, ask_intake
+from ..helpers.pool import WAIT_S
 from ..helpers.task import reply_of
-from ..helpers.thread_pool import WAIT_S, ThreadPool
 from .input_processor import InputProcessor
 from .prompt import Prompt
 
@@ -31,9 +32,9 @@ class PromptReader:
     """Reader of prompts for the frontend's event loop. Its coroutines wait only for threads, which drop the job or are
     interrupted when the coroutine is closed."""
 
-    def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
+    def __init__(self, inputs: InputProcessor, pool: IntakePool) -> None:
         self.inputs = inputs
-        self._thread_pool = thread_pool
+        self._pool = pool
 
     async def read(self, question: ReadPrompt, *, owner: str = "", wait_s: float = WAIT_S) -> Prompt:
         """Tokenize a prompt. If it has a `cut_side`, tokens that a truncation at that side drops may be missing."""
@@ -45,33 +46,24 @@ class PromptReader:
             if prompt is not None and question.cut_side is None:
                 self.inputs.limits.check_characters(len(prompt))
             whole = msgspec.structs.replace(question, max_bytes_per_token=self.inputs.limits.max_bytes_per_token)
-            return await reply_of(
-                lambda then: self._thread_pool.ask(
-                    whole,
-                    (),
-                    lambda answer: _prompt_of(answer, prompt),
-                    then,
-                    num_bytes=num_characters,
-                    owner=owner,
-                    wait_s=wait_s,
-                ),
-                self._thread_pool.cancel,
+            return await self._run(
+                lambda helper: _prompt_of(ask_intake(helper, whole), prompt), num_characters, owner, wait_s
             )
         if num_characters > SHORT_CHARACTERS:
-            return await self._run(lambda: self.inputs.tokenize(question), num_characters, owner, wait_s)
+            return await self._run(lambda _: self.inputs.tokenize(question), num_characters, owner, wait_s)
         return self.inputs.tokenize(question)
 
     async def detokenize(self, token_ids: bytes, *, owner: str) -> str:
         """Decode tokens; more than SHORT_CHARACTERS of them in a thread."""
         if num_ids(token_ids) > SHORT_CHARACTERS:
-            return await self._run(lambda: self.inputs.detokenize(token_ids), len(token_ids), owner, WAIT_S)
+            return await self._run(lambda _: self.inputs.detokenize(token_ids), len(token_ids), owner, WAIT_S)
         return self.inputs.detokenize(token_ids)
 
-    async def _run(self, work: Callable[[], T], num_bytes: int, owner: str, wait_s: float) -> T:
+    async def _run(self, work: Callable[[IntakeHelper], T], num_bytes: int, owner: str, wait_s: float) -> T:
         """Do work in a thread."""
         return await reply_of(
-            lambda then: self._thread_pool.run(work, then, num_bytes=num_bytes, owner=owner, wait_s=wait_s),
-            self._thread_pool.cancel,
+            lambda then: self._pool.run(work, then, num_bytes=num_bytes, owner=owner, wait_s=wait_s),
+            self._pool.cancel,
         )
 
 

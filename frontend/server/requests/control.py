@@ -21,8 +21,7 @@ from ....ipc.messages.supervisor import ReplicaDown
 from ....ipc.notes.deadly import ReadingNote
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..adapters.manager import AdapterManager
-from ..helpers.task import run
-from ..helpers.thread_pool import error_of
+from ..helpers.task import error_of, run
 from ..prompts.prompt import Prompt
 from ..prompts.prompt_reader import PromptReader
 from .core_client import FrontendOutbox

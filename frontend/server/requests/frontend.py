@@ -46,9 +46,9 @@ from ....ipc.process.awake_clock import AwakeClock, steady_time
 from ....ipc.sockets.channel import count_malformed
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..adapters.manager import AdapterManager
-from ..helpers.host import IntakeHost
+from ..helpers.intake import new_intake_helper
+from ..helpers.pool import HelperPool
 from ..helpers.task import run
-from ..helpers.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..prompts.input_processor import InputProcessor
 from ..prompts.prompt_reader import PromptReader
@@ -99,8 +99,8 @@ class Frontend:
         self._spec, self._monotonic = spec, monotonic
         prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
-        self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note)
-        self.prompts = PromptReader(self.inputs, self.thread_pool)
+        self.intake = HelperPool(wake, lambda: new_intake_helper(spec), monotonic=monotonic, note=note)
+        self.prompts = PromptReader(self.inputs, self.intake)
         self.media = MediaManager(spec, wake, media)
         self._outputs = outputs = OutputProcessor(
             self.inputs.detokenizers, self.inputs.eos_token_id, note, index, key_step=spec.config.api_server_count
@@ -297,7 +297,7 @@ class Frontend:
 
     def on_wakeup(self) -> None:
         """Call the callbacks of the jobs that threads have finished since the last call."""
-        for complete in self.thread_pool.take():
+        for complete in self.intake.take():
             complete()
         self.adapters.on_wakeup()
         self.media.on_wakeup()
@@ -310,7 +310,7 @@ class Frontend:
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
                 self._requests.end(request, "error", error)
         self._sessions.send_updates()
-        self.thread_pool.close()
+        self.intake.close()
         self.adapters.close()
         self.media.close()
         if self._tracing is not None:
@@ -336,7 +336,7 @@ class Frontend:
             self._requests.resume_waiting()
         for replica in self._requests.take_drained(now):
             self.outbox.to_supervisor.append(ReplicaDrained(replica=replica))
-        self.thread_pool.expire(now)
+        self.intake.expire(now)
         self.adapters.expire(now)
         self.shared.tick(now)
         self._sessions.send_updates()
@@ -344,7 +344,7 @@ class Frontend:
     def seconds_to_tick(self, now: float) -> float | None:
         """Return how long the loop may wait for messages before the next `tick`, in seconds; None: no limit. `now` is
         in monotonic seconds."""
-        next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
+        next_at = min(self._sessions.next_lease_end, self.intake.next_expiry, self.adapters.next_expiry)
         next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end, self.shared.next_at)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)

@@ -29,7 +29,7 @@ from ....ipc.messages.supervisor import Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.models.model_config import ModelConfig
 from ....ipc.version import tokenloom_version
-from ..helpers.thread_pool import error_of
+from ..helpers.task import error_of
 from ..prompts.prompt_reader import PromptReader
 from .cores import Cores
 from .engine_metrics import EngineMetrics

@@ -23,8 +23,7 @@ from ....ipc.messages.supervisor import ReplicaDown
 from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.log import is_worth_a_line
 from ...forms.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
-from ..helpers.task import run
-from ..helpers.thread_pool import error_of
+from ..helpers.task import error_of, run
 from ..prompts.input_processor import InputProcessor
 from ..replicas.resume_queue import ResumeQueue
 from .client_session import ClientLoss

@@ -7,18 +7,16 @@ chunks of a large body only to store it (Responses, at most MAX_RECORD_BYTES), a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from .....ipc.errors import Overloaded, RequestError, TokenloomError
+from .....ipc.errors import Overloaded, RequestError
 from .....ipc.messages.intake import BodyRead, IntakeAnswer, NotRead, ReadBody
 from ....forms.openai.errors import HttpError
 from ....forms.openai.response_body import ResponsesRequest
@@ -29,13 +27,13 @@ from ...bodies.body_packer import LARGE_TYPES
 from ...bodies.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
 from ...bodies.form_data import boundary_of
 from ...bodies.form_parser import parse_form
-from ...helpers.task import reply_of, run
-from ...helpers.thread_pool import PoolJob, Then, ThreadPool, error_of
+from ...helpers.intake import IntakeHelper, IntakePool, ask_intake
+from ...helpers.pool import PoolJob
+from ...helpers.task import Then, in_event_loop, reply_of
 from .events import until_disconnect
 from .response_store import MAX_RECORD_BYTES
 
 logger = logging.getLogger("tokenloom.http")
-T = TypeVar("T")
 
 _JSON = re.compile(r"application/([^/]+\+)?json")
 
@@ -50,7 +48,7 @@ class BodyReader:
 
     def __init__(
         self,
-        thread_pool: ThreadPool,
+        pool: IntakePool,
         limits: PromptLimits,
         *,
         is_strict: bool = False,
@@ -61,7 +59,7 @@ class BodyReader:
         of the pool with the digests of a large body's images, to keep them until the request that uses them is
         submitted."""
         self._hold_media = hold
-        self._thread_pool = thread_pool
+        self._pool = pool
         self._limits = limits
         self._is_strict = is_strict
         self._max_held_bytes = max_held_bytes
@@ -130,13 +128,11 @@ class BodyReader:
         if not is_small and name not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
 
-        def ask(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
+        def start(then: Then[ParsedBody[BodyT]]) -> PoolJob[IntakeHelper] | None:
             most = self._limits.max_bytes_per_token
             question = ReadBody(body_type=name, boundary=boundary, max_bytes_per_token=most)
-            return self._thread_pool.ask(
-                question,
-                chunks,
-                lambda answer: self._unpacked(answer, body_type),
+            return self._pool.run(
+                lambda helper: self._unpacked(ask_intake(helper, question, chunks), body_type),
                 then,
                 num_bytes=num_bytes,
                 owner=owner,
@@ -147,7 +143,7 @@ class BodyReader:
                 return parse_form(b"".join(chunks), boundary, body_type, is_strict=self._is_strict)
             if is_small:
                 return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
-            return await in_event_loop(reply_of(ask, self._thread_pool.cancel))
+            return await in_event_loop(reply_of(start, self._pool.cancel))
         except BodyError as error:
             raise _http_error(error) from None
 
@@ -180,30 +176,3 @@ def _boundary(content_type: str, body_type: type[msgspec.Struct]) -> str:
 
 def _http_error(error: BodyError) -> HttpError:
     return HttpError(error.status, str(error), param=error.param, code=error.code)
-
-
-async def in_event_loop(work: Awaitable[T]) -> T:
-    """Return the result of `work`, an awaitable for tasks of the frontend, to a coroutine of the event loop. If the
-    coroutine is cancelled, close the frontend's task."""
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = run(_settle(future, work))
-    try:
-        return await future
-    finally:
-        if task is not None:
-            task.close()
-        del future, task  # they hold an error, whose traceback holds this frame
-
-
-async def _settle(future: asyncio.Future[T], work: Awaitable[T]) -> None:
-    outcome: T | TokenloomError
-    try:
-        outcome = await work
-    except Exception as error:
-        outcome = error_of(error)
-    if future.done():
-        return  # the handler was cancelled just before
-    if isinstance(outcome, TokenloomError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

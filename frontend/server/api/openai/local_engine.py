@@ -48,12 +48,13 @@ from ....forms.openai.schema import ChatRequest, TokenizeRequest
 from ....forms.prompts import id_is_open
 from ...adapters.manager import NotFound
 from ...bodies.body_parser import ParsedBody
+from ...helpers.task import in_event_loop
 from ...metrics.access_record import access_record
 from ...metrics.tracing import TraceContext, incoming_trace
 from ...prompts.prompt import Prompt
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
-from .body_reader import BodyReader, in_event_loop
+from .body_reader import BodyReader
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
@@ -185,7 +186,7 @@ class LocalEngine:
         self._frontend = frontend
         self.inputs = frontend.inputs
         self.bodies = BodyReader(
-            frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
+            frontend.intake, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
         )
         self.wake = wake
         self.slice_s = SLICE_S

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from .....ipc.blobs.store import BlobStore
 from .....ipc.messages.media import MediaKind, MediaSpan
 from .....ipc.spec.config.engine_spec import EngineSpec
-from ...media.host import MediaHost
+from ...media.decoder import MediaDecoder
 from ...media.model_media import ModelMedia
 from ...text.media_marker import MediaMarker
 from ...text.tokenizer import Tokenizer
@@ -72,4 +72,4 @@ class MediaInput(NamedTuple):
     def load(cls, spec: EngineSpec, tokenizer: Tokenizer | None) -> MediaInput | None:
         """Load reader and placeholders from the model's files. Return None if the model takes only text."""
         media = ModelMedia.load(spec, tokenizer)
-        return None if media is None else cls(lambda store: MediaHost(spec, media.processor), media.placeholders)
+        return None if media is None else cls(lambda store: MediaDecoder(spec, media.processor), media.placeholders)

@@ -18,7 +18,7 @@ from tokenloom.frontend.server.bodies.body_error import UNKNOWN_FIELD, BodyError
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
 from tokenloom.frontend.server.bodies.form_data import boundary_of
 from tokenloom.frontend.server.bodies.form_parser import MAX_FIELD_BYTES, parse_form
-from tokenloom.frontend.server.helpers.host import IntakeHost
+from tokenloom.frontend.server.helpers.intake import ask_intake, new_intake_helper
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.messages.client import Medium
 from tokenloom.ipc.messages.intake import BodyRead, NotRead, ReadBody
@@ -126,12 +126,12 @@ def test_no_damage_to_a_form_causes_another_error(edits: list[tuple[int, int, by
 def test_an_intake_process_stores_the_file_and_gives_back_the_rest(tmp_path: Path) -> None:
     content = bytes(range(256)) * 1024
     spec = in_folder(new_spec(config=EngineConfig(max_media_bytes=len(content))), tmp_path)
-    host = IntakeHost(spec)
+    helper = new_intake_helper(spec)
 
     def ask(*fields: Field) -> BodyRead | NotRead:
         body, boundary = sent(*fields)
         question = ReadBody(body_type="TranscriptionRequest", boundary=boundary, max_bytes_per_token=None)
-        answer = host.ask(question, [body[:1000], body[1000:]])
+        answer = ask_intake(helper, question, [body[:1000], body[1000:]])
         assert isinstance(answer, BodyRead | NotRead)
         return answer
 
@@ -147,9 +147,8 @@ def test_an_intake_process_stores_the_file_and_gives_back_the_rest(tmp_path: Pat
         assert isinstance(refused, NotRead)
         assert refused.message.startswith("file: ")
         assert f"has {len(content) + 1} bytes, at most {len(content)} are read" in refused.message
-        cut = host.ask(
-            ReadBody(body_type="TranscriptionRequest", boundary="x", max_bytes_per_token=None), [b"--x\r\nContent-"]
-        )
+        half = ReadBody(body_type="TranscriptionRequest", boundary="x", max_bytes_per_token=None)
+        cut = ask_intake(helper, half, [b"--x\r\nContent-"])
         assert isinstance(cut, NotRead) and "ends in the midst of part 1" in cut.message
     finally:
-        host.stop()
+        helper.stop()

@@ -22,7 +22,7 @@ from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
 from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenloom.frontend.server.bodies.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker
 from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES, parse_body
-from tokenloom.frontend.server.helpers.host import ANSWER_S, IntakeHost
+from tokenloom.frontend.server.helpers.intake import ANSWER_S, IntakeHelper, ask_intake, new_intake_helper
 from tokenloom.frontend.server.prompts.input_processor import InputProcessor
 from tokenloom.frontend.server.prompts.prompt_reader import TURN_CHARACTERS, characters_of
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
@@ -61,17 +61,17 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def host(faults: Path) -> Iterator[IntakeHost]:
-    """One host for all tests: a process that one test leaves serves the next."""
+def helper(faults: Path) -> Iterator[IntakeHelper]:
+    """One helper for all tests: a process that one test leaves serves the next."""
     with pytest.MonkeyPatch.context() as context:
         context.setenv("TOKENLOOM_FAULTS", str(faults))
-        host = IntakeHost(demo_spec())
-        yield host
-        host.stop()
+        helper = new_intake_helper(demo_spec())
+        yield helper
+        helper.stop()
 
 
-def read(host: IntakeHost, text: str = TEXT) -> PromptRead:
-    answer = host.ask(ReadPrompt(prompt=text, cut_side="left"))
+def read(helper: IntakeHelper, answer_s: float = ANSWER_S) -> PromptRead:
+    answer = ask_intake(helper, ReadPrompt(prompt=TEXT, cut_side="left"), answer_s=answer_s)
     assert isinstance(answer, PromptRead)
     return answer
 
@@ -94,23 +94,23 @@ QUESTION = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
 SHORT = ReadBody(body_type="CompletionRequest", max_bytes_per_token=8)
 
 
-def test_the_process_imports_only_modules_that_a_body_needs(host: IntakeHost) -> None:
-    assert isinstance(host.ask(SHORT, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
+def test_the_process_imports_only_modules_that_a_body_needs(helper: IntakeHelper) -> None:
+    assert isinstance(ask_intake(helper, SHORT, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
     libraries = Path(f"/proc/{intake_pid()}/maps").read_text()
     assert "msgspec" in libraries and "tokenizers" not in libraries and "torch" not in libraries
 
 
-def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> None:
-    assert read(host).token_ids == INPUTS.tokenize(ReadPrompt(prompt=TEXT)).token_ids
+def test_texts_chats_and_bodies_are_read_by_one_process(helper: IntakeHelper) -> None:
+    assert read(helper).token_ids == INPUTS.tokenize(ReadPrompt(prompt=TEXT)).token_ids
     pid, chat = intake_pid(), [ChatMessage("user", TEXT)]
     here = INPUTS.tokenize(ReadPrompt(chat=chat))
-    assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=here.token_ids, text=here.text)
-    answer = host.ask(QUESTION, [b'{"prompt": [5, ', b'6], "n": 2}'])
+    assert ask_intake(helper, ReadPrompt(chat=chat)) == PromptRead(token_ids=here.token_ids, text=here.text)
+    answer = ask_intake(helper, QUESTION, [b'{"prompt": [5, ', b'6], "n": 2}'])
     assert isinstance(answer, BodyRead) and answer.inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
     assert json.loads(answer.rest)["n"] == 2 and intake_pid() == pid
-    answer = host.ask(QUESTION, [b'{"prompt": "x", "nope": 1}'])
+    answer = ask_intake(helper, QUESTION, [b'{"prompt": "x", "nope": 1}'])
     assert isinstance(answer, BodyRead) and answer.ignored == ["nope"] and b"nope" not in answer.rest
-    answer = host.ask(QUESTION, [b'{"prompt": "x", "seed": "many"}'])
+    answer = ask_intake(helper, QUESTION, [b'{"prompt": "x", "seed": "many"}'])
     assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("seed", None)
 
 
@@ -120,21 +120,21 @@ def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> Non
     ids=["text", "list", "nest"],
 )
 def test_the_memory_of_a_large_question_is_returned_while_the_process_waits_for_the_next(
-    host: IntakeHost, content: bytes
+    helper: IntakeHelper, content: bytes
 ) -> None:
-    read(host)
+    read(helper)
     process = psutil.Process(intake_pid())
     before = process.memory_info().rss
-    assert isinstance(host.ask(SHORT, [content]), NotRead)
+    assert isinstance(ask_intake(helper, SHORT, [content]), NotRead)
     wait_until(lambda: process.memory_info().rss <= before + (12 << 20))
 
 
-def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(host: IntakeHost) -> None:
+def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(helper: IntakeHelper) -> None:
     form = ChatForm(variables={"id": 2**70})
     question = ReadPrompt(chat=[ChatMessage("user", "x", {"ids": [-(2**64)]})], chat_form=form)
     assert characters_of(question) > 30 and INPUTS.tokenize(question).token_ids
     with pytest.raises(RequestError, match="an integer beyond 64 bits: give it as a text"):
-        host.ask(question)
+        ask_intake(helper, question)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,11 @@ def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(hos
     ],
 )
 def test_a_killed_interrupted_or_slow_process_fails_one_request_and_none_while_idle(
-    end: str, reason: str, host: IntakeHost, faults: Path
+    end: str, reason: str, helper: IntakeHelper, faults: Path
 ) -> None:
-    host.stop()  # a process that has answered may have died before the question
+    helper.stop()  # a process that has answered may have died before the question
     if end == "wait":
-        read(host)
-        host.answer_s = 0.3
+        read(helper)
     fault = inject(faults, "intake.read", "hang")
 
     def end_when_it_hangs() -> None:
@@ -159,46 +158,46 @@ def test_a_killed_interrupted_or_slow_process_fails_one_request_and_none_while_i
         if end == "kill":
             os.kill(intake_pid(), signal.SIGKILL)
         elif end == "interrupt":
-            host.interrupt()
+            helper.interrupt()
 
     thread = threading.Thread(target=end_when_it_hangs)
     thread.start()
     with pytest.raises(RequestError, match=reason):
-        read(host)
+        read(helper, 0.3 if end == "wait" else ANSWER_S)
     thread.join()
-    host.answer_s = ANSWER_S
-    read(host)
+    helper.stop()
+    read(helper)
     second = intake_pid()
     os.kill(second, signal.SIGKILL)
-    read(host)
+    read(helper)
     assert intake_pid() != second
 
 
-def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(host: IntakeHost) -> None:
+def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(helper: IntakeHelper) -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     question = ReadPrompt(chat=[ChatMessage("user", "x")], chat_form=ChatForm(template=loops))
     with pytest.raises(RequestError, match="the chat template of the request takes too much CPU time"):
-        host.ask(question)
+        ask_intake(helper, question)
 
 
 def test_a_process_that_could_not_be_started_is_no_fault_of_the_request_and_started_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
+    monkeypatch: pytest.MonkeyPatch, helper: IntakeHelper
 ) -> None:
-    host.stop()
+    helper.stop()
     with monkeypatch.context() as context:
         context.setattr(sys, "executable", "/nowhere")
         with pytest.raises(Overloaded, match="could not be started: No such file or directory: check /nowhere"):
-            read(host)
+            read(helper)
     with monkeypatch.context() as context:
         context.setenv("PYTHONHOME", "/nonexistent")
         with pytest.raises(Overloaded, match="exited with code 1 at its start: see its log"):
-            read(host)
+            read(helper)
     before = num_descriptors()
     for num_left in range(6):
         with few_descriptors(num_left), pytest.raises(Overloaded, match=r"could not be started: .* \(ulimit -n"):
-            read(host)
+            read(helper)
         assert num_descriptors() <= before
-    assert read(host).token_ids
+    assert read(helper).token_ids
 
 
 # ── packed bodies ────────────────────────────────────────────────────────────────────────────────────────────────────

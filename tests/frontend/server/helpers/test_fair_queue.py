@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.server.helpers.fair_queue import BYTES_PER_S, FairQueue, Job
+from tokenloom.frontend.server.helpers.fair_queue import FairQueue, Job
 from tokenloom.ipc.errors import Overloaded
 
 MB = 1 << 20
@@ -43,9 +43,27 @@ def test_short_jobs_overtake_long_ones_and_owners_with_few_jobs_those_with_many(
 
 def test_later_jobs_do_not_starve_an_earlier_one() -> None:
     queue = filled(new_job("long", 8 * MB, "a"))
-    late = 8 * MB / BYTES_PER_S + 1
-    queue.add(new_job("short", 1, "b"), late)
+    queue.add(new_job("short", 1, "b"), now=9.0)
     assert drained(queue) == ["long", "short"]
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 5])
+def test_owners_of_equal_jobs_take_turns_however_fast_they_are_taken(num_taken: int) -> None:
+    queue = filled(*(new_job("a") for _ in range(9)))
+    for _ in range(num_taken):
+        queue.pop(0)
+    for name in ("b0", "b1"):
+        queue.add(new_job(name, 1, "b"), 0.0)
+    order = drained(queue)
+    assert order.index("b0") < 2 <= order.index("b1") < 4
+
+
+def test_owners_are_forgotten_without_a_clock() -> None:
+    queue = filled()
+    for number in range(1000):
+        queue.add(new_job("x", 1, str(number)), 0.0)
+        drained(queue)
+    assert len(queue._owners) < 100
 
 
 def test_a_thread_for_short_jobs_takes_no_long_one() -> None:

@@ -1,8 +1,7 @@
-"""A helper has so much time and memory as its questions may take, in a thread as in an event loop."""
+"""A helper has so much time and memory as its questions may take."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -20,30 +19,19 @@ from tokenloom.tests.support.waiting import WAIT_S
 Answer: TypeAlias = list[str | int]
 
 
-def new_helper(idle_bytes: int = 1 << 40) -> Helper[Answer]:
-    return Helper(MODULE, new_spec(), Answer, start_s=10 * WAIT_S, idle_bytes=idle_bytes)
-
-
 @pytest.fixture
 def helper() -> Iterator[Helper[Answer]]:
-    helper = new_helper()
+    helper: Helper[Answer] = Helper(MODULE, new_spec(), Answer, start_s=60.0, idle_bytes=1 << 40)
     yield helper
     helper.stop()
 
 
 def ask(helper: Helper[Answer], question: str = "a", content: bytes = b"", item_s: float = 10 * WAIT_S) -> Answer:
-    return helper.wait_for(helper.ask(encode(question), [content], item_s=item_s))
+    return helper.ask(encode(question), [content], item_s=item_s)
 
 
 def pids() -> list[int]:
     return [each.pid for each in psutil.Process().children() if "echo" in " ".join(each.cmdline())]
-
-
-def test_one_process_answers_a_thread_and_an_event_loop(helper: Helper[Answer]) -> None:
-    assert ask(helper, content=bytes(9)) == ["a", 9]
-    before = pids()
-    assert asyncio.run(helper.wait_in_loop(helper.ask(encode("b"), item_s=10 * WAIT_S))) == ["b", 0]
-    assert len(before) == 1 and pids() == before
 
 
 def test_a_process_that_computes_has_its_time_as_cpu_time(helper: Helper[Answer]) -> None:
@@ -65,23 +53,20 @@ def test_a_process_that_hangs_has_its_time_once(helper: Helper[Answer]) -> None:
     assert time.monotonic() - begun < MAX_WAITS - 1 and pids() == []
 
 
-def test_a_process_that_has_grown_ends_after_its_answer() -> None:
-    helper = new_helper(idle_bytes=1 << 20)
-    assert ask(helper) == ["a", 0] and pids() == []
-    assert ask(helper) == ["a", 0] and pids() == []
+def test_a_process_that_has_grown_ends_after_its_answer(helper: Helper[Answer]) -> None:
+    helper._idle_bytes = 1 << 20
+    for _ in range(2):
+        assert ask(helper) == ["a", 0] and pids() == []
 
 
-def test_a_caller_that_is_cancelled_ends_the_process(helper: Helper[Answer]) -> None:
-    ask(helper)
-
-    async def cancel() -> None:
-        task = asyncio.create_task(helper.wait_in_loop(helper.ask(encode("compute"), [bytes(60_000)], item_s=60.0)))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(cancel())
+def test_an_interruption_fails_the_question_even_if_it_comes_before_the_process(helper: Helper[Answer]) -> None:
+    """A job may be cancelled between its begin and its question."""
+    helper.interrupt()
+    with pytest.raises(HelperLost, match="was interrupted"):
+        ask(helper, "hang")
     assert pids() == []
+    helper.stop()
+    assert ask(helper) == ["a", 0]
 
 
 def test_a_question_that_ends_the_process_leaves_none(helper: Helper[Answer]) -> None:

@@ -1,11 +1,14 @@
-"""A coroutine goes on inside the callback of its job, and gives up what it holds when it is closed."""
+"""A coroutine goes on inside the callback of its job, and gives up what it holds when it is closed, also by a handler
+that is cancelled."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
-from tokenloom.frontend.server.helpers.task import Task, reply_of, run
-from tokenloom.frontend.server.helpers.thread_pool import Then
+import pytest
+
+from tokenloom.frontend.server.helpers.task import Reply, Task, Then, in_event_loop, reply_of, run
 from tokenloom.ipc.errors import RequestError
 
 
@@ -104,3 +107,28 @@ def test_neither_an_error_nor_a_closed_coroutine_leaves_a_cycle_of_objects() -> 
     finally:
         gc.unfreeze()
         gc.enable()
+
+
+@pytest.mark.parametrize("comes_meanwhile", [False, True])
+def test_a_cancelled_handler_closes_the_coroutine_that_it_awaits(comes_meanwhile: bool) -> None:
+    reply: Reply[int] = Reply()
+    ends: list[str] = []
+
+    async def work() -> int:
+        try:
+            return await reply
+        finally:
+            ends.append("closed")
+
+    async def cancelled() -> None:
+        handler = asyncio.ensure_future(in_event_loop(work()))
+        await asyncio.sleep(0)
+        handler.cancel()
+        if comes_meanwhile:
+            reply.bring(1)
+        with pytest.raises(asyncio.CancelledError):
+            await handler
+        assert ends == ["closed"]
+        reply.bring(2)
+
+    asyncio.run(cancelled())

@@ -19,8 +19,8 @@ from tokenloom.frontend.forms.openai.errors import json_response
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
 from tokenloom.frontend.listening.open_requests import OpenRequests
 from tokenloom.frontend.server.api.openai.body_reader import BodyReader
-from tokenloom.frontend.server.helpers.host import IntakeHost
-from tokenloom.frontend.server.helpers.thread_pool import ThreadPool
+from tokenloom.frontend.server.helpers.intake import new_intake_helper
+from tokenloom.frontend.server.helpers.pool import HelperPool
 from tokenloom.frontend.server.http.middleware import OPEN_PATHS, OVER_LIMIT, HttpMiddleware
 from tokenloom.frontend.server.http.server import _new_task
 from tokenloom.ipc.errors import RequestError
@@ -29,8 +29,8 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
-    await BodyReader(thread_pool, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
+    pool = HelperPool(lambda: None, lambda: new_intake_helper(new_spec()))
+    await BodyReader(pool, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
 
 
 def test_a_disconnect_within_the_body_is_neither_answered_nor_logged(

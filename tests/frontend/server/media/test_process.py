@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tokenloom.frontend.server.media.host import MediaHost
+from tokenloom.frontend.server.media.decoder import MediaDecoder
 from tokenloom.frontend.server.media.images.image_processor import process_image
 from tokenloom.ipc.blobs.media_file import parse_media_file
 from tokenloom.ipc.blobs.store import BlobStore
@@ -53,13 +53,13 @@ AUDIO = AudioProcessorConfig(encoder=ENCODERS["voxtral"], max_audio_s=600.0)
 
 
 class Bench:
-    """A host, the store that it shares with its processes, and the folder of their faults."""
+    """A decoder, the store that it shares with its processes, and the folder of their faults."""
 
     def __init__(self, folder: Path, processor: Processor = CONFIG, item_s: float = DEADLINE_S, **options: Any) -> None:
         spec = new_spec(run_directory=str(folder), config=EngineConfig(**({"media_processes": 1} | options)))
         self.folder = folder
         self.store = BlobStore(folder / "media", spec.config.media_store_bytes)
-        self.host = MediaHost(spec, processor, item_s)
+        self.decoder = MediaDecoder(spec, processor, item_s)
 
         self.pinned: list[bytes] = []
 
@@ -68,7 +68,7 @@ class Bench:
         return self.pinned[-1]
 
     def close(self) -> None:
-        self.host.close()
+        self.decoder.close()
         for digest in self.pinned:
             self.store.unpin(digest, "test")
 
@@ -85,11 +85,11 @@ class Bench:
 
     async def read(self, seed: int = 0) -> bytes:
         """Read an image; return the digest of its media file."""
-        return (await self.host.read(self.put_image(seed), "image")).digest
+        return (await self.decoder.read(self.put_image(seed), "image")).digest
 
     async def refusal(self, *read: Any, kind: type[Exception] = RequestError) -> str:
         with pytest.raises(kind) as caught:
-            await self.host.read(*read)
+            await self.decoder.read(*read)
         return str(caught.value)
 
     @property
@@ -123,12 +123,12 @@ def fault_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @with_bench()
 async def test_image_of_the_store_becomes_a_media_file_of_the_store(bench: Bench) -> None:
     image = new_pixels(90, 60)
-    medium = await bench.host.read(bench.put(encoded(image)), "image")
+    medium = await bench.decoder.read(bench.put(encoded(image)), "image")
     content, expected = bench.content(medium.digest), process_image(image, CONFIG)
     file = parse_media_file(content)
     assert medium.grid == file.grid == expected.grid and medium.num_bytes == len(content)
     assert bytes(file.data) == np.asarray(expected.tiles[0]).tobytes()
-    low = await bench.host.read(bench.put(encoded(image)), "image", "low")
+    low = await bench.decoder.read(bench.put(encoded(image)), "image", "low")
     assert low.digest == medium.digest  # below 512 × 512 anyway
     (process,) = bench.processes
     assert process.nice() > psutil.Process().nice() and process.num_threads() == 2  # with its lifeline
@@ -167,7 +167,7 @@ async def test_process_that_does_not_start_is_no_error_of_the_image(bench: Bench
         with few_descriptors(num_left):
             refusal = await bench.refusal(source, "image", kind=Overloaded)
         assert "not be started: " in refusal and " (ulimit -n" in refusal and num_descriptors() <= before
-    assert (await bench.host.read(source, "image")).num_bytes
+    assert (await bench.decoder.read(source, "image")).num_bytes
 
 
 @with_bench()
@@ -184,7 +184,7 @@ async def test_owners_take_turns_and_cancelled_images_are_dropped(bench: Bench) 
     order: list[str] = []
 
     async def read(name: str) -> None:
-        await bench.host.read(bench.put_image(len(order)), "image", owner=name[0])
+        await bench.decoder.read(bench.put_image(len(order)), "image", owner=name[0])
         order.append(name)
 
     tasks = [asyncio.create_task(read(each)) for each in ("a0", "a1", "a2", "b0", "b1")]
@@ -200,7 +200,7 @@ async def test_full_store_is_overload_until_pins_are_released(bench: Bench) -> N
     source = bench.put_image(width=100, height=50)
     assert "no room for" in await bench.refusal(source, "image", kind=Overloaded)
     bench.store.unpin(other, "other")
-    await bench.host.read(source, "image")
+    await bench.decoder.read(source, "image")
 
 
 @with_bench()
@@ -210,16 +210,16 @@ async def test_close_ends_processes_and_callers(bench: Bench) -> None:
     process.send_signal(signal.SIGSTOP)
     reads = [asyncio.create_task(bench.read(each)) for each in range(2)]
     await asyncio.sleep(0)
-    bench.host.close()
+    bench.decoder.close()
     found = await asyncio.gather(*reads, return_exceptions=True)
     assert all(isinstance(each, InternalError) for each in found) and not bench.processes
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
-    [("process", ("torch", "numpy", "transformers", "tokenizers", "jinja2")), ("host", ("PIL", "soundfile"))],
+    [("process", ("torch", "numpy", "transformers", "tokenizers", "jinja2")), ("decoder", ("PIL", "soundfile"))],
 )
-def test_process_and_host_import_no_more_than_they_need(module: str, absent: tuple[str, ...]) -> None:
+def test_process_and_decoder_import_no_more_than_they_need(module: str, absent: tuple[str, ...]) -> None:
     program = f"import sys, tokenloom.frontend.server.media.{module}; print([*set({absent}) & sys.modules.keys()])"
     found = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
     assert found.stdout == "[]\n", found.stderr
@@ -230,7 +230,7 @@ def test_process_and_host_import_no_more_than_they_need(module: str, absent: tup
 
 @with_bench(processor=AUDIO)
 async def test_clip_of_the_store_becomes_a_media_file_of_the_store(bench: Bench) -> None:
-    medium = await bench.host.read(bench.put_clip(31.0), "audio")
+    medium = await bench.decoder.read(bench.put_clip(31.0), "audio")
     content = bench.content(medium.digest)
     file = parse_media_file(content)
     assert medium.num_bytes == len(content)
@@ -243,7 +243,7 @@ async def test_clip_of_the_store_becomes_a_media_file_of_the_store(bench: Bench)
 
 @with_bench(processor=AUDIO, media_store_bytes=16 << 20)
 async def test_pieces_of_a_clip_are_media_files_and_stay_until_the_next_answer(bench: Bench) -> None:
-    pieces = await bench.host.read_pieces(bench.put_clip(65.0), 30.0)
+    pieces = await bench.decoder.read_pieces(bench.put_clip(65.0), 30.0)
     assert [each.start_s for each in pieces] == [0, *(each.end_s for each in pieces[:-1])]
     assert len(pieces) == 3 and pieces[-1].end_s == 65
     samples = [np.frombuffer(parse_media_file(bench.content(each.digest)).data, "<f4") for each in pieces]
@@ -254,11 +254,11 @@ async def test_pieces_of_a_clip_are_media_files_and_stay_until_the_next_answer(b
 async def test_pieces_are_released_when_there_is_no_room_for_all(bench: Bench) -> None:
     clip, other = bench.put_clip(33.0), bench.store.put(bytes(100_000), "other")  # 2.1 MB, and as much in its pieces
     with pytest.raises(Overloaded, match="no room for"):
-        await bench.host.read_pieces(clip, 30.0)
+        await bench.decoder.read_pieces(clip, 30.0)
     (process,) = bench.processes
     assert not [each for each in process.open_files() if "media" in each.path], "nothing is pinned"
     bench.store.unpin(other, "other")
-    assert len(await bench.host.read_pieces(clip, 30.0)) == 2
+    assert len(await bench.decoder.read_pieces(clip, 30.0)) == 2
     assert len([each for each in process.open_files() if "media" in each.path]) == 2
 
 
@@ -272,21 +272,21 @@ async def test_error_of_a_clip_is_its_callers_alone(bench: Bench) -> None:
         (bench.put_image(), "PNG, an image"),
     ):
         assert complaint in await bench.refusal(source, "audio")
-    assert await bench.host.read(bench.put_clip(), "audio") and len(bench.processes) == 1
+    assert await bench.decoder.read(bench.put_clip(), "audio") and len(bench.processes) == 1
 
 
 @with_bench(processor=AUDIO, item_s=0.5, max_audio_s=10.0)
 async def test_clip_that_ends_every_process_is_an_error_unless_its_caller_is_gone(bench: Bench) -> None:
     fault = inject(bench.folder, "media.read", "hang always")
-    gone = asyncio.create_task(bench.host.read(bench.put_clip(), "audio"))
+    gone = asyncio.create_task(bench.decoder.read(bench.put_clip(), "audio"))
     while not bench.processes:
         await asyncio.sleep(0.01)
     gone.cancel()
     await asyncio.wait([gone])
     refusal = await bench.refusal(bench.put_clip(), "audio")
     assert "clip could not be read in 2 tries: the process that decodes it took longer than 0.6 s" in refusal
-    assert bench.host.num_lost == 3
+    assert bench.decoder._pool._idle[0].num_lost == 3
     fault = inject(bench.folder, "media.read", "error always")
     assert "exited with code 1: send a smaller one" in await bench.refusal(bench.put_clip(), "audio")
     fault.unlink()
-    await bench.host.read(bench.put_clip(), "audio")
+    await bench.decoder.read(bench.put_clip(), "audio")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tokenloom.frontend.server.helpers.thread_pool import THREAD_BYTES, WAIT_S
+from tokenloom.frontend.server.helpers.pool import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.client import Abort, Accepted
 from tokenloom.ipc.messages.core import Finished, Started
@@ -156,7 +156,7 @@ def occupy_threads(bench: Bench) -> Callable[[], None]:
         assert end.wait(DEADLINE_S)
 
     for _ in THREAD_BYTES:
-        bench.frontend.thread_pool.run(work, lambda outcome: None)
+        bench.frontend.intake.run(lambda _: work(), lambda outcome: None)
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in THREAD_BYTES)
     return end.set
 

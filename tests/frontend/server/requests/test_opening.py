@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokenloom.frontend.server.helpers.task import reply_of
-from tokenloom.frontend.server.helpers.thread_pool import Then
+from tokenloom.frontend.server.helpers.task import Then, reply_of
 from tokenloom.frontend.server.prompts.prompt import Prompt
 from tokenloom.frontend.server.prompts.prompt_reader import SHORT_CHARACTERS
 from tokenloom.frontend.server.requests.media.media_job import MediaJob
@@ -73,9 +72,9 @@ class Jobs:
         self._start("media", bytes.fromhex(owner).decode(), job.reply.bring, lambda: [FakeMedium(bytes(32), (1, 1, 2))])
         return job
 
-    def run(self, work: Callable[[], Prompt], then: Then[Any], *, owner: str, **_: object) -> Job:
+    def run(self, work: Callable[[None], Prompt], then: Then[Any], *, owner: str, **_: object) -> Job:
         def first_tokens() -> Prompt:
-            return Prompt(work().token_ids[:64], None)
+            return Prompt(work(None).token_ids[:64], None)
 
         return self._start("prompt", bytes.fromhex(owner).decode(), then, first_tokens)
 
@@ -99,7 +98,7 @@ class Walk:
         media, _ = fake_media(PLACEHOLDER)
         self.bench = Bench(media=media, seeing=seeing_spec(folder, PLACEHOLDER))
         reader: Any = self.bench.frontend.reader
-        reader._adapters = reader._media = reader._prompts._thread_pool = self.jobs
+        reader._adapters = reader._media = reader._prompts._pool = self.jobs
         for name in NAMES:
             self.bench.hello(name.encode())
 

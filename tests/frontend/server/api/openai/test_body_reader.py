@@ -1,4 +1,4 @@
-"""BodyReader refuses bodies by size before it decodes them; a handler that is cancelled closes what it awaits."""
+"""BodyReader refuses bodies by size before it decodes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from starlette.types import Message
 from tokenloom.frontend.forms.openai.errors import HttpError
 from tokenloom.frontend.forms.openai.schema import AbortRequest, CompletionRequest
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
-from tokenloom.frontend.server.api.openai.body_reader import BodyReader, in_event_loop
+from tokenloom.frontend.server.api.openai.body_reader import BodyReader
 from tokenloom.frontend.server.bodies.body_parser import SMALL_BYTES
-from tokenloom.frontend.server.helpers.host import IntakeHost
-from tokenloom.frontend.server.helpers.task import Reply
-from tokenloom.frontend.server.helpers.thread_pool import ThreadPool
+from tokenloom.frontend.server.helpers.intake import new_intake_helper
+from tokenloom.frontend.server.helpers.pool import HelperPool
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -33,8 +32,8 @@ def read(reader: BodyReader, body_type: type[msgspec.Struct], *chunks: bytes) ->
 
 
 def new_reader(**options: int) -> BodyReader:
-    thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
-    return BodyReader(thread_pool, PromptLimits.of(new_spec(), None), **options)
+    pool = HelperPool(lambda: None, lambda: new_intake_helper(new_spec()))
+    return BodyReader(pool, PromptLimits.of(new_spec(), None), **options)
 
 
 def test_a_small_body_may_come_in_chunks() -> None:
@@ -56,28 +55,3 @@ def test_other_endpoints_refuse_large_bodies() -> None:
     with pytest.raises(HttpError, match=f"the body has {SMALL_BYTES + 1} bytes, at most {SMALL_BYTES}") as caught:
         read(new_reader(), AbortRequest, b" " * (SMALL_BYTES + 1))
     assert caught.value.status == 413
-
-
-@pytest.mark.parametrize("comes_meanwhile", [False, True])
-def test_a_cancelled_handler_closes_the_coroutine_that_it_awaits(comes_meanwhile: bool) -> None:
-    reply: Reply[int] = Reply()
-    ends: list[str] = []
-
-    async def work() -> int:
-        try:
-            return await reply
-        finally:
-            ends.append("closed")
-
-    async def cancelled() -> None:
-        handler = asyncio.ensure_future(in_event_loop(work()))
-        await asyncio.sleep(0)
-        handler.cancel()
-        if comes_meanwhile:
-            reply.bring(1)
-        with pytest.raises(asyncio.CancelledError):
-            await handler
-        assert ends == ["closed"]
-        reply.bring(2)
-
-    asyncio.run(cancelled())

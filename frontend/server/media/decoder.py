@@ -1,4 +1,4 @@
-"""MediaHost: lets media processes decode media, in the order of their arrival, and owners of media take turns.
+"""MediaDecoder: lets media processes (process.py) decode media, in an order that is fair to their owners.
 
 The processes start with the first media. A process that crashes, or exceeds the time limit for a medium, is killed, and
 the medium is tried once more; if that fails too, only its caller gets an error. On a busy machine the limit for a
@@ -10,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import OrderedDict, deque
-from typing import Any, NamedTuple
+import threading
+from typing import NamedTuple
 
 import msgspec
 
 from ....ipc.codec import encode
-from ....ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
+from ....ipc.errors import InternalError, Overloaded, RequestError
 from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.media import MEDIUM, MediaKind
 from ....ipc.messages.media_process import MediaAnswer, MediaNotRead, MediaOrder, MediaPart, ReadAudio, ReadImage
 from ....ipc.process.log import is_worth_a_line
-from ....ipc.shortages.failure import RETRY_S, failure_of
+from ....ipc.shortages.failure import RETRY_S
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.processors.image_processor_config import Detail, ImageProcessorConfig
 from ....ipc.spec.processors.processor import Processor
 from ..helpers.helper import Helper
+from ..helpers.pool import ANY_SIZE, HelperPool, PoolJob
+from ..helpers.task import Then, in_event_loop, reply_of
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -36,6 +38,7 @@ MODULE = "tokenloom.frontend.server.media.process"
 START_S = 30.0  # for the start of a process on a busy machine
 IDLE_BYTES = 256 << 20  # limit of a process's memory between media
 NUM_TRIES = 2
+CLOSE_S = 2.0  # longest wait for the ends of killed processes
 
 
 class ReadMedium(NamedTuple):
@@ -56,26 +59,18 @@ class ReadPiece(NamedTuple):
     end_s: float
 
 
-class _Job(NamedTuple):
-    order: MediaOrder
-    result: asyncio.Future[list[MediaPart]]
-
-    @property
-    def kind(self) -> MediaKind:
-        return "image" if isinstance(self.order, ReadImage) else "audio"
-
-
-class MediaHost:
+class MediaDecoder:
     """Owner of the media processes and of the media that wait for them. All media are of the kind that `processor`
     handles."""
 
     def __init__(self, spec: EngineSpec, processor: Processor, item_s: float = ITEM_S) -> None:
-        self._spec, self._processor, self._item_s = spec, processor, item_s
-        self._num_processes = spec.config.media_processes or default_processes()
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # by owner, the next one first
-        self._idle: list[Helper[MediaAnswer]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.num_lost = 0  # processes that failed
+        self._spec = spec
+        self._processor = processor
+        self._item_s = item_s
+        self._name = MEDIUM[processor.kind]
+        num_processes = spec.config.media_processes or default_processes()
+        # Media count alike and do not expire here, so that the queue needs no clock.
+        self._pool = HelperPool(self._wake, self._new_helper, [ANY_SIZE] * num_processes, monotonic=lambda: 0.0)
 
     async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
         """Decode the blob `source`, which the caller pins meanwhile, into a media file. Owners take turns.
@@ -105,90 +100,70 @@ class MediaHost:
         return ReadAudio(source=source, settings=settings, max_seconds=self._spec.config.max_audio_s, piece_s=piece_s)
 
     async def _ask(self, order: MediaOrder, owner: str) -> list[MediaPart]:
-        job = _Job(order, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(owner, deque()).append(job)
-        if len(self._tasks) < self._num_processes:
-            task = asyncio.get_running_loop().create_task(self._work())
-            self._tasks.add(task)
-        return await job.result
+        self._loop = asyncio.get_running_loop()
+        is_over = threading.Event()
+
+        def start(then: Then[list[MediaPart]]) -> PoolJob[Helper[MediaAnswer]] | None:
+            return self._pool.run(lambda helper: self._read(helper, order, is_over), then, num_bytes=1, owner=owner)
+
+        def end(job: PoolJob[Helper[MediaAnswer]] | None) -> None:
+            is_over.set()
+            self._pool.drop(job)
+
+        return await in_event_loop(reply_of(start, end))
 
     def close(self) -> None:
         """Kill the processes, and end the media that wait with an error."""
-        for task in list(self._tasks):
-            task.cancel()  # it stops its process
-        for helper in self._idle:
-            helper.stop()
-        while (job := self._next()) is not None:
-            job.result.set_exception(_ended(job))
+        self._pool.close(self._ended(), CLOSE_S)
 
-    def _next(self) -> _Job | None:
-        """Remove and return the next job with a caller that still waits."""
-        while self._waiting:
-            owner, jobs = self._waiting.popitem(last=False)
-            job = jobs.popleft()
-            if jobs:
-                self._waiting[owner] = jobs  # behind the others
-            if not job.result.done():
-                return job
-        return None
-
-    async def _work(self) -> None:
-        """Read media in one process until none waits."""
-        helper = self._idle.pop() if self._idle else self._new_helper()
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            while (job := self._next()) is not None:
-                try:
-                    parts = await self._read(helper, job)
-                except TokenloomError as error:
-                    _end(job, error)
-                except asyncio.CancelledError:
-                    _end(job, _ended(job))
-                    raise
-                except Exception as error:  # it costs one medium
-                    failure = failure_of(error, "reading a medium failed")
-                    if isinstance(failure, InternalError):
-                        logger.exception("reading a medium failed")
-                    _end(job, failure)
-                else:
-                    if not job.result.done():
-                        job.result.set_result(parts)
-        finally:
-            self._idle.append(helper)
-            self._tasks.discard(task)  # at once: the next medium needs a task of its own
+    # ── the pool ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _new_helper(self) -> Helper[MediaAnswer]:
         return Helper(MODULE, self._spec, MediaAnswer, start_s=START_S, idle_bytes=IDLE_BYTES)
 
-    async def _read(self, helper: Helper[MediaAnswer], job: _Job) -> list[MediaPart]:
-        end, item_s = "", self._item_s
-        if isinstance(job.order, ReadAudio):
-            item_s += job.order.max_seconds / AUDIO_SPEED
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._complete)
+
+    def _complete(self) -> None:
+        for complete in self._pool.take():
+            complete()
+
+    def _read(self, helper: Helper[MediaAnswer], order: MediaOrder, is_over: threading.Event) -> list[MediaPart]:
+        """Have a medium decoded and return its parts. Runs in a thread. `is_over`: whether its caller is gone."""
+        end = ""
+        item_s = self._item_s
+        if isinstance(order, ReadAudio):
+            item_s += order.max_seconds / AUDIO_SPEED
         for _ in range(NUM_TRIES):
             try:
-                answer = await helper.wait_in_loop(helper.ask(encode(job.order), item_s=item_s))
+                answer = helper.ask(encode(order), item_s=item_s)
             except HelperUnavailable as error:
-                self._count_loss(str(error))
+                _log_loss(helper, str(error))
                 raise Overloaded(f"a media process {error}", RETRY_S) from None
             except HelperLost as loss:
+                if helper.is_interrupted:
+                    raise self._ended() from None
                 end = str(loss)
-                self._count_loss(end)
+                _log_loss(helper, end)
             else:
                 if isinstance(answer, MediaNotRead):
                     raise answer.error.to_exception()
                 return answer.parts
-            if job.result.done():  # the caller is gone
+            if is_over.is_set():
                 break
         raise RequestError(
-            f"the {MEDIUM[job.kind]} could not be read in {NUM_TRIES} tries: the process that decodes it {end}: send a "
+            f"the {self._name} could not be read in {NUM_TRIES} tries: the process that decodes it {end}: send a "
             "smaller one, or save it again"
         )
 
-    def _count_loss(self, how: str) -> None:
-        self.num_lost += 1
-        if is_worth_a_line(self.num_lost):
-            logger.warning("a media process %s and is replaced", how)
+    def _ended(self) -> InternalError:
+        return InternalError(f"the engine ended before the {self._name} was read")
+
+
+def _log_loss(helper: Helper[MediaAnswer], how: str) -> None:
+    helper.num_lost += 1
+    if is_worth_a_line(helper.num_lost):
+        logger.warning("a media process %s and is replaced", how)
 
 
 def default_processes() -> int:
@@ -203,12 +178,3 @@ def _detail(detail: str) -> Detail:
         case "low" | "high":
             return detail
     raise RequestError(f"detail is {detail!r:.40}: give low, high or auto")
-
-
-def _ended(job: _Job) -> InternalError:
-    return InternalError(f"the engine ended before the {MEDIUM[job.kind]} was read")
-
-
-def _end(job: _Job, error: TokenloomError) -> None:
-    if not job.result.done():
-        job.result.set_exception(error)
