@@ -42,7 +42,7 @@ from ..ipc.sockets.client_auth import CORES, GROUP, ZapHandler
 from ..ipc.sockets.keys import Keys
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .engine import BEAT_S, EngineCore
-from .features.grammar.process_host import GrammarProcessHost
+from .features.grammar.helper_process import GrammarHelperProcess
 from .features.new import Surroundings
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
@@ -73,8 +73,8 @@ class CoreProcess:
         self.supervisor = SupervisorChannel(self._context, spec, spec.identity("core", core_epoch))
         self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._zap = _new_zap(self._context, spec)
-        self._grammar_host = GrammarProcessHost(spec)
-        self._grammar_prover = GrammarProcessHost(spec, is_prover=True)
+        self._grammar_helper = GrammarHelperProcess(spec)
+        self._grammar_prover = GrammarHelperProcess(spec, is_prover=True)
         self._workers = Workers(self._open_group, spec.config)
         self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events
@@ -102,7 +102,7 @@ class CoreProcess:
         if self._zap is not None:
             sources.append(self._zap.socket)
         if self._has_engine:
-            sources += [*self._frontends.wakers, *self._grammar_host.wakers, *self._grammar_prover.wakers]
+            sources += [*self._frontends.wakers, *self._grammar_helper.wakers, *self._grammar_prover.wakers]
             sources += [*self._tier.wakers, *self._workers.wakers]
             if self._events is not None:
                 sources += self._events.wakers
@@ -129,7 +129,7 @@ class CoreProcess:
             message.num_blocks,
             self._executor,
             Surroundings(
-                self._grammar_host,
+                self._grammar_helper,
                 self._grammar_prover,
                 self._tier.tiers(message),
                 self._frontends.blobs,
@@ -357,7 +357,7 @@ class CoreProcess:
                 logger.info("%s", line)
 
     def close(self) -> None:
-        self._grammar_host.stop()
+        self._grammar_helper.stop()
         self._grammar_prover.stop()
         if self._events is not None:
             self._events.close()

@@ -13,7 +13,7 @@ from ..scheduling.step_feature import Engine, StepFeature
 from .adapters.adapter_queue import AdapterQueue
 from .blobs.needed_blobs import NeededBlobs
 from .crash_isolation import AdmissionNotes, CrashIsolation
-from .grammar.host import GrammarHost
+from .grammar.helper import GrammarHelper
 from .grammar.manager import GrammarManager
 from .grammar.prover import GrammarProver
 from .media.row_media import RowMedia
@@ -27,8 +27,8 @@ from .tiers.tier_feature import TierFeature
 class Surroundings(NamedTuple):
     """The connections to other processes that the features use."""
 
-    grammar_host: GrammarHost
-    grammar_prover: GrammarHost | None = None  # compiles unknown grammars first; None: nothing protects the host
+    grammar_helper: GrammarHelper
+    grammar_prover: GrammarHelper | None = None  # compiles unknown grammars first; None: nothing protects the helper
     tiers: Tiers | None = None  # places for blocks outside the pool
     blobs: NeededBlobs | None = None  # adapters and media of the requests of gateways
     on_admission: Callable[[Request], None] | None = None  # is called before a request is admitted to a step
@@ -80,6 +80,6 @@ def new_features(
     prover = None
     if around.grammar_prover is not None:
         prover = GrammarProver(around.grammar_prover, spec.config.grammar_timeout_s, clock)
-    grammars = GrammarManager(around.grammar_host, prover, clock, scheduler, engine)
+    grammars = GrammarManager(around.grammar_helper, prover, clock, scheduler, engine)
     scheduler.features.use([*in_order, grammars, drafting])
     return Features(pause, isolation, offload, adapters, media, grammars)

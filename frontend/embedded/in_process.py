@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 
 from ...core.engine import EngineCore
-from ...core.features.grammar.local_host import GrammarLocalHost
+from ...core.features.grammar.local_helper import LocalGrammarHelper
 from ...core.features.new import Surroundings
 from ...core.links.frontend_port import handle
 from ...core.links.order_runner import OrderRunner
@@ -104,7 +104,7 @@ class InProcessEngine:
             measured = self._worker.measure()
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
-            surroundings = Surroundings(GrammarLocalHost(self.spec), has_exact_drafts=measured.has_exact_drafts)
+            surroundings = Surroundings(LocalGrammarHelper(self.spec), has_exact_drafts=measured.has_exact_drafts)
             self._core = EngineCore(self.spec, num_blocks, self._steps, surroundings)
             self._replica = _Replica(self.spec.model_folder)
             self._runner = OrderRunner(

@@ -16,7 +16,7 @@ from types import FrameType
 import msgspec
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.features.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.grammar.local_helper import LocalGrammarHelper
 from tokenloom.core.features.new import Surroundings
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.frontend.server.requests.frontend import Frontend
@@ -84,7 +84,7 @@ class CoreSteps:
         max_tokens = STEPS_AHEAD + num_steps + 4
         num_blocks = num_rows * (-(-(max_tokens + 4) // config.block_size) + 1) + 2
         self._worker, self._executor = NullWorker(spec), _Executor()
-        self.core = EngineCore(spec, num_blocks, self._executor, Surroundings(GrammarLocalHost(spec)))
+        self.core = EngineCore(spec, num_blocks, self._executor, Surroundings(LocalGrammarHelper(spec)))
         for key in range(num_rows):
             self.core.add_request(0, _decode_request(key, max_tokens))
         for _ in range(STEPS_AHEAD):

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.features.grammar.local_host import GrammarLocalHost
+from tokenloom.core.features.grammar.local_helper import LocalGrammarHelper
 from tokenloom.core.features.new import Surroundings
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.frontend.launcher.options.options import config_from_keywords
@@ -63,7 +63,7 @@ def run_steps(config: EngineConfig, seconds: float, most_rows: int, most_tokens:
         num_blocks = worker.measure().max_blocks
         worker.initialize(num_blocks)
         steps = _Steps()
-        core = EngineCore(spec, num_blocks, steps, Surroundings(GrammarLocalHost(spec)))
+        core = EngineCore(spec, num_blocks, steps, Surroundings(LocalGrammarHelper(spec)))
         sizes, draw, key = StepSizes(config.max_num_seqs), random.Random(0), 0
         most_tokens = min(most_tokens, spec.max_model_len - 200)
         ends_at, wanted = time.monotonic() + seconds, 1

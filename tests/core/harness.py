@@ -34,7 +34,7 @@ from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
-from tokenloom.tests.core.features.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.features.grammar.fake_grammar_helper import FakeGrammarHelper
 from tokenloom.tests.core.features.life import Life
 from tokenloom.tests.core.features.tiers.fake_tier import FakeTier
 from tokenloom.tests.support.engine_specs import new_spec
@@ -84,8 +84,8 @@ class Harness:
         self.spec, self.num_blocks, self.record = spec, num_blocks, record
         self.media: dict[int, list[MediaSpan]] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()  # media without files, and with bad ones
-        self.grammars = FakeGrammarHost()
-        self.prover = FakeGrammarHost() if has_prover else None
+        self.grammars = FakeGrammarHelper()
+        self.prover = FakeGrammarHelper() if has_prover else None
         self.core_epoch = self.generation = self.num_arenas = 0
         self.renew_worker()
         self.renew_core()

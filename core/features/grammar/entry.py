@@ -25,7 +25,7 @@ class Entry:
     request: Request
     thought: OpenThought  # the reasoning before the answer, to which the grammar does not apply
     state: GrammarState = GrammarState.PROVING
-    is_suspect: bool = False  # was being opened when a host was lost: open it alone
-    num_losses: int = 0  # of hosts that opened it or made its mask
-    num_opened: int = 0  # output tokens that were sent to the host to open the grammar
+    is_suspect: bool = False  # was being opened when a helper was lost: open it alone
+    num_losses: int = 0  # of helpers that opened it or made its mask
+    num_opened: int = 0  # output tokens that were sent to the helper to open the grammar
     late_masks: GrammarMasks | None = None  # masks of the next token that came too late for their step

@@ -2,21 +2,21 @@
 
     proving ──▶ queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
        │          ▲                 └─ error: the request fails
-       │          └── the host was lost: all are opened again with their answers' tokens so far
+       │          └── the helper was lost: all are opened again with their answers' tokens so far
        └─ refused: the request fails
 
-The GrammarProver (prover.py) compiles what no host has compiled yet, in a process of its own. A GrammarHost (host.py)
-then compiles it once more and makes masks; nothing here waits for either. A request waits (WaitReason.GRAMMAR) until
-its grammar is open. A host that ends or hangs is replaced, and all grammars continue from their tokens; a request at
-which MAX_LOSSES hosts have ended fails.
+The GrammarProver (prover.py) compiles what no helper has compiled yet, in a process of its own. A GrammarHelper
+(helper.py) then compiles it once more and makes masks; nothing here waits for either. A request waits
+(WaitReason.GRAMMAR) until its grammar is open. A helper that ends or hangs is replaced, and all grammars continue from
+their tokens; a request at which MAX_LOSSES helpers have ended fails.
 
 A step waits LATE_S for masks at most. Then it goes on without the rows whose masks are late: their requests return to
-the queue, where they wait for their masks or for another host, and only the last block of their tokens is computed
+the queue, where they wait for their masks or for another helper, and only the last block of their tokens is computed
 again. No token changes, since a token depends on those before it and on its draw alone.
 
-If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host sends
+If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The helper sends
 them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them
-together. The host gets them back as any other tokens, so the core may also ignore them.
+together. The helper gets them back as any other tokens, so the core may also ignore them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from itertools import chain
 
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import InternalError, error_info
+from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.grammar import (
     AdvanceGrammars,
@@ -44,13 +45,13 @@ from ...scheduling.scheduler import Scheduler
 from ...scheduling.step.ledger import LedgerEntry
 from ...scheduling.step_feature import Engine, StepFeature
 from .entry import Entry, GrammarState
-from .host import HOST_IS_UP, NUM_COMPILERS, REOPEN_S, GrammarHost, GrammarHostLost, GrammarHostUnavailable
-from .host_watch import HostWatch
+from .helper import HELPER_IS_UP, NUM_COMPILERS, REOPEN_S, GrammarHelper
+from .helper_watch import HelperWatch
 from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, token_mask
 from .prover import GrammarProver
 
 LATE_S = 0.25  # longest time that a step waits for masks; without other load the slowest take some 20 ms
-MAX_LOSSES = 3  # losses of the host without a new token before a request fails
+MAX_LOSSES = 3  # losses of the helper without a new token before a request fails
 
 
 class GrammarManager(StepFeature):
@@ -59,28 +60,28 @@ class GrammarManager(StepFeature):
 
     def __init__(
         self,
-        host: GrammarHost,
+        helper: GrammarHelper,
         prover: GrammarProver | None,
         clock: AwakeClock,
         scheduler: Scheduler,
         engine: Engine,
     ) -> None:
-        """prover: None if the host shares its process with the core, so that nothing protects it."""
-        self._host, self._prover, self._clock = host, prover, clock
+        """prover: None if the helper shares its process with the core, so that nothing protects it."""
+        self._helper, self._prover, self._clock = helper, prover, clock
         self._scheduler, self._engine = scheduler, engine
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, Entry] = {}
         self._queue: deque[int] = deque()
-        self._open_at = 0.0  # not before: no host could be started
-        self._next_id = HOST_IS_UP + 1
+        self._open_at = 0.0  # not before: no helper could be started
+        self._next_id = HELPER_IS_UP + 1
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
-        self._is_host_waiting = False  # an unsent token was sampled; jump-forward tokens need not be sent at once
+        self._is_helper_waiting = False  # an unsent token was sampled; jump-forward tokens need not be sent at once
         self._masked_step = 0  # the last step with requested masks
         self._fill: MaskFill | None = None
         self._serial = 0  # number of the newest order for masks
         self._late_serial = 0  # number of the newest order that was given up
-        self._answered_serial = 0  # number of the newest order that the host has answered
-        self._watch = HostWatch(clock)
+        self._answered_serial = 0  # number of the newest order that the helper has answered
+        self._watch = HelperWatch(clock)
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,7 +109,7 @@ class GrammarManager(StepFeature):
         if entry is not None and entry.state is GrammarState.PROVING and self._prover is not None:
             self._prover.drop(request.grammar_id)
         if entry is not None and entry.state is GrammarState.READY:
-            self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
+            self._helper.send(CloseGrammars(grammar_ids=[request.grammar_id]))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,9 +120,9 @@ class GrammarManager(StepFeature):
             self.want_masks()
 
     def advance(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
-        """Record new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
-        are sent only with other tokens or with an order for masks."""
-        self._is_host_waiting |= not are_jump_tokens
+        """Record new tokens, which the next `_flush` sends to the helper. Jump-forward tokens, which came from the
+        helper, are sent only with other tokens or with an order for masks."""
+        self._is_helper_waiting |= not are_jump_tokens
         for grammar_id, token_id in zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True):
             entry = self._entry_by_id.get(grammar_id)
             if entry is None:
@@ -136,7 +137,7 @@ class GrammarManager(StepFeature):
 
     def want_masks(self) -> None:
         """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. If the
-        host has none to make, send the known masks at once. Also send recorded tokens to the host."""
+        helper has none to make, send the known masks at once. Also send recorded tokens to the helper."""
         step = self._scheduler.ledger.oldest
         if step is None or step.step <= self._masked_step or not step.batch.grammar_ids:
             self._flush()
@@ -186,11 +187,11 @@ class GrammarManager(StepFeature):
         return self._answered_serial < self._late_serial
 
     def _flush(self, mask_ids: list[int] | None = None, drafts: Iterable[list[int]] = ()) -> None:
-        """Send recorded tokens to the host if one of them was sampled or masks are ordered. mask_ids: the grammars
+        """Send recorded tokens to the helper if one of them was sampled or masks are ordered. mask_ids: the grammars
         whose masks are ordered; drafts: the drafts of each."""
-        if not (self._advances and self._is_host_waiting) and not mask_ids:
+        if not (self._advances and self._is_helper_waiting) and not mask_ids:
             return
-        advances, self._advances, self._is_host_waiting = self._advances, [], False
+        advances, self._advances, self._is_helper_waiting = self._advances, [], False
         drafts = list(drafts)
         message = AdvanceGrammars(
             grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
@@ -203,9 +204,9 @@ class GrammarManager(StepFeature):
         self._ask(message, mask_ids or [])
 
     def _ask(self, message: AdvanceGrammars, mask_ids: list[int]) -> None:
-        """Send a message that the host must answer within ANSWER_TIMEOUT_S."""
-        with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
-            self._host.send(message)
+        """Send a message that the helper must answer within ANSWER_TIMEOUT_S."""
+        with contextlib.suppress(HelperUnavailable):  # asked again after the time limit
+            self._helper.send(message)
         self._watch.ask(mask_ids)
 
     def _hold_back(self, grammar_ids: list[int]) -> None:
@@ -224,23 +225,24 @@ class GrammarManager(StepFeature):
             self._hold_back(fill.grammar_ids)
             self._send_masks(fill.there)
 
-    # ── answers of the host ──────────────────────────────────────────────────────────────────────────────────────
+    # ── answers of the helper ──────────────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> None:
-        """Apply the host's answers and the deadlines: admit, finish or fail requests, send the oldest step's masks."""
-        if not (self.is_active or self._host.has_process):
+        """Apply the helper's answers and the deadlines: admit, finish or fail requests, send the oldest step's
+        masks."""
+        if not (self.is_active or self._helper.has_process):
             return
         self._clock.look()
         self._take_verdicts()
         try:
-            for message in self._host.receive():
+            for message in self._helper.receive():
                 self._watch.hear()
                 if isinstance(message, GrammarOpened):
                     self._on_opened(message)
                 else:
                     self._on_advanced(message)
-        except GrammarHostLost as error:
-            self._on_loss(str(error))
+        except HelperLost as loss:
+            self._on_loss(f"the process {loss}")
         self._expire()
         self._open_queued()
         self._flush()
@@ -259,7 +261,7 @@ class GrammarManager(StepFeature):
                 self._queue.append(grammar_id)
 
     def next_deadline(self) -> float | None:
-        """Return when to call `take` next if the host sends nothing."""
+        """Return when to call `take` next if the helper sends nothing."""
         deadlines = self._watch.deadlines()
         if self._prover is not None and (deadline := self._prover.next_deadline) is not None:
             deadlines.append(deadline)
@@ -270,14 +272,14 @@ class GrammarManager(StepFeature):
         return min(deadlines, default=None)
 
     def _on_opened(self, message: GrammarOpened) -> None:
-        if message.grammar_id == HOST_IS_UP:
+        if message.grammar_id == HELPER_IS_UP:
             self._watch.is_up = True
             return
         self._watch.end_opening(message.grammar_id)
         entry = self._entry_by_id.get(message.grammar_id)
         if entry is None:
             if message.error is None:
-                self._host.send(CloseGrammars(grammar_ids=[message.grammar_id]))
+                self._helper.send(CloseGrammars(grammar_ids=[message.grammar_id]))
             return
         entry.state, entry.is_suspect = GrammarState.READY, False
         if message.error is not None:
@@ -289,7 +291,7 @@ class GrammarManager(StepFeature):
             num_had = max(entry.num_opened, entry.thought.num_tokens)
             late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
             self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
-            self._is_host_waiting = True
+            self._is_helper_waiting = True
 
     def _on_advanced(self, message: GrammarsAdvanced) -> None:
         self._watch.end_ask()
@@ -315,7 +317,7 @@ class GrammarManager(StepFeature):
         self._send_masks([*there, *found])
 
     def _catch_up(self, serial: int) -> None:
-        """Let the requests run that wait for masks, once the host has answered all orders that were given up."""
+        """Let the requests run that wait for masks, once the helper has answered all orders that were given up."""
         was_behind, self._answered_serial = self._is_behind, serial
         if was_behind and not self._is_behind:
             for entry in self._entry_by_id.values():
@@ -341,18 +343,18 @@ class GrammarManager(StepFeature):
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self) -> None:
-        """Give up late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
+        """Give up late masks; ask a helper that compiles for a sign of life; replace a helper that hangs."""
         if self._watch.needs_sign:
             self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
         if self._fill is not None and self._clock.now >= self._fill.deadline:
             self._give_up_masks()
         if self._watch.is_hung:
-            self._host.stop()
+            self._helper.stop()
             self._on_loss("it did not answer in time")
 
     def _on_loss(self, reason: str) -> None:
-        """Queue all grammars to be opened by the next host, and fail requests at whose grammars MAX_LOSSES hosts have
-        ended. If a host ends before it has read its vocabulary, no grammar is taken for the cause."""
+        """Queue all grammars to be opened by the next helper, and fail requests at whose grammars MAX_LOSSES helpers
+        have ended. If a helper ends before it has read its vocabulary, no grammar is taken for the cause."""
         loss = self._watch.lose()
         if not loss.was_up:
             self._open_at = self._clock.now + REOPEN_S
@@ -375,7 +377,7 @@ class GrammarManager(StepFeature):
                 self._queue.append(grammar_id)
 
     def _open_queued(self) -> None:
-        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a host is
+        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a helper is
         compiled alone."""
         while self._queue and len(self._watch.openings) < NUM_COMPILERS and self._clock.now >= self._open_at:
             entry = self._entry_by_id.get(self._queue[0])
@@ -394,8 +396,8 @@ class GrammarManager(StepFeature):
         tokens = self._scheduler.rows.output_tokens(entry.request)
         frame = tokens[entry.thought.num_tokens :].tobytes()
         try:
-            self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
-        except GrammarHostUnavailable:
+            self._helper.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+        except HelperUnavailable:
             self._queue.appendleft(grammar_id)
             self._open_at = self._clock.now + REOPEN_S
             return

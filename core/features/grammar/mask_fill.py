@@ -1,5 +1,5 @@
 """MaskFill: the masks that a step waits for; with OpenThought, which finds the first token that has a mask, and
-GrammarMasks, the masks in a host's answer."""
+GrammarMasks, the masks in a helper's answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OpenThought:
 class MaskFill:
     """The masks that the oldest step in flight waits for."""
 
-    grammar_ids: list[int]  # grammars whose masks the host makes
+    grammar_ids: list[int]  # grammars whose masks the helper makes
     there: list[GrammarMasks]  # known masks, of other rows of the step
     deadline: float  # by the clock; then the step continues without the rows of `grammar_ids`
 
@@ -61,7 +61,7 @@ class GrammarMasks(NamedTuple):
 
 
 def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
-    """Yield the masks of each grammar in a host's answer."""
+    """Yield the masks of each grammar in a helper's answer."""
     ids, jump_counts, jump_ids = (
         decode_ids(each) for each in (message.mask_ids, message.jump_counts, message.jump_ids)
     )

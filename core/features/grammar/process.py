@@ -27,7 +27,7 @@ from ....ipc.process.faults import maybe_fail
 from ....ipc.process.frames import receive_frame, send_frame
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, Matcher
-from .host import HOST_IS_UP, NUM_COMPILERS
+from .helper import HELPER_IS_UP, NUM_COMPILERS
 from .server import GrammarServer
 
 STACK_BYTES = 512 << 20  # address space of a thread's stack; memory is used only as it is needed
@@ -54,7 +54,7 @@ class GrammarProcess:
             core = self._core.fileno()
             send_frame(self._core, [])  # it has started
             self._server.prepare()
-            self._send(GrammarOpened(grammar_id=HOST_IS_UP))
+            self._send(GrammarOpened(grammar_id=HELPER_IS_UP))
             while True:
                 ready, *_ = select.select([core, self._wake_read], [], [])
                 if core in ready:

@@ -23,18 +23,17 @@ from itertools import islice
 from typing import TypeAlias
 
 from ....ipc.errors import ErrorInfo, Overloaded, RequestError, error_info
+from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.grammar import AdvanceGrammars, GrammarOpened, OpenGrammar
 from ....ipc.params.structured_outputs import GrammarKind
 from ....ipc.process.awake_clock import AwakeClock
-from .host import (
+from .helper import (
     ANSWER_TIMEOUT_S,
-    HOST_IS_UP,
+    HELPER_IS_UP,
     NUM_COMPILERS,
     REOPEN_S,
     START_TIMEOUT_S,
-    GrammarHost,
-    GrammarHostLost,
-    GrammarHostUnavailable,
+    GrammarHelper,
 )
 
 MAX_VERDICTS = 4096
@@ -84,15 +83,15 @@ class _Trial:
 class GrammarProver:
     """Owner of the process, of the texts that wait for a verdict, and of the verdicts so far."""
 
-    def __init__(self, host: GrammarHost, timeout_s: float, clock: AwakeClock) -> None:
-        self._host, self._timeout_s, self._clock = host, timeout_s, clock
+    def __init__(self, helper: GrammarHelper, timeout_s: float, clock: AwakeClock) -> None:
+        self._helper, self._timeout_s, self._clock = helper, timeout_s, clock
         self._verdicts: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()  # with the time until which they hold
         self._trial_by_key: dict[bytes, _Trial] = {}
         self._key_by_id: dict[int, bytes] = {}
         self._caller_by_name: dict[str, _Caller] = {}
         self._virtual_s = 0.0  # of compilation, for a caller with an equal share
         self._compiling: dict[int, bytes] = {}  # by the number of the trial
-        self._num_trials = HOST_IS_UP
+        self._num_trials = HELPER_IS_UP
         self._done: list[tuple[int, Verdict]] = []
         self._open_at = 0.0  # not before: no process could be started
         self._is_up = False
@@ -182,19 +181,19 @@ class GrammarProver:
     def take(self) -> list[tuple[int, Verdict]]:
         """Apply the process's answers and the deadlines; return new verdicts, each with a grammar id that waited for
         it."""
-        if self.is_active or self._host.has_process:
+        if self.is_active or self._helper.has_process:
             try:
-                for message in self._host.receive():
+                for message in self._helper.receive():
                     if not isinstance(message, GrammarOpened):
                         self._num_unanswered -= 1
                         if not self._num_unanswered:
                             self._refuse_overdue()
-                    elif message.grammar_id == HOST_IS_UP:
+                    elif message.grammar_id == HELPER_IS_UP:
                         self._on_up()
                     elif (key := self._compiling.pop(message.grammar_id, None)) is not None:
                         self._decide(key, message.error)
-            except GrammarHostLost as error:
-                self._on_loss(str(error))
+            except HelperLost as loss:
+                self._on_loss(f"the process {loss}")
             self._expire()
             self._open_queued()
         done, self._done = self._done, []
@@ -240,11 +239,11 @@ class GrammarProver:
         otherwise the process is replaced. A process that has not started in time is replaced without a probe."""
         now = self._clock.now
         if self._num_unanswered and now >= self._answer_deadline:
-            self._host.stop()
+            self._helper.stop()
             self._on_loss("it did not answer in time")
         elif not self._num_unanswered and self._overdue():
             if not self._is_up:
-                self._host.stop()
+                self._helper.stop()
                 self._on_loss("it did not start in time")
                 return
             self._num_unanswered, self._answer_deadline = 1, now + ANSWER_TIMEOUT_S
@@ -262,7 +261,7 @@ class GrammarProver:
             key = self._compiling.pop(number)
             limit_s = self._trial_by_key[key].limit_s
             self._refuse(key, f"was not compiled within {limit_s:g} s: simplify it or raise --grammar-timeout-s")
-        self._host.stop()
+        self._helper.stop()
         self._requeue(self._compiling.values())
 
     def _on_loss(self, reason: str) -> None:
@@ -322,7 +321,7 @@ class GrammarProver:
     def _send(self, message: OpenGrammar | AdvanceGrammars) -> bool:
         """Send a message; return False if no process can be started."""
         try:
-            self._host.send(message)
-        except GrammarHostUnavailable:
+            self._helper.send(message)
+        except HelperUnavailable:
             return False
         return True

@@ -1,4 +1,4 @@
-"""A harness for requests with a grammar of the fake host, and their expected tokens."""
+"""A harness for requests with a grammar of the fake helper, and their expected tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.tests.core.adversary import Adversary, right_tokens
 from tokenloom.tests.core.fake_worker import masked_token, next_token
-from tokenloom.tests.core.features.grammar.fake_grammar_host import allowed_tokens, is_complete
+from tokenloom.tests.core.features.grammar.fake_grammar_helper import allowed_tokens, is_complete
 from tokenloom.tests.core.harness import Harness
 
 
@@ -30,7 +30,7 @@ def expected_with_grammar(
 
 
 class GrammarHarness(Harness):
-    """Requests may have a grammar; `run` lets the host work."""
+    """Requests may have a grammar; `run` lets the helper work."""
 
     def __init__(
         self, num_blocks: int = 64, monotonic: Callable[[], float] = time.monotonic, **options: object
@@ -64,7 +64,7 @@ class GrammarHarness(Harness):
         super().turn(answers)
 
     def mask(self) -> None:
-        """The host works, and the core takes its answers."""
+        """The helper works, and the core takes its answers."""
         self.grammars.work()
         self.core.grammars.take()
 

@@ -1,9 +1,9 @@
-"""A step waits for masks for a moment only: rows without a grammar, and those with their masks, go on while a host
+"""A step waits for masks for a moment only: rows without a grammar, and those with their masks, go on while a helper
 hangs, is replaced or is slow. No token changes."""
 
 from __future__ import annotations
 
-from tokenloom.core.features.grammar.host import ANSWER_TIMEOUT_S
+from tokenloom.core.features.grammar.helper import ANSWER_TIMEOUT_S
 from tokenloom.core.features.grammar.manager import LATE_S
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
@@ -12,7 +12,8 @@ PLAIN, STRUCTURED = 0, 1
 
 
 class Engine:
-    """A core with a plain request and structured ones. The host answers only in `calm` turns; time passes by itself."""
+    """A core with a plain request and structured ones. The helper answers in `calm` turns only; time passes by
+    itself."""
 
     def __init__(self, *texts: str, **options: object) -> None:
         self.now = 0.0
@@ -33,7 +34,7 @@ class Engine:
         return len(self.harness.tokens[STRUCTURED])
 
     def turn(self, seconds: float = 0.0) -> None:
-        """The core goes on while the host does nothing."""
+        """The core goes on while the helper does nothing."""
         self.now += seconds
         self.harness.core.grammars.take()
         Harness.turn(self.harness)
@@ -46,7 +47,7 @@ class Engine:
         assert not self.harness.grammars.open_grammars
 
 
-def test_rows_without_a_grammar_go_on_while_the_host_hangs() -> None:
+def test_rows_without_a_grammar_go_on_while_the_helper_hangs() -> None:
     engine = Engine("7,30", "9,30")
     engine.turn()
     before = engine.num_plain, engine.num_structured
@@ -64,7 +65,7 @@ def test_rows_without_a_grammar_go_on_while_the_host_hangs() -> None:
 
 def test_masks_that_come_late_are_used_and_not_made_again() -> None:
     engine = Engine("7,30")
-    for _ in range(60):  # each answer of the host comes later than a step waits
+    for _ in range(60):  # each answer of the helper comes later than a step waits
         engine.turn(LATE_S)
         engine.turn(LATE_S)
         engine.harness.grammars.work()
@@ -76,26 +77,26 @@ def test_masks_that_come_late_are_used_and_not_made_again() -> None:
     engine.finish()
 
 
-def test_a_row_with_an_open_grammar_goes_on_while_a_new_host_opens_another() -> None:
+def test_a_row_with_an_open_grammar_goes_on_while_a_new_helper_opens_another() -> None:
     engine = Engine("7,30", "9,30")
-    host = engine.harness.grammars
-    host.die()
+    helper = engine.harness.grammars
+    helper.die()
     engine.turn()  # both are to be opened again
-    late = host.inbox.pop()
+    late = helper.inbox.pop()
     for _ in range(12):
-        host.work()
+        helper.work()
         engine.turn()
     engine_at = engine.num_plain
     assert engine_at > 12 and len(engine.harness.tokens[STRUCTURED]) > 6
     assert engine.harness.core.num_requests == 3
-    host.inbox.append(late)
+    helper.inbox.append(late)
     engine.finish()
 
 
-def test_a_host_that_hangs_is_replaced_and_no_answer_changes() -> None:
+def test_a_helper_that_hangs_is_replaced_and_no_answer_changes() -> None:
     engine = Engine("7,30", "9,30")
-    host, num_starts = engine.harness.grammars, engine.harness.grammars.num_starts
-    while host.num_starts == num_starts:
+    helper, num_starts = engine.harness.grammars, engine.harness.grammars.num_starts
+    while helper.num_starts == num_starts:
         engine.turn(LATE_S)
         assert engine.now < 4 * ANSWER_TIMEOUT_S
     assert engine.num_plain > ANSWER_TIMEOUT_S / LATE_S - 4, "a token in each of the turns meanwhile"

@@ -1,12 +1,12 @@
 """Requests with a grammar get the tokens that their grammar and their draws give, whatever comes between; a bad
-grammar ends its own request and nothing else. The grammars are a fake host's."""
+grammar ends its own request and nothing else. The grammars are a fake helper's."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from tokenloom.core.features.grammar.host import ANSWER_TIMEOUT_S, SIGN_S
+from tokenloom.core.features.grammar.helper import ANSWER_TIMEOUT_S, SIGN_S
 from tokenloom.core.features.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
@@ -104,7 +104,7 @@ def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
     assert harness.grammars.num_starts == 1
 
 
-def test_grammars_wait_while_no_host_can_be_started() -> None:
+def test_grammars_wait_while_no_helper_can_be_started() -> None:
     clock = iter(range(1 << 30))  # a second each time that it is read
     harness = GrammarHarness(monotonic=lambda: float(next(clock)))
     harness.grammars.num_refusals = MAX_LOSSES + 1
@@ -118,24 +118,24 @@ def test_grammars_wait_while_no_host_can_be_started() -> None:
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bool) -> None:
+def test_an_idle_helper_that_stands_still_is_noticed_by_the_next_grammar(stops: bool) -> None:
     now = [0.0]
     harness = GrammarHarness(monotonic=lambda: now[0])
     harness.ask(0, [1, 2, 3], 8, "3,8")
     harness.run()
     harness.ask(1, [1, 2, 3], 8, "3,8")
-    host, late = harness.grammars, harness.grammars.inbox.pop()  # it compiles
-    while host.num_starts == 1 and now[0] < 40.0:
+    helper, late = harness.grammars, harness.grammars.inbox.pop()  # it compiles
+    while helper.num_starts == 1 and now[0] < 40.0:
         assert harness.core.grammars.next_deadline() is not None, "nothing else wakes the core"
         now[0] += 0.25
         if not stops:
-            host.work()
+            helper.work()
         harness.core.grammars.take()
     if stops:
         assert now[0] <= 2 * (SIGN_S + ANSWER_TIMEOUT_S)
     else:
-        assert host.num_starts == 1, "a host that answers may compile for long"
-        host.inbox.append(late)
+        assert helper.num_starts == 1, "a helper that answers may compile for long"
+        helper.inbox.append(late)
     harness.run_to_the_end()
 
 
@@ -159,7 +159,7 @@ def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
     for key in (1, 2, 3):
         harness.ask(key, [1, 2, 3], 8, "deadly" if key == 2 else "5,8")
     harness.run()
-    assert "ended its compiler (a test)" in harness.error_of(2)
+    assert "ended its compiler (the process was ended by a test)" in harness.error_of(2)
     assert harness.prover is not None
     assert harness.prover.num_starts == 2, "it ended one process among others and one alone"
     assert harness.grammars.num_starts == 1, "no answer has noticed"
@@ -167,7 +167,7 @@ def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
         harness.check(key)
 
 
-def test_a_request_at_which_the_host_ends_again_and_again_is_given_up() -> None:
+def test_a_request_at_which_the_helper_ends_again_and_again_is_given_up() -> None:
     harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, "0,40")  # its masks are deadly
     harness.add(1, [1, 2, 3], 8)
@@ -189,7 +189,7 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness.run_to_the_end()
 
 
-@pytest.mark.parametrize("loss", ["none", "host", "core", "worker"])
+@pytest.mark.parametrize("loss", ["none", "helper", "core", "worker"])
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, loss: str) -> None:
     prompt, text, num_free = [1, 2, 3], "7,20", 9
@@ -204,7 +204,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
             harness.turn()
             if len(harness.tokens[0]) == at and harness.core.num_requests:
                 at = -1
-                if loss == "host":
+                if loss == "helper":
                     harness.grammars.die()
                 elif loss == "core":
                     harness.lose_core(0)
@@ -214,7 +214,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
         assert (harness.tokens[0], harness.finished[0].reason) == (thought + expected, reason)
 
 
-def test_a_thought_asks_the_host_for_nothing() -> None:
+def test_a_thought_asks_the_helper_for_nothing() -> None:
     harness = GrammarHarness()
     harness.ask(0, [1, 2, 3], 40, "7,20", thought_end=encode_ids([996]))
     harness.turn()

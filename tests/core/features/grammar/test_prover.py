@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.core.features.grammar.host import ANSWER_TIMEOUT_S, NUM_COMPILERS, REOPEN_S
+from tokenloom.core.features.grammar.helper import ANSWER_TIMEOUT_S, NUM_COMPILERS, REOPEN_S
 from tokenloom.core.features.grammar.prover import MAX_WAIT_S, PATIENCE, REFUSED_S, GrammarProver
 from tokenloom.ipc.process.awake_clock import AwakeClock
-from tokenloom.tests.core.features.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.features.grammar.fake_grammar_helper import FakeGrammarHelper
 
 LIMIT_S = 2.0
 
@@ -17,9 +17,9 @@ class Bench:
     """A prover, its fake process and a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.now, self.host = 0.0, FakeGrammarHost()
+        self.now, self.helper = 0.0, FakeGrammarHelper()
         self.clock = AwakeClock(100.0, lambda: self.now)
-        self.prover = GrammarProver(self.host, LIMIT_S, self.clock)
+        self.prover = GrammarProver(self.helper, LIMIT_S, self.clock)
         self.errors: dict[int, str | None] = {}
 
     def add(self, grammar_id: int, text: str, *, caller: str = "", is_resumed: bool = False) -> None:
@@ -29,7 +29,7 @@ class Bench:
         self.now += seconds
         self.clock.look()
         if works:
-            self.host.work()
+            self.helper.work()
         for grammar_id, error in self.prover.take():
             self.errors[grammar_id] = None if error is None else str(error.message)
 
@@ -43,23 +43,23 @@ def test_the_same_grammar_is_tried_once_however_often_it_is_sent() -> None:
     for i in range(200):
         bench.add(i, "slow")
     bench.settle()
-    assert len(bench.errors) == 200 and bench.host.num_starts == 1
+    assert len(bench.errors) == 200 and bench.helper.num_starts == 1
     for i in range(200, 400):
         bench.add(i, "slow")
         bench.turn(0.01)
         assert "not compiled" in str(bench.errors[i])
-    assert bench.host.num_starts == 1
+    assert bench.helper.num_starts == 1
     bench.turn(REFUSED_S)
     bench.add(500, "slow")
     bench.settle()
-    assert bench.host.num_starts == 2 and 500 in bench.errors, "it may have been the machine's fault"
+    assert bench.helper.num_starts == 2 and 500 in bench.errors, "it may have been the machine's fault"
 
 
 def test_a_proven_grammar_is_not_compiled_again() -> None:
     bench = Bench()
     bench.add(1, "3,8")
     bench.settle()
-    bench.host.die()
+    bench.helper.die()
     bench.add(2, "3,8")
     bench.turn(works=False)
     assert bench.errors == {1: None, 2: None}
@@ -70,19 +70,19 @@ def test_a_grammar_is_not_blamed_for_a_process_that_ends_before_it_is_up() -> No
     for i in range(1, 4):
         bench.add(i, f"{i},8")
     for _ in range(20):  # at the limit of tasks it ends each time
-        bench.host.outbox.clear()
-        bench.host.die()
+        bench.helper.outbox.clear()
+        bench.helper.die()
         bench.turn(works=False)
         assert not bench.errors
         bench.turn(REOPEN_S, works=False)
-    assert bench.host.num_starts > 3
+    assert bench.helper.num_starts > 3
     bench.settle()
     assert bench.errors == {1: None, 2: None, 3: None}
 
 
 def test_starts_that_fail_are_tried_again() -> None:
     bench = Bench()
-    bench.host.num_refusals = 5
+    bench.helper.num_refusals = 5
     bench.add(1, "3,8")
     for _ in range(10):
         deadline = bench.prover.next_deadline

@@ -16,7 +16,7 @@ from tokenloom.tests.support.today import seeds
 
 
 class GrammarOperations(RandomOperations):
-    """Late answers and masks, a lost host and lost workers. accuracy: of drafts; None: there are none."""
+    """Late answers and masks, a lost helper and lost workers. accuracy: of drafts; None: there are none."""
 
     weights: ClassVar[dict[str, float]] = {
         "add": 12,
@@ -31,7 +31,7 @@ class GrammarOperations(RandomOperations):
     harness: GrammarHarness
 
     def __init__(self, seed: int, record: Path, accuracy: float | None = None) -> None:
-        self.now, self.num_lost_hosts = 0.0, 0
+        self.now, self.num_lost_helpers = 0.0, 0
         super().__init__(seed, record, GrammarHarness, monotonic=lambda: self.now, grammar_timeout_s=600.0)
         if accuracy is not None:
             self.harness.give_adversary(self.rng, accuracy)
@@ -52,8 +52,8 @@ class GrammarOperations(RandomOperations):
         self.harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs)
 
     def lose_host(self) -> None:
-        if not self.num_lost_hosts:
-            self.num_lost_hosts += 1
+        if not self.num_lost_helpers:
+            self.num_lost_helpers += 1
             self.harness.grammars.die()
 
     def lose_worker(self) -> None:

@@ -1,4 +1,4 @@
-"""GrammarProcessHost: a GrammarHost (host.py) that starts the grammar process and uses it over a socket."""
+"""GrammarHelperProcess: a GrammarHelper (helper.py) that starts the grammar process and uses it over a socket."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from ....ipc.helper_process import HelperLost, HelperProcess, HelperUnavailable
 from ....ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarToCore
 from ....ipc.process.log import is_worth_a_line
 from ....ipc.spec.config.engine_spec import EngineSpec
-from .host import GrammarHostLost, GrammarHostUnavailable
 
 logger = logging.getLogger("tokenloom.core")
 
 MODULE = "tokenloom.core.features.grammar.process"
 
 
-class GrammarProcessHost:
+class GrammarHelperProcess:
     """Owner of the grammar process, which the first message starts."""
 
     def __init__(self, spec: EngineSpec, *, is_prover: bool = False) -> None:
@@ -45,7 +44,7 @@ class GrammarProcessHost:
             self._num_unstarted += 1
             if is_worth_a_line(self._num_unstarted):
                 logger.warning("the %s %s", self._name, error)
-            raise GrammarHostUnavailable from None
+            raise
         self._process.send([encode(message)])
 
     def receive(self) -> list[GrammarToCore]:
@@ -55,7 +54,7 @@ class GrammarProcessHost:
             self._num_ended += 1
             if is_worth_a_line(self._num_ended):
                 logger.warning("the %s %s; another one is started when it is needed", self._name, loss)
-            raise GrammarHostLost(f"the process {loss}") from None
+            raise
 
     def stop(self) -> None:
         """Kill the process; the next message starts another one."""

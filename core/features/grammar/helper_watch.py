@@ -1,7 +1,7 @@
-"""HostWatch: what the grammar host has been asked and has not answered, and when it counts as hung.
+"""HelperWatch: what the grammar helper has been asked and has not answered, and when it counts as hung.
 
-A host that compiles may be silent for START_TIMEOUT_S. Other messages are answered within ANSWER_TIMEOUT_S, so a host
-that compiles and owes no other answer is asked for a sign of life every SIGN_S.
+A helper that compiles may be silent for START_TIMEOUT_S. Other messages are answered within ANSWER_TIMEOUT_S, so a
+helper that compiles and owes no other answer is asked for a sign of life every SIGN_S.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from itertools import chain
 from typing import NamedTuple
 
 from ....ipc.process.awake_clock import AwakeClock
-from .host import ANSWER_TIMEOUT_S, SIGN_S, START_TIMEOUT_S
+from .helper import ANSWER_TIMEOUT_S, SIGN_S, START_TIMEOUT_S
 
 
 class Loss(NamedTuple):
-    """What a lost host was doing."""
+    """What a lost helper was doing."""
 
     was_up: bool
     suspects: frozenset[int]  # grammars that it compiled
     blamed: frozenset[int]  # the suspects or, without any, the grammars whose masks it was making
 
 
-class HostWatch:
+class HelperWatch:
     """Record of unanswered messages and openings. Sends nothing."""
 
     def __init__(self, clock: AwakeClock) -> None:
@@ -30,8 +30,8 @@ class HostWatch:
         self.is_up = False  # it has read its vocabulary
         self._asked: deque[list[int]] = deque()  # for each unanswered message, the grammars whose masks it orders
         self._answer_deadline = 0.0
-        self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
-        self._sign_at = 0.0  # when to ask a host that compiles for a sign of life
+        self._deadline_by_opening: dict[int, float] = {}  # all that the helper compiles, even for finished requests
+        self._sign_at = 0.0  # when to ask a helper that compiles for a sign of life
 
     @property
     def is_awaited(self) -> bool:
@@ -39,7 +39,7 @@ class HostWatch:
 
     @property
     def openings(self) -> list[int]:
-        """The grammars that the host compiles."""
+        """The grammars that the helper compiles."""
         return list(self._deadline_by_opening)
 
     def ask(self, mask_ids: list[int]) -> None:
@@ -48,7 +48,7 @@ class HostWatch:
         self._answer_deadline = self._clock.now + ANSWER_TIMEOUT_S
 
     def hear(self) -> None:
-        """Note that the host has sent a message."""
+        """Note that the helper has sent a message."""
         self._sign_at = self._clock.now + SIGN_S
 
     def end_ask(self) -> None:
@@ -63,12 +63,12 @@ class HostWatch:
 
     @property
     def _is_silent(self) -> bool:
-        """Whether a host that is up compiles, and no answer is expected from it by whose absence a hang would show."""
+        """Whether the helper is up and compiles, but owes no other answer: only a sign of life shows that it lives."""
         return self.is_up and bool(self._deadline_by_opening) and not self._asked
 
     @property
     def needs_sign(self) -> bool:
-        """Whether to ask the host for a sign of life."""
+        """Whether to ask the helper for a sign of life."""
         return self._is_silent and self._clock.now >= self._sign_at
 
     @property
@@ -90,7 +90,7 @@ class HostWatch:
         return deadlines
 
     def lose(self) -> Loss:
-        """Forget all messages to a host that has ended."""
+        """Forget all messages to a helper that has ended."""
         suspects = frozenset(self._deadline_by_opening if self.is_up else ())
         loss = Loss(self.is_up, suspects, suspects or frozenset(chain.from_iterable(self._asked)))
         self.is_up = False

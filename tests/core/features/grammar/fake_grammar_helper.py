@@ -1,7 +1,8 @@
-"""A GrammarHost without a library: grammars are arithmetic, answers come when the test says so, and it can die.
+"""A GrammarHelper without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
 The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
-complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow…" never answers, "deadly" ends the host.
+complete it; with m = 0 its mask ends the helper. "bad" does not compile, "slow…" never answers, "deadly" ends the
+helper.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenloom.core.features.grammar.host import HOST_IS_UP, GrammarHostLost, GrammarHostUnavailable
+from tokenloom.core.features.grammar.helper import HELPER_IS_UP
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError, error_info
+from tokenloom.ipc.helper_process import HelperLost, HelperUnavailable
 from tokenloom.ipc.messages.grammar import (
     AdvanceGrammars,
     CloseGrammars,
@@ -50,7 +52,7 @@ def is_complete(text: str, outputs: Sequence[int]) -> bool:
     return len(outputs) >= int(text.split(",")[1])
 
 
-class FakeGrammarHost:
+class FakeGrammarHelper:
     """Takes `num_answers` messages with each `work`."""
 
     has_process = True
@@ -68,17 +70,17 @@ class FakeGrammarHost:
         if not self.is_started and not self.is_lost:
             if self.num_refusals:
                 self.num_refusals -= 1
-                raise GrammarHostUnavailable
+                raise HelperUnavailable("a test")
             self.is_started = True
             self.num_starts += 1
-            self.outbox.append(GrammarOpened(grammar_id=HOST_IS_UP))
+            self.outbox.append(GrammarOpened(grammar_id=HELPER_IS_UP))
         self.inbox.append(message)
 
     def receive(self) -> list[GrammarToCore]:
         answers, self.outbox = self.outbox, []
         if not answers and self.is_lost:
             self.stop()
-            raise GrammarHostLost("a test")
+            raise HelperLost("was ended by a test", num_answers=0)
         return answers
 
     def stop(self) -> None:
@@ -88,7 +90,7 @@ class FakeGrammarHost:
         self.is_lost = self.is_started = False
 
     def die(self) -> None:
-        """Answers stay readable after the end of the host, as in a socket."""
+        """Answers stay readable after the end of the helper, as in a socket."""
         if self.is_started:
             self.inbox.clear()
             self.open_grammars.clear()

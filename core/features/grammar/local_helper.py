@@ -1,4 +1,4 @@
-"""GrammarLocalHost: a GrammarHost (host.py) without a process, for the in-process engine."""
+"""LocalGrammarHelper: a GrammarHelper (helper.py) without a process, for the in-process engine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ....ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ....ipc.spec.config.engine_spec import EngineSpec
-from .host import HOST_IS_UP
+from .helper import HELPER_IS_UP
 
 if TYPE_CHECKING:
     from .server import GrammarServer
 
 
-class GrammarLocalHost:
-    """Host that owns a GrammarServer in the caller's process; answers are ready when `send` returns."""
+class LocalGrammarHelper:
+    """Owner of a GrammarServer in the caller's process; answers are ready when `send` returns."""
 
     has_process = False
 
@@ -37,7 +37,7 @@ class GrammarLocalHost:
             from .server import GrammarServer  # brings llguidance, which few engines need
 
             self._server = GrammarServer(self._spec)
-            self._answers.append(GrammarOpened(grammar_id=HOST_IS_UP))
+            self._answers.append(GrammarOpened(grammar_id=HELPER_IS_UP))
         return self._server
 
     def receive(self) -> list[GrammarToCore]:

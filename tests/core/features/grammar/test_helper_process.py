@@ -10,9 +10,10 @@ import psutil
 import pytest
 import zmq
 
-from tokenloom.core.features.grammar.host import HOST_IS_UP, GrammarHostLost
-from tokenloom.core.features.grammar.process_host import GrammarProcessHost
+from tokenloom.core.features.grammar.helper import HELPER_IS_UP
+from tokenloom.core.features.grammar.helper_process import GrammarHelperProcess
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.ipc.helper_process import HelperLost
 from tokenloom.ipc.messages.grammar import (
     AdvanceGrammars,
     CloseGrammars,
@@ -34,44 +35,44 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def host(name: str, tmp_path: Path) -> Iterator[GrammarProcessHost]:
+def helper(name: str, tmp_path: Path) -> Iterator[GrammarHelperProcess]:
     spec = in_folder(make_spec(), tmp_path, tokenizer_folder=str(DEMO_FOLDER))
-    host = GrammarProcessHost(spec, is_prover=name == "prover")
-    yield host
-    host.stop()
+    helper = GrammarHelperProcess(spec, is_prover=name == "prover")
+    yield helper
+    helper.stop()
 
 
-def answers(host: GrammarProcessHost, count: int) -> list[GrammarToCore]:
+def answers(helper: GrammarHelperProcess, count: int) -> list[GrammarToCore]:
     """Wait for so many answers, as the core's loop does."""
     messages, deadline, poller = list[GrammarToCore](), time.monotonic() + DEADLINE_S, zmq.Poller()
-    for waker in host.wakers:
+    for waker in helper.wakers:
         poller.register(waker, zmq.POLLIN)
     while len(messages) < count:
         assert poller.poll(max(deadline - time.monotonic(), 0) * 1000), "no sign of the process"
-        messages += host.receive()
+        messages += helper.receive()
     return messages
 
 
-def test_the_core_never_waits_for_a_grammar_process_that_is_not_there_yet(host: GrammarProcessHost) -> None:
+def test_the_core_never_waits_for_a_grammar_process_that_is_not_there_yet(helper: GrammarHelperProcess) -> None:
     for _ in range(2):
-        host.send(QUESTION)
-    assert host.receive() == [], "the process was waited for"
-    first, *rest = answers(host, 3)
-    assert first == GrammarOpened(grammar_id=HOST_IS_UP)
+        helper.send(QUESTION)
+    assert helper.receive() == [], "the process was waited for"
+    first, *rest = answers(helper, 3)
+    assert first == GrammarOpened(grammar_id=HELPER_IS_UP)
     assert all(isinstance(message, GrammarsAdvanced) for message in rest)
 
 
 def test_a_killed_process_is_reported_once_and_replaced_by_the_next_message(
-    name: str, host: GrammarProcessHost
+    name: str, helper: GrammarHelperProcess
 ) -> None:
-    host.send(CloseGrammars(grammar_ids=b""))
-    assert not host.has_process, "there is nothing to close"
-    host.send(QUESTION)
-    answers(host, 2)
+    helper.send(CloseGrammars(grammar_ids=b""))
+    assert not helper.has_process, "there is nothing to close"
+    helper.send(QUESTION)
+    answers(helper, 2)
     (process,) = (each for each in psutil.Process().children() if f"tokenloom {name}" in " ".join(each.cmdline()))
     process.kill()
-    with pytest.raises(GrammarHostLost, match="was ended by SIGKILL"):
-        answers(host, 1)
-    assert host.receive() == [] and not host.has_process
-    host.send(QUESTION)
-    assert len(answers(host, 2)) == 2
+    with pytest.raises(HelperLost, match="was ended by SIGKILL"):
+        answers(helper, 1)
+    assert helper.receive() == [] and not helper.has_process
+    helper.send(QUESTION)
+    assert len(answers(helper, 2)) == 2
