@@ -14,6 +14,7 @@ import yaml
 import tokenloom
 from tokenloom.frontend.checkpoint.hub import is_model_name
 from tokenloom.frontend.cli.command import COMMANDS, load_command
+from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.launcher.options.arguments import add_engine_arguments
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
@@ -219,6 +220,25 @@ def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> 
         for path, name in named:
             found = re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
             assert found, f"{path}::{name}"
+
+
+def test_every_finding_of_the_first_contact_is_there_with_tests_that_exist() -> None:
+    lines = (ROOT / "docs/reference/first-contact.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| \d+ \|", line)]
+    assert [int(row[0]) for row in rows] == list(range(1, 32)) and {len(row) for row in rows} == {4}
+    for number, _, now, cell in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
+        assert named or (cell == "–" and "Open" in now), f"{number}: no test"
+        for path, name in named:
+            found = re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+            assert found, f"{number}: {path}::{name}"
+
+
+def test_the_quick_start_says_how_answers_end_and_thoughts_are_left_out() -> None:
+    text = (ROOT / "docs/learn/quickstart.md").read_text()
+    assert '"chat_template_kwargs": {"enable_thinking": false}' in text
+    (flag,) = set(re.findall(r"(--default-max-tokens) \d+", text))
+    assert flag in known_flags() and "chat_template_kwargs" in ChatRequest.__struct_fields__
 
 
 def test_every_report_that_a_test_names_is_in_the_list() -> None:
