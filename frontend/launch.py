@@ -25,8 +25,9 @@ from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
 from ..ipc.sockets.addresses import RunDirectory
 from ..ipc.spec.config.engine_config import CONFIG_VARIABLE, EngineConfig
+from .checkpoint.given_name import name_as_given
 from .checkpoint.hub import is_model_name
-from .checkpoint.resolve import name_as_given, resolve
+from .checkpoint.resolve import resolve
 from .checkpoint.start_report import PROGRAM_INTERVAL_S, ThrottledWriter, write_to_stderr
 from .cli.command import (
     COMMANDS,

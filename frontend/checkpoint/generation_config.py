@@ -12,6 +12,7 @@ from ...ipc.params.sampling_defaults import FIRST_IMPRESSION, names_sampling
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.models.config_file import read_json
+from .given_name import name_as_given
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -49,16 +50,17 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
     --default-max-tokens is one. Log it if they name no sampling, with which a small model answers badly.
     ConfigError if a value is invalid, or an override has an unknown name."""
     file = folder / FILE
+    shown_file = name_as_given(str(file), config.model, folder)
     reads_file = config.generation_config != "vllm"
     found = _fields(folder) if reads_file else {}
     params = _params(found, str(file))
     unlike = [name for name, same in NOT_APPLIED.items() if found.get(name) and found[name] not in same]
     if unlike:
         shown = ", ".join(f"{name} {found[name]!s:.60}" for name in unlike)
-        logger.warning("%s: not applied to answers: %s", file, shown)
+        logger.warning("%s: not applied to answers: %s", shown_file, shown)
     if params:
         shown = ", ".join(f"{name} {value}" for name, value in params.items())
-        logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", file, shown)
+        logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", shown_file, shown)
     given = config.override_generation_config or {}
     unknown = [name for name in given if name not in NAMES]
     if unknown:

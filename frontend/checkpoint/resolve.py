@@ -35,6 +35,7 @@ from ...ipc.spec.processors.processor import Processor, load_processor
 from ..listening.tls import new_ssl_context
 from .generation_config import default_sampling_params, generation_folder
 from .gguf.folder import add_tokenizer
+from .given_name import default_name, name_as_given
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
 from .weight_memory import check_weights as check_weights
@@ -67,14 +68,6 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         raise ConfigError(name_as_given(str(error), config.model, folder)) from None
 
 
-def name_as_given(message: str, given: str | None, folder: Path) -> str:
-    """Return a message with the model as the operator gave it in place of `folder`, in which its files are: that of the
-    hub's cache, or the one that was made for a GGUF file."""
-    if given is None or os.path.realpath(given) == str(folder):
-        return message
-    return message.replace(f"{folder}/", f"{given}: ").replace(str(folder), given)
-
-
 def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) -> EngineSpec:
     generation = generation_folder(config, folder)
     model = served_model(config, folder, generation)
@@ -93,7 +86,7 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
             folder, model, dtype, device, num_local / num_ranks, has_integer_products=has_integers, shown=shown
         )
     given = config.served_model_name or []
-    names = [name for name in given if name != ANY_NAME] or [config.model or "tokenloom-demo"]
+    names = [name for name in given if name != ANY_NAME] or [default_name(config.model)]
     check_adapter_options(config, model, names)
     tokenizer, max_model_len = _tokenizer_folder(config, folder, run_directory.path), _max_model_len(config, model)
     numbers = numbers_of(dtype, has_integer_products=has_integers)

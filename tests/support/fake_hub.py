@@ -31,6 +31,13 @@ class Asked(NamedTuple):
     authorization: str | None
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a client that has closed its connection."""
+
+
 class FakeHub:
     """Serves `files` of repositories; `url` is for HF_ENDPOINT."""
 
@@ -44,8 +51,7 @@ class FakeHub:
         self.released = threading.Event()
         self.has_ranges = True
         self.asked: list[Asked] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 

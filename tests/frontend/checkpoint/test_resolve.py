@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.checkpoint import weight_memory
-from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER, GPU_NODES, find_checkpoint, name_as_given, resolve
+from tokenloom.frontend.checkpoint.resolve import (
+    DEMO_FOLDER,
+    GPU_NODES,
+    find_checkpoint,
+    resolve,
+)
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
 from tokenloom.ipc.sockets.addresses import RunDirectory
@@ -74,19 +79,6 @@ def test_an_error_about_a_gguf_file_names_the_file_and_not_the_folder_that_was_m
     monkeypatch.setattr(weight_memory, "swap_bytes", lambda: 0)
     with pytest.raises(ConfigError, match=r"^the weights of mine\.gguf take .* of memory can be had here"):
         resolved(tmp_path / "run", model="mine.gguf", generation_config="vllm")
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("owner/name", "owner/name: config.json is bad, see owner/name"),
-        ("/cache/x", "/cache/x/config.json is bad, see /cache/x"),
-        (None, "/cache/x/config.json is bad, see /cache/x"),
-    ],
-)
-def test_the_folder_of_a_model_is_named_as_the_model_was_given(given: str | None, shown: str) -> None:
-    message = "/cache/x/config.json is bad, see /cache/x"
-    assert name_as_given(message, given, Path("/cache/x")) == shown
 
 
 @pytest.mark.parametrize(
