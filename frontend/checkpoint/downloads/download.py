@@ -54,6 +54,7 @@ class Download:
         bar: Bar,
         announce: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         """`open_at`: returns a context with the Response to a request for a file from a byte on."""
         self._place = place
@@ -61,6 +62,7 @@ class Download:
         self._bar = bar
         self._announce = announce
         self._sleep = sleep
+        self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()  # of the bar
         self._is_stopped = threading.Event()
 
@@ -95,7 +97,7 @@ class Download:
                     raise error
         finally:
             self._is_stopped.set()
-            end = time.monotonic() + STOP_TIMEOUT_S
+            end = time.monotonic() + self._stop_timeout_s
             for thread in threads:
                 thread.join(max(end - time.monotonic(), 0.0))
             self._place.remove_if_empty()

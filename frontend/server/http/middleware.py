@@ -250,9 +250,7 @@ def _near_path(scope: Scope) -> str | None:
     known = {getattr(route, "path", "") for route in getattr(scope.get("router"), "routes", ())}
     path: str = scope["path"].rstrip("/")
     once = path.removeprefix("/v1")
-    return next(
-        (each for each in (f"/v1{path}", once, f"/v1{once}", path) if each != scope["path"] and each in known), None
-    )
+    return next((each for each in (once, f"/v1{once}", path) if each != scope["path"] and each in known), None)
 
 
 def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthropic: bool) -> list[tuple[bytes, bytes]]:

@@ -20,6 +20,7 @@ from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import quantized_pair
+from tokenloom.tests.workers.models.test_experts import SHARED_KEYS
 from tokenloom.tests.workers.paged_run import load
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
@@ -96,9 +97,11 @@ def test_sampling_and_license_are_those_that_the_files_name(tmp_path: Path) -> N
     assert facts_of(folder).license is None, "not at its head"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4", "gpt2"])
-def test_the_estimated_bytes_of_keys_and_values_are_those_of_the_cache(family: str, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path / "m", family)
+@pytest.mark.parametrize(("family", "fields"), [("llama", {}), ("gemma4", SHARED_KEYS), ("gpt2", {})])
+def test_the_estimated_bytes_of_keys_and_values_are_those_of_the_cache(
+    family: str, fields: dict[str, object], tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", family, **fields)
     (spec,) = load(folder).kv_cache_specs(16, torch.float32)
     assert kv_bytes(load_model_config(folder), "float32", 16 * 3) == 3 * spec.block_bytes
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenloom.frontend.checkpoint.downloads.repository import HubFile
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 
+DEADLINE_S = 30.0
 CONTENT = random.Random(1).randbytes(100_000)
 FILE = HubFile("model.safetensors", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
@@ -127,6 +129,36 @@ def test_a_refusal_is_not_tried_again(run: Run) -> None:
     with pytest.raises(Refused):
         run(server)
     assert server.begins == [0]
+
+
+def test_a_download_that_is_stopped_keeps_the_part_and_makes_no_file_of_it(place: CachedRepository) -> None:
+    refused, held = FILE._replace(name="a", etag="a"), FILE._replace(name="b", etag="b")
+    is_there, released = threading.Event(), threading.Event()
+
+    class Both(Server):
+        @contextmanager
+        def open_at(self, file: HubFile, begin: int) -> Iterator[Server]:
+            if file == refused:
+                assert is_there.wait(DEADLINE_S)
+                raise OSError(errno.EIO, "no")
+            yield self
+
+        def iter_raw(self) -> Iterator[bytes]:
+            yield CONTENT[:1000]
+            is_there.set()
+            assert released.wait(DEADLINE_S)
+            yield CONTENT[1000:2000]
+            yield CONTENT[2000:]
+
+    before = {*threading.enumerate()}
+    with pytest.raises(OSError, match="no"):
+        Download(place, Both([]).open_at, Bar(), lambda line: None, stop_timeout_s=0.0).run([refused, held])
+    threads = {*threading.enumerate()} - before
+    released.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert place.partial("b").stat().st_size == 2000 and not place.blob("b").exists()
+    assert not place.partial("a").exists(), "nothing came"
 
 
 def test_a_full_disk_is_one_line_with_the_numbers_and_the_next_step(place: CachedRepository, run: Run) -> None:

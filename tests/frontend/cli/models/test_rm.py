@@ -11,6 +11,7 @@ from tokenloom.frontend.checkpoint.downloads.listing import CachedModel
 from tokenloom.frontend.cli.models.rm import check_unused, confirmed
 from tokenloom.frontend.launcher.engine_record import EngineRecord
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.sockets.addresses import RunDirectory
 from tokenloom.tests.frontend.cli.models.hub_commands import Run
 from tokenloom.tests.frontend.cli.test_engines import Typist
 from tokenloom.tests.support.fake_hub import FakeHub
@@ -59,3 +60,17 @@ def test_a_model_that_an_engine_serves_stays() -> None:
     with pytest.raises(ConfigError, match=r"the engine with pid 77 serves hf.co/o/n:Q4_0: stop it first"):
         check_unused(HubName("o/n"), [engine])
     check_unused(HubName("o/other"), [engine])
+
+
+def test_the_engines_of_this_user_are_looked_at_before_anything_is_removed(hub: FakeHub, run: Run) -> None:
+    assert run("pull", "org/tiny")[0] == 0
+    directory = RunDirectory.create()
+    engine = EngineRecord(pid=77, model="m", addresses=["ipc:///a"], started_at=0.0, given_model="org/tiny")
+    engine.write(directory.path)
+    try:
+        assert run("rm", "org/tiny", "--yes")[2] == (
+            "engine-launch rm: the engine with pid 77 serves org/tiny: stop it first\n"
+        )
+    finally:
+        directory.remove()
+    assert run("rm", "org/tiny", "--yes")[0] == 0
