@@ -207,9 +207,9 @@ class EngineOptions(TypedDict, total=False):
     """plain torch instead of our own kernels (default: False)"""
     cpu_isa: Literal["auto", "amx", "avx512bf16", "avx512", "avx2"] | None
     """instructions of the C kernels; auto: the processor's best (default: auto)"""
-    int8_activations: bool | None
-    """multiply int8 and int4 weights as integers, on CPUs: half to a third of the memory, less time, slightly other
-    answers (default: False)"""
+    quantized_products: Literal["auto", "integers", "floats"] | None
+    """how CPUs multiply quantized weights; integers: a half to a third of the memory, less time, slightly other
+    answers; auto: integers where processor and dtype allow it (default: auto)"""
     num_threads: int | None
     """CPU threads of a worker; none: cores / local ranks"""
     seed: int | None
