@@ -105,12 +105,11 @@ class HelperPool(Generic[H]):
         if self._note is not None:
             then, key = self._note.bound(then), self._note.current
         now = self._monotonic()
-        expires_at = now + min(wait_s, WAIT_S)
 
         def work_on(helper: H) -> Callable[[], None]:
             return partial(then, _outcome_of(work, helper))
 
-        job: PoolJob[H] = Job(work_on, num_bytes, owner, expires_at, then, key)
+        job: PoolJob[H] = Job(work_on, num_bytes, owner, now + min(wait_s, WAIT_S), then, key)
         try:
             self._start_missing()
             with self._changed:

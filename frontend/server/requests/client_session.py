@@ -74,12 +74,12 @@ class ClientSession(Generic[RequestT]):
     def lease_end(self) -> float:
         return self.last_seen + LEASE_S
 
-    def caller_of(self, request_id: str) -> str:
-        """Return the key of the request's caller in the fair queues of jobs: the client's identity."""
+    def owner_of(self, request_id: str) -> str:
+        """Return the owner of the request's jobs in fair queues: the client's identity."""
         return self.identity.hex()
 
-    def peer_of(self, request_id: str) -> str:
-        """Return the key of the request's caller, for equal shares of the grammar compilers: the client's identity."""
+    def caller_of(self, request_id: str) -> str:
+        """Return the request's caller, for equal shares of the grammar compilers: the client's identity."""
         return self.identity.hex()
 
     def send(self, message: FrontendMessage) -> None:
@@ -134,24 +134,24 @@ class LocalSession(ClientSession[RequestT]):
     """
 
     def __init__(
-        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str]
+        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], str]
     ) -> None:
-        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_peer` returns, for a
+        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_caller` returns, for a
         request id, the address and API key of the HTTP request that sent it."""
         super().__init__(identity, NEVER, [])
-        self._deliver, self._find_peer = deliver, find_peer
+        self._deliver, self._find_caller = deliver, find_caller
         self.num_readers = 0
 
     def send(self, message: FrontendMessage) -> None:
         self._deliver(message)
 
-    def caller_of(self, request_id: str) -> str:
-        """Return the id of the HTTP request that a request belongs to: its prompts have the ids `id/0`, `id/1` …"""
+    def owner_of(self, request_id: str) -> str:
+        """Return the owner of the request's jobs: the id of its HTTP request, whose prompts are `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
 
-    def peer_of(self, request_id: str) -> str:
+    def caller_of(self, request_id: str) -> str:
         """Return the address and API key that the HTTP request came from."""
-        return self._find_peer(request_id)
+        return self._find_caller(request_id)
 
     @property
     def can_repeat(self) -> bool:

@@ -194,7 +194,7 @@ class Frontend:
         elif isinstance(message, AdapterQuery):
             run(self.note.slices(self.adapters.answer(message, session.send)))
         elif not isinstance(message, Hello):
-            run(self.note.slices(self._queries.answer(message, session.caller_of(""), session.send)))
+            run(self.note.slices(self._queries.answer(message, session.owner_of(""), session.send)))
 
     def _credit(self, session: Session, count: int) -> None:
         if count < 0:
@@ -205,12 +205,12 @@ class Frontend:
         self._sessions.mark(session)
 
     def open_local(
-        self, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str] = lambda _: ""
+        self, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], str] = lambda _: ""
     ) -> LocalSession[RequestState]:
         """Add an in-process client and return its session. `deliver` is called with each message to it; its own
-        messages are passed to `on_message`. `find_peer` returns, for a request id, the address and API key of the HTTP
-        request that sent it."""
-        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver, find_peer)
+        messages are passed to `on_message`. `find_caller` returns, for a request id, the address and API key of the
+        HTTP request that sent it."""
+        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver, find_caller)
         self._sessions.add_local(session)
         return session
 

@@ -58,7 +58,7 @@ class RequestReader:
         job = self._media.read(
             submit.media,
             need=need if session.can_repeat else None,
-            owner=session.caller_of(submit.request_id),
+            owner=session.owner_of(submit.request_id),
             scope=submit.params.cache_salt or "",
             wait_s=request.expires_at - self._unix_time(),
         )
@@ -76,7 +76,7 @@ class RequestReader:
             add_special_tokens=submit.add_special_tokens,
             cut_side=inputs.cut_side(submit.params),
         )
-        owner = request.session.caller_of(submit.request_id)
+        owner = request.session.owner_of(submit.request_id)
         return self._prompts.read(question, owner=owner, wait_s=request.expires_at - self._unix_time())
 
     async def expand(self, token_ids: bytes, media: list[Medium]) -> Prompt:

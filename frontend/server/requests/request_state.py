@@ -139,7 +139,7 @@ class RequestState:
             adapter=self.adapter,
             num_losses=self.sent_losses,
             waited_s=max(now - self.processed.core.arrival_time, 0.0),
-            caller=self.session.peer_of(self.request_id),
+            caller=self.session.caller_of(self.request_id),
         )
 
 

@@ -65,10 +65,10 @@ class Run:
     """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
     event loop calls the other methods."""
 
-    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, peer: str = "") -> None:
-        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `peer`: the caller, as in
+    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, caller: str = "") -> None:
+        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `caller`: the caller, as in
         AccessRecord."""
-        self._block_size, self.peer = block_size, peer
+        self._block_size, self.caller = block_size, caller
         self.num_choices = num_prompts * num_answers
         self.num_answers = num_answers
         self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
@@ -190,7 +190,7 @@ class LocalEngine:
         )
         self.wake = wake
         self.slice_s = SLICE_S
-        self._session = frontend.open_local(self._deliver, self._peer_of)
+        self._session = frontend.open_local(self._deliver, self._caller_of)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the prompt's position in the run
         self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
         self._query_ids = itertools.count()
@@ -281,8 +281,8 @@ class LocalEngine:
         for submit in submits:
             self.check_id(submit.request_id)
         record, trace = access_record.get(), incoming_trace.get()
-        peer = "" if record is None else record.peer
-        run = Run(len(submits), submits[0].params.n, self._block_size, peer)
+        caller = "" if record is None else record.peer
+        run = Run(len(submits), submits[0].params.n, self._block_size, caller)
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
@@ -302,9 +302,9 @@ class LocalEngine:
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
 
-    def _peer_of(self, request_id: str) -> str:
+    def _caller_of(self, request_id: str) -> str:
         run, _ = self._run_by_id.get(request_id, (None, 0))
-        return "" if run is None else run.peer
+        return "" if run is None else run.caller
 
     def check_id(self, request_id: str) -> None:
         """Raise RequestError if a submit with this id is open."""
