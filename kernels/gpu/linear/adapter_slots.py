@@ -108,13 +108,15 @@ class TritonLinearSlots:
             self._check(slot, update)
         info = torch.zeros(self.matrices.info.shape[1:], dtype=torch.int32)
         for expert, update in enumerate(updates):
-            if update is not None and update.parts:
+            if update is not None and (update.parts or update.scale is not None):
                 info[expert] = self._send_update((slot - 1, expert), update)
         self._copies.send(info, self.matrices.info[slot - 1])
 
     def _send_update(self, at: tuple[int, int], update: LowRankUpdate) -> Tensor:
         """Copy an update's matrices to the slot and expert `at`; return the update's `info`."""
-        matrices, parts = self.matrices, update.parts
+        matrices = self.matrices
+        # The kernels skip an update of rank 0, also its scale: one without parts gets a part without outputs.
+        parts = update.parts or [LowRankPart(0, torch.zeros(1, matrices.a.shape[3]), torch.zeros(0, 1))]
         self._send(torch.cat([self._rows_of(part) for part in parts]), matrices.a[at])
         stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
         b = torch.zeros((matrices.scales.shape[2], stride), dtype=self._shape.dtype)

@@ -103,6 +103,16 @@ def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, for
     check_close(*results)
 
 
+def test_a_scale_without_parts_scales_its_rows_alone() -> None:
+    ops, weight, scale = TritonOps(90), torch.randn(40, 24), torch.rand(40)
+    packed, space = ops.pack_linear(weight, None), ops.adapter_space(1, 8)
+    space.attach(packed, 2).fill(1, LowRankUpdate([], scale))
+    space.begin_step(torch.tensor([0, 1], dtype=torch.int32))
+    plain, scaled = ops.linear(torch.ones(2, 24), packed)
+    check_close(plain, weight.sum(1))
+    check_close(scaled, plain * scale)
+
+
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("activation", [NO_ACTIVATION, GATED_SILU])
 def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Activation) -> None:
