@@ -156,7 +156,7 @@ def _config_from_environment() -> EngineConfig:
 def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     """Start an engine and wait until it serves. A private one then prints its addresses for the program that started
     it, and ends when its standard input closes."""
-    run_directory = RunDirectory.create()
+    run_directory = RunDirectory.create(config.data_parallel_size)
     announce: Callable[[str], None] = _print_line
     if is_private:
         announce = (

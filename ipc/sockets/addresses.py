@@ -24,9 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError
+from .endpoints import Endpoints
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
-LONGEST_NAME = "workers-999999"  # longest name of a socket without .sock, after a million replacements
+LAST_GENERATION = 999_999  # whose sockets have the longest names
 FAREWELL_S = 3.0  # the frontend of a killed engine may listen for this long after the kill
 LAST_FILES_S = 1.0
 _LISTENS = "another program listens there"
@@ -55,8 +56,9 @@ class RunDirectory:
         self._lock_fd = lock_fd
 
     @classmethod
-    def create(cls) -> RunDirectory:
-        """Create and lock a directory; remove those of dead engines. ConfigError if no directory can be used."""
+    def create(cls, num_replicas: int = 1) -> RunDirectory:
+        """Create and lock a directory, with room for the names of the sockets of so many replicas; remove those of dead
+        engines. ConfigError if no directory can be used."""
         try:
             base = base_directory()
             with _locked(base):  # or another engine's sweep could remove the directory between mkdir and lock
@@ -69,7 +71,8 @@ class RunDirectory:
                 f"cannot make a run directory: {error}: set XDG_RUNTIME_DIR to a folder that can be written"
             ) from None
         directory = cls(path, lock_fd)
-        most = MAX_IPC_PATH_BYTES - len(f"/{LONGEST_NAME}.sock")
+        longest = Endpoints.in_folder("").of_replica(num_replicas - 1).steps_of(LAST_GENERATION)
+        most = MAX_IPC_PATH_BYTES - len(longest.removeprefix("ipc://"))
         if len(os.fsencode(path)) > most:
             directory.remove()
             raise ConfigError(f"{path} is too long for sockets (at most {most} bytes): set XDG_RUNTIME_DIR")

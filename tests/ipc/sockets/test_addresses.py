@@ -20,7 +20,6 @@ from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.sockets import addresses
 from tokenloom.ipc.sockets.addresses import (
-    LONGEST_NAME,
     MAX_IPC_PATH_BYTES,
     RunDirectory,
     check_ipc_address,
@@ -104,22 +103,24 @@ def test_a_base_that_others_can_read_or_that_cannot_be_created_is_one_line_with_
         RunDirectory.create()
 
 
+@pytest.mark.parametrize("num_replicas", [1, 64])
 @pytest.mark.parametrize("num_bytes_over", [0, 1])
 def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, num_bytes_over: int
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, num_bytes_over: int, num_replicas: int
 ) -> None:
-    rest = MAX_IPC_PATH_BYTES - len(f"{runtime}//tokenloom/01234567/{LONGEST_NAME}.sock") + num_bytes_over
+    name = "workers-999999.sock" if num_replicas == 1 else "replica-63-workers-999999.sock"
+    rest = MAX_IPC_PATH_BYTES - len(f"{runtime}//tokenloom/01234567/{name}") + num_bytes_over
     deep = runtime / ("d" * rest)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     if num_bytes_over:
         with pytest.raises(ConfigError, match="too long for sockets"):
-            RunDirectory.create()
+            RunDirectory.create(num_replicas)
         assert list((deep / "tokenloom").glob("[0-9a-f]*")) == []
         return
-    directory = RunDirectory.create()
+    directory = RunDirectory.create(num_replicas)
     with zmq.Context() as context, new_socket(context, zmq.PULL) as socket:
-        places = Endpoints.in_folder(directory.path)
+        places = Endpoints.in_folder(directory.path).of_replica(num_replicas - 1)
         for address in (places.control, *(find(999999) for find in (places.steps_of, places.results_of))):
             socket.bind(address)
         socket.bind(places.tier_of(999999))
