@@ -2,17 +2,18 @@
 
     python scripts/checks/bare_root.py dist/tokenloom-….whl MODEL.gguf [--root FOLDER] [--bind PATH …]
 
-Runs as root. FOLDER is the root of a Linux with Python and its venv; without the option debootstrap makes a minimal
-Debian. The packages are downloaded first, by the pip of the root, with torch from TORCH_INDEX_URL (as in
-Dockerfile.cpu), since a network's seconds say nothing about the engine. pip sees variables that begin with PIP_ and
-each PATH, such as its configuration. Then three commands run in the root, without a network: a new venv, the wheel in
-it, an answer. Standard library only.
+Runs as root. FOLDER is the root of a Linux with Python and its venv; without the option debootstrap makes a minimal one
+of this machine's Debian. The packages are downloaded first, by the pip of the root, with torch from TORCH_INDEX_URL (as
+in Dockerfile.cpu), since a network's seconds say nothing about the engine. pip sees the variables that begin with PIP_,
+the files and folders that these name, its configuration in /etc, and each PATH. Then three commands run in the root,
+without a network: a new venv, the wheel in it, an answer. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+PIP_CONFIGURATION = ("/etc/pip.conf", "/etc/xdg/pip")
 PACKAGES = "python3,python3-venv"
 _NAME = re.compile(r"([\w-]+-)?(cc|gcc|clang|c99|c89|tcc|icx|g\+\+|c\+\+|clang\+\+)(-[\d.]+)?")  # of a compiler
 BINARIES = ("usr/bin", "usr/local/bin", "bin", "opt/bin")
@@ -80,7 +82,9 @@ def make_root(folder: Path) -> None:
     """Have debootstrap make a minimal Debian. SystemExit if it is not installed."""
     if shutil.which("debootstrap") is None:
         raise SystemExit("debootstrap is not installed: apt install debootstrap, or give --root")
-    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "stable", str(folder)]
+    names = platform.freedesktop_os_release()
+    suite = names.get("VERSION_CODENAME", "stable") if names["ID"] == "debian" else "stable"
+    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(folder)]
     subprocess.run(command, check=True, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)
 
 
@@ -104,6 +108,12 @@ class Inside(NamedTuple):
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
+
+
+def pip_paths() -> list[str]:
+    """Return the files and folders of this machine that pip's variables name, and its configuration in /etc."""
+    named = [word for name, value in os.environ.items() if name.startswith("PIP_") for word in value.split()]
+    return sorted({path for path in [*named, *PIP_CONFIGURATION] if os.path.isabs(path) and os.path.exists(path)})
 
 
 def download(inside: Inside, wheel: Path) -> None:
@@ -177,7 +187,7 @@ def main() -> int:
             subprocess.run(["cp", "-a", str(options.root), str(root)], check=True, timeout=TIMEOUT_S)
         if found := compilers_in(root):
             raise SystemExit(f"the root has a compiler: {', '.join(found)}")
-        root_bytes, inside = size_of(root), Inside(root, wheels, model, options.bind)
+        root_bytes, inside = size_of(root), Inside(root, wheels, model, [*pip_paths(), *options.bind])
         version = inside.run("python3", "--version").strip()
         download(inside, wheel)
         rows, answer, kernels = measure(inside, wheel)
