@@ -188,6 +188,105 @@ def write_chatglm(writer: Any, config: Config) -> None:
     writer.add_rope_freq_base(10000.0)
 
 
+def write_glm4moe(writer: Any, config: Config) -> None:
+    """Write the keys of GLM-4.5 and SolarOpen. The layers that predict further tokens are counted."""
+    num_further = config.get("num_nextn_predict_layers", 0)
+    write_base(writer, {**config, "num_hidden_layers": config["num_hidden_layers"] + num_further})
+    write_rotary_size(writer, config)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_nextn_predict_layers(num_further)
+    write_routed(writer, config)
+    size = config["hidden_size"]
+    for layer in range(config["num_hidden_layers"], config["num_hidden_layers"] + num_further):
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(size, np.float32))
+        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.ones((size, 2 * size), np.float32))
+
+
+def write_routed(writer: Any, config: Config) -> None:
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
+def write_dots1(writer: Any, config: Config) -> None:
+    write_base(writer, config)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    write_routed(writer, config)
+
+
+def write_ernie4_5_moe(writer: Any, config: Config) -> None:
+    write_base(writer, config)
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_used_count(config["moe_k"])
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["moe_num_shared_experts"])
+    if config["moe_num_shared_experts"]:
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
+
+
+def write_minimax_m2(writer: Any, config: Config) -> None:
+    write_base(writer, config)
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_rope_dimension_count(config["rotary_dim"])
+
+
+def write_olmoe(writer: Any, config: Config) -> None:
+    write_base(writer, {**config, "rms_norm_eps": 1e-5})
+
+
+def write_gemma4(writer: Any, config: Config) -> None:
+    """Write the keys of Gemma 4, some of them for each layer, and what part of the pairs of full layers turns."""
+    num_layers, num_sharing = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
+    ropes, full, sliding = config["rope_parameters"], config["global_head_dim"], config["head_dim"]
+    writer_config = {name: value for name, value in config.items() if name not in ("head_dim", "rope_parameters")}
+    write_base(writer, writer_config)
+    write_window(writer, config)
+    writer.add_shared_kv_layers(num_sharing)
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input") or 0)
+    for add, size in (
+        (writer.add_key_length, full),
+        (writer.add_value_length, full),
+        (writer.add_key_length_swa, sliding),
+        (writer.add_value_length_swa, sliding),
+        (writer.add_rope_dimension_count, full),
+        (writer.add_rope_dimension_count_swa, sliding),
+    ):
+        add(size)
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config.get("use_double_wide_mlp"):
+        sizes = [1] * (num_layers - num_sharing) + [2] * num_sharing
+        writer.add_feed_forward_length([config["intermediate_size"] * size for size in sizes])
+    if config.get("num_global_key_value_heads"):
+        heads = {"full_attention": config["num_global_key_value_heads"], "sliding_attention": 2}
+        writer.add_head_count_kv([heads[kind] for kind in config["layer_types"]])
+    num_turning = int(full * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * num_turning + [1e30] * (full // 2 - num_turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+def of_experts(config: Config, name: str, values: Any) -> Tensors:
+    """Yield Gemma 4's parameters by their names in a file, or by a name that gguf knows."""
+    layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+    named = {
+        "router.scale": f"{layer}.ffn_gate_inp.scale",
+        "per_expert_scale": f"{layer}.ffn_down_exps.scale",
+        "layer_scalar": f"{layer}.layer_output_scale.weight",
+        "experts.gate_up_proj": f"{layer}.ffn_gate_up_exps.weight",
+        "experts.down_proj": f"{layer}.ffn_down_exps.weight",
+    }
+    return [(next((theirs for ending, theirs in named.items() if name.endswith(ending)), name), values)]
+
+
 def by_kind(config: Config, name: str, values: Any) -> Tensors:
     """Yield all queries, all keys and then all values of a tensor that has them in the order of KV heads."""
     if "query_key_value" not in name:
@@ -213,6 +312,14 @@ def rotated(config: Config, name: str, values: Any) -> Tensors:
 
 
 CONVERSIONS = {
+    "Dots1ForCausalLM": Conversion("dots1", write_dots1),
+    "Ernie4_5_MoeForCausalLM": Conversion("ernie4_5-moe", write_ernie4_5_moe),
+    "Gemma4ForCausalLM": Conversion("gemma4", write_gemma4, of_experts),
+    "Gemma4ForConditionalGeneration": Conversion("gemma4", write_gemma4, of_experts),
+    "Glm4MoeForCausalLM": Conversion("glm4moe", write_glm4moe),
+    "MiniMaxM2ForCausalLM": Conversion("minimax-m2", write_minimax_m2),
+    "OlmoeForCausalLM": Conversion("olmoe", write_olmoe),
+    "SolarOpenForCausalLM": Conversion("glm4moe", write_glm4moe),
     "Exaone4ForCausalLM": Conversion("exaone4", write_exaone4),
     "FalconForCausalLM": Conversion("falcon", write_falcon, by_kind),
     "GPT2LMHeadModel": Conversion("gpt2", write_gpt2, transposed),
@@ -259,10 +366,12 @@ def _named(folder: Path, config: Config, conversion: Conversion) -> Iterator[tup
     names = gguf.get_tensor_name_map(kind, config.get("num_hidden_layers") or config["n_layer"])
     for stored, values in _stacked(read_tensors(folder)):
         name = stored.replace("language_model.", "").replace("e_score_correction_bias", "e_score_correction.bias")
-        if any(part in name for part in ("visual.", "vision_", "projector.")):
+        if any(part in name for part in ("visual.", "vision", "projector.")):
             continue
         for changed, elements in conversion.changed(config, name, values):
             found = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            if changed.startswith("blk."):
+                found = changed
             if found is None:
                 raise ValueError(f"{folder}: gguf has no name for {changed} of {conversion.architecture}")
             yield found, elements

@@ -39,6 +39,11 @@ def num_kv_heads(data: Metadata) -> int:
     return data.count("attention.head_count_kv", data.count("attention.head_count"), least=1)
 
 
+def head_dim(data: Metadata) -> int:
+    heads = max(data.count("attention.head_count"), 1)
+    return data.count("attention.key_length", data.count("embedding_length") // heads, least=1)
+
+
 def known_number(name: str) -> Callable[[Metadata], float | None]:
     return lambda data: data.known_number(name)
 
@@ -67,16 +72,16 @@ ATTENTION_BIAS = {"attention_bias": present("blk.0.attn_q.bias")}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": present("blk.0.ffn_up.bias")}
 
 
-def _window(data: Metadata) -> int | None:
+def window(data: Metadata) -> int | None:
     return data.count("attention.sliding_window", 0) or None  # 0: none
 
 
-def _layer_types(data: Metadata) -> list[str] | None:
+def layer_types(data: Metadata) -> list[str] | None:
     """Return the kind of each layer by sliding_window_pattern, a list or a period; None if there is no pattern. Without
     a window all layers are full."""
     pattern = data.whole("attention.sliding_window_pattern")
     layers = range(data.count("block_count", most=MAX_LAYERS))
-    if _window(data) is None:
+    if window(data) is None:
         return ["full_attention" for _ in layers]
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
         pattern = [(layer + 1) % pattern != 0 for layer in layers]
@@ -85,5 +90,5 @@ def _layer_types(data: Metadata) -> list[str] | None:
     return ["sliding_attention" if each else "full_attention" for each in pattern]
 
 
-WINDOW = {"sliding_window": _window}
-WINDOWS = {**WINDOW, "layer_types": _layer_types}  # only some layers have the window
+WINDOW = {"sliding_window": window}
+WINDOWS = {**WINDOW, "layer_types": layer_types}  # only some layers have the window

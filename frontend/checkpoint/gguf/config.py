@@ -9,18 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ....ipc.spec.models.config_file import MAX_LAYERS
-from .architecture import Architecture, Fields, count, num_kv_heads
+from .architecture import Architecture, Fields, count, head_dim, num_kv_heads
 from .architectures import ARCHITECTURES, VARIANTS
 from .metadata import Metadata
 
 _EPSILONS = (  # families' names of the norms' epsilon
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
 )
-
-
-def _head_dim(data: Metadata) -> int:
-    heads = max(data.count("attention.head_count"), 1)
-    return data.count("attention.key_length", data.count("embedding_length") // heads, least=1)
 
 
 _SIZES: Fields = {  # rules for fields of every model, unless its architecture has its own
@@ -30,7 +25,7 @@ _SIZES: Fields = {  # rules for fields of every model, unless its architecture h
     "num_attention_heads": count("attention.head_count"),
     "max_position_embeddings": count("context_length"),
     "num_key_value_heads": num_kv_heads,
-    "head_dim": _head_dim,
+    "head_dim": head_dim,
 }
 
 
@@ -53,7 +48,7 @@ def config_of(data: Metadata) -> dict[str, Any]:
     config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
     data.count("block_count", most=MAX_LAYERS)
     config |= _values_of({**_SIZES, **found.fields}, data)
-    _refuse_unsupported(data, found, _head_dim(data))
+    _refuse_unsupported(data, found, head_dim(data))
     if not data.has("token_embd.weight"):
         data.refuse("tensor token_embd.weight is missing: it is no language model, or a part of one in several files")
     config["vocab_size"] = data.tensors["token_embd.weight"].shape[0]

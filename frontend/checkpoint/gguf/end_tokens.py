@@ -7,7 +7,8 @@ from collections.abc import Container
 # Tokens that end an answer of every model that has them, whatever the metadata say, unless left out by `end_tokens`.
 END_TOKENS = frozenset(
     """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|>
-    <|end_of_text|> </s> <eos> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>""".split()  # noqa: SIM905
+    <|end_of_text|> </s> <eos> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>
+    <turn|> <|tool_response>""".split()  # noqa: SIM905
 )
 
 

@@ -22,6 +22,7 @@ from ....ipc.errors import ConfigError
 from ....ipc.spec.config.cache_folder import private_cache
 from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
 from ....ipc.spec.config.private_folder import make_folder
+from ....ipc.spec.models.config_file import LEAVE_OUT, NotNative
 from ....ipc.spec.models.model_file import load_model_config
 from .choice import PART, first_parts
 from .choice import SUFFIX as SUFFIX
@@ -149,14 +150,20 @@ def _write(folder: Path, parts: list[Path]) -> None:
     if ends:
         _save(folder / "generation_config.json", {"eos_token_id": ends})
     try:
-        model = load_model_config(folder)
+        model = load_model_config(folder, implementation="native")
+    except NotNative as error:
+        data.refuse(f"{_reason(error, folder).removesuffix(LEAVE_OUT)}: take the model's safetensors")
     except ConfigError as error:
-        data.refuse(str(error).removeprefix(f"{folder / 'config.json'}: "))
+        data.refuse(_reason(error, folder))
     index = index_of(tensors, model, architecture_of(data))
     for link, path in links.items():
         (folder / link).symlink_to(path.resolve())
     (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))
     (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(index))
+
+
+def _reason(error: ConfigError, folder: Path) -> str:
+    return str(error).removeprefix(f"{folder / 'config.json'}: ")
 
 
 def _save(path: Path, fields: dict[str, Any]) -> None:

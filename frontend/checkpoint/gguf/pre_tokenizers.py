@@ -142,4 +142,5 @@ _FORMS = {
     "poro-chat bloom gpt3-finnish": PreTokenizer((_SENTENCES,)),
     "viking": PreTokenizer((_SENTENCES, r"\p{N}")),
 }
+LINES = PreTokenizer((r"\n+",), ignores_merges=True, adds_bos=True)  # of tokenizers of the kind gemma4
 PRE_TOKENIZERS = {name: form for names, form in _FORMS.items() for name in names.split()}

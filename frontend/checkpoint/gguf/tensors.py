@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -36,6 +36,7 @@ IN_LAYER = {
     "gate_up": "ffn_up",
     "down": "ffn_down",
 }
+BESIDE_MLP_NORMS = ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")  # as TensorNames.beside_mlp_norms
 PARTS = ("gate", "up", "down")  # an expert's matrices; stored for all in one: ffn_gate_exps [experts, out, in]
 
 
@@ -54,6 +55,8 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
         place, _, inner = module.partition(".")
         layer, _, inner = inner.partition(".")
         here = f"{names.layers}.{layer}."
+        if here in names.ignored:
+            continue
         if place != "blk":
             found[f"{whole[module]}.{kind}" if module in whole else name] = tensor
         elif parameter := parameters.get(f"{inner}.{kind}"):
@@ -77,17 +80,23 @@ def _names_in_layer(config: ModelConfig, architecture: Architecture) -> dict[str
         found |= {"ffn_gate_inp": block + names.router, "ffn_gate_inp_shexp": block + names.shared_gate}
         shared = f"{block}{names.shared_expert}."
         found |= {f"ffn_{part}_shexp": shared + each for part, each in zip(PARTS, names.expert_matrices, strict=True)}
+        found |= dict(zip(BESIDE_MLP_NORMS, names.beside_mlp_norms, strict=True))
     return found
 
 
 def _parameters(config: ModelConfig) -> dict[str, str]:
     """Return the model's names, with their endings, of those parameters of a layer that have others in a file."""
     names = config.names
-    found = {"attn_sinks.weight": names.sinks}
-    if config.experts is not None and config.experts.has_bias:
-        biases = zip(PARTS, names.expert_matrices, strict=True)
-        found |= {f"ffn_{part}_exps.bias": f"{_block(config)}experts.{matrix}_bias" for part, matrix in biases}
-    return found
+    block = _block(config)
+    found = {
+        "attn_sinks.weight": names.sinks,
+        "layer_output_scale.weight": names.layer_scale,
+        "exp_probs_b.bias": block + names.choice_bias,
+        "ffn_gate_inp.scale": block + names.router_scale,
+        "ffn_down_exps.scale": block + names.expert_scales,
+    }
+    biases = zip(PARTS, names.expert_matrices, strict=True)
+    return found | {f"ffn_{part}_exps.bias": f"{block}experts.{matrix}_bias" for part, matrix in biases}
 
 
 def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, GgufTensor]:
@@ -96,6 +105,8 @@ def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, Gg
     for part, matrix in zip(PARTS, names.expert_matrices, strict=True):
         if module == f"ffn_{part}_exps":
             return {f"{_block(config)}experts.{i}.{matrix}": each for i, each in enumerate(_each(tensor))}
+    if module == "ffn_gate_up_exps":
+        return dict(_gates_and_ups(tensor, config))
     for norm, name in (("attn_q_norm", names.query_norm), ("attn_k_norm", names.key_norm)):
         if module == norm and "{head}" in name:
             return {name.format(head=head): each for head, each in enumerate(_each(tensor))}
@@ -104,6 +115,14 @@ def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, Gg
         rows = _rows(tensor, (config.num_heads * config.head_dim, keys, keys))
         return dict(zip((names.query, names.key, names.value), rows, strict=True))
     return {}
+
+
+def _gates_and_ups(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufTensor]]:
+    """Yield the names and places of the matrices in a tensor [experts, gates | ups, in]."""
+    sizes = [tensor.shape[1] // 2] * 2
+    for i, expert in enumerate(_each(tensor)):
+        for matrix, part in zip(config.names.expert_matrices, _rows(expert, sizes), strict=False):
+            yield f"{_block(config)}experts.{i}.{matrix}", part
 
 
 def _block(config: ModelConfig) -> str:
@@ -135,6 +154,9 @@ def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: A
         return msgspec.structs.replace(tensor, grouped=(config.num_heads, config.num_kv_heads))
     if name.endswith(".ffn_gate_inp_shexp.weight"):
         return msgspec.structs.replace(tensor, shape=(1, *tensor.shape))
+    if name.endswith(".exp_probs_b.bias"):  # converters have kept or dropped an axis of 1
+        shape = (1, tensor.num_elements) if config.names.is_choice_bias_row else (tensor.num_elements,)
+        return msgspec.structs.replace(tensor, shape=shape)
     if architecture.added and name.endswith("norm.weight"):
         return msgspec.structs.replace(tensor, added=architecture.added)
     return tensor

@@ -1,8 +1,9 @@
 """Writes the tokenizer in a GGUF file's metadata as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-The result gives the same ids as llama.cpp. Two kinds are supported: `gpt2`, byte-level BPE with merges and a
-pre-tokenizer (`pre_tokenizers.py`), and `llama`, SentencePiece's BPE, in which scores are converted to merges. Every
-token of the file keeps its id: a repeated or an empty one gets a name that does not occur in texts.
+The result gives the same ids as llama.cpp. Three kinds are supported: `gpt2`, byte-level BPE with merges and a
+pre-tokenizer (`pre_tokenizers.py`); `llama`, SentencePiece's BPE, in which scores are converted to merges; and
+`gemma4`, BPE of characters with merges, in lines. Every token of the file keeps its id: a repeated or an empty one gets
+a name that does not occur in texts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from ....ipc.errors import ConfigError
 from .end_tokens import end_tokens
-from .pre_tokenizers import DEFAULT, PRE_TOKENIZERS
+from .pre_tokenizers import DEFAULT, LINES, PRE_TOKENIZERS, PreTokenizer
 from .reader import read_gguf
 
 PREFIX = "tokenizer.ggml."
@@ -32,6 +33,8 @@ SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # defaults, if the file 
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # in Phi-3 all other special tokens strip the spaces after them
 MEND = "give --tokenizer with the folder or hub id of the original model"
+
+BYTES: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}]  # decoders of tokens that stand for bytes
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class _Vocabulary:
     def __init__(self, file: Path, metadata: Mapping[str, Any]) -> None:
         self._file, self._metadata = file, metadata
         self._kind = self._get("model")
-        if self._kind not in ("gpt2", "llama"):
+        if self._kind not in ("gpt2", "llama", "gemma4"):
             self._refuse(f"its tokenizer {self._kind!r:.100} cannot be read")
         self._is_bytes = self._kind == "gpt2"
         texts: list[str] = self._list("tokens", str)
@@ -94,7 +97,7 @@ class _Vocabulary:
         return {
             "version": "1.0",
             "added_tokens": list(self._added_tokens()),
-            **(self._byte_level() if self._is_bytes else self._sentencepiece()),
+            **self._model(),
             "post_processor": self._post_processor(),
         }
 
@@ -103,12 +106,14 @@ class _Vocabulary:
         ids = {name: self._id(kind) for kind, name in NAMES.items()}
         return {name: self._texts[i] for name, i in ids.items() if i is not None}
 
+    def _model(self) -> dict[str, Any]:
+        if self._is_bytes:
+            return self._byte_level()
+        return self._lines() if self._kind == "gemma4" else self._sentencepiece()
+
     def _byte_level(self) -> dict[str, Any]:
         form = PRE_TOKENIZERS[self._pre()]
-        splits = [
-            {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
-            for each in form.splits
-        ]
+        splits = _splits(form)
         alphabet = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         return {
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, alphabet]},
@@ -121,12 +126,28 @@ class _Vocabulary:
             },
         }
 
+    def _lines(self) -> dict[str, Any]:
+        unknown = self._id("unknown")
+        back = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, *BYTES]
+        return {
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _splits(LINES)},
+            "decoder": {"type": "Sequence", "decoders": back},
+            "model": {
+                "type": "BPE",
+                "unk_token": None if unknown is None else self._texts[unknown],
+                "byte_fallback": True,
+                "ignore_merges": LINES.ignores_merges,
+                "vocab": self._ids,
+                "merges": list(self._stored_merges()),
+            },
+        }
+
     def _sentencepiece(self) -> dict[str, Any]:
         spaced: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
         plain: list[dict[str, Any]] = [
             {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
+            *BYTES,
         ]
         if self._flag("add_space_prefix", True):
             spaced.insert(0, {"type": "Prepend", "prepend": SPACE})
@@ -222,7 +243,7 @@ class _Vocabulary:
     def _id(self, name: str) -> int | None:
         value = self._get(f"{name}_token_id")
         if not isinstance(value, int) or not 0 <= value < len(self._texts):
-            value = None if self._is_bytes else SENTENCEPIECE_IDS.get(name)
+            value = SENTENCEPIECE_IDS.get(name) if self._kind == "llama" else None
         return value if value is not None and value < len(self._texts) else None
 
     def _list(self, name: str, *kinds: type) -> list[Any]:
@@ -238,3 +259,9 @@ class _Vocabulary:
 
     def _refuse(self, reason: str) -> Never:
         raise ConfigError(f"{self._file}: {reason}: {MEND}")
+
+
+def _splits(form: PreTokenizer) -> list[dict[str, Any]]:
+    return [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in form.splits
+    ]

@@ -17,6 +17,7 @@ LAYER_COUNTS = frozenset(
     num_kv_shared_layers""".split()  # noqa: SIM905
 )
 MAX_NUMBER = 1e38  # fits into float32
+LEAVE_OUT = ": leave out --model-impl native"  # the mend of NotNative
 MAX_JSON_BYTES = 64 << 20
 
 
@@ -148,7 +149,7 @@ class ConfigFile:
 
     def refuse_native(self, reason: str) -> Never:
         """Raise NotNative: native layers cannot run this file. With --model-impl auto transformers' layers run it."""
-        raise NotNative(f"{self.path}: {reason}: leave out --model-impl native")
+        raise NotNative(f"{self.path}: {reason}{LEAVE_OUT}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -9,6 +9,7 @@ import torch
 
 from tokenloom.frontend.checkpoint.gguf.architectures import ARCHITECTURES
 from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import served_model, with_floats
 from tokenloom.kernels.select import select_ops
@@ -35,6 +36,13 @@ LLAMA3 = {
 }
 GIVEN_BASE = 10000.0  # the rotary base of files that name none, as the converter leaves it out for some architectures
 GLM: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": GIVEN_BASE, "seq_length": 512}
+SHARED_KEYS: dict[str, object] = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "output_hidden_states": True,  # without it transformers' shortcut for shared keys fails
+}
 NUM_TEXT_TOKENS = 256  # ids above may stand for media
 CASES: dict[str, tuple[str, dict[str, object]]] = {  # GGUF's architecture, or one of its forms: family, its fields
     "arcee": ("arcee", {}),
@@ -73,18 +81,38 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {  # GGUF's architecture, or o
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "chatglm": ("glm", GLM),
     "chatglm, fused": ("glm", GLM),
+    "dots1": ("dots1", {}),
+    "dots1, no dense layers, not normalized": ("dots1", {"first_k_dense_replace": 0, "norm_topk_prob": False}),
+    "ernie4_5-moe": ("ernie4_5_moe", {}),
+    "ernie4_5-moe, no shared expert, each second layer": (
+        "ernie4_5_moe",
+        {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "moe_layer_end_index": -1},
+    ),
     "exaone4": ("exaone4", {}),
     "falcon": ("falcon", {"rope_theta": GIVEN_BASE}),
     "falcon, two norms": ("falcon_40b", {"rope_theta": GIVEN_BASE}),
     "falcon, one norm": ("falcon_40b", {"rope_theta": GIVEN_BASE, "num_ln_in_parallel_attn": 1}),
+    "gemma4": ("gemma4", {}),
+    "gemma4, experts": ("gemma4_moe", {}),
+    "gemma4, a model that takes images": ("gemma4_vision", {}),
+    "gemma4, shared keys": ("gemma4", SHARED_KEYS),
+    "gemma4, values of their own": ("gemma4", {"attention_k_eq_v": False, "num_global_key_value_heads": None}),
+    "glm4moe": ("glm4_moe", {"num_nextn_predict_layers": 1}),
+    "glm4moe, one group, two dense layers": (
+        "glm4_moe",
+        {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 2, "use_qk_norm": False, "n_shared_experts": 2},
+    ),
+    "glm4moe, SolarOpen": ("solar_open", {"first_k_dense_replace": 0, "intermediate_size": 88}),
     "gpt2": ("gpt2", {}),
     "gptneox": ("gpt_neox", {"rotary_emb_base": 10000}),
     "gptneox, one after the other": ("gpt_neox", {"rotary_emb_base": 10000, "use_parallel_residual": False}),
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "jais2": ("jais2", {}),
+    "minimax-m2": ("minimax_m2", {}),
     "mistral3": ("ministral3", {}),
     "mistral3, a model that takes images": ("mistral3", {}),
     "olmo": ("olmo", {}),
+    "olmoe": ("olmoe", {"rms_norm_eps": 1e-5}),
     "phi2": ("phi", {"intermediate_size": 256, "rope_theta": GIVEN_BASE}),
     "phi2, fused": ("phi", {"intermediate_size": 256, "rope_theta": GIVEN_BASE}),
     "qwen2vl": ("qwen2_vl", {}),
@@ -108,7 +136,7 @@ def test_all_architectures_are_tested_and_documented() -> None:
     assert listed.partition("<!-- gguf: end -->")[0] == ", ".join(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("case", some(list(CASES), 5))
+@pytest.mark.parametrize("case", some(list(CASES), 8))
 def test_logits_are_those_of_the_original(case: str, tmp_path: Path) -> None:
     family, fields = CASES[case]
     folder = tiny_checkpoint(tmp_path / "model", family, seed=1, **fields)
@@ -123,3 +151,10 @@ def test_logits_are_those_of_the_original(case: str, tmp_path: Path) -> None:
     for name in tokens:
         tolerance = TOLERANCE * expected[name].abs().max().item()
         torch.testing.assert_close(actual[name], expected[name], atol=tolerance, rtol=0)
+
+
+def test_a_model_without_native_layers_is_refused(tmp_path: Path) -> None:
+    convert(tiny_checkpoint(tmp_path / "model", "ernie4_5_moe", use_bias=True), tmp_path / "model.gguf")
+    words = r"model.gguf: use_bias true has no native layers in a model with experts: take the model's safetensors$"
+    with pytest.raises(ConfigError, match=words):
+        checkpoint_folder(tmp_path / "model.gguf")

@@ -136,6 +136,30 @@ def write_sentencepiece(file: Path, space: str = "\u2581", **changed: Any) -> Pa
     return write_vocabulary(file, fields | changed)
 
 
+def write_gemma4(file: Path, **changed: Any) -> Path:
+    """Write a vocabulary of kind gemma4, as `write_byte_level`, made of characters. No merge gives the token of three
+    newlines."""
+    texts = [runs_of(text.replace(" ", "\u2581")) for text in TEXTS[:4] + TEXTS[6:8]]
+    merges = merges_of(*map(tuple, texts))
+    tokens = {"<pad>": CONTROL, "<eos>": CONTROL, "<bos>": CONTROL, "<unk>": UNKNOWN, "<tool>": USER_DEFINED}
+    tokens |= {f"<0x{byte:02X}>": BYTE for byte in range(256)}
+    pieces = {*"".join(map("".join, texts)), *map("".join, merges)}
+    merges = [pair for pair in merges if "".join(pair) != "\n\n\n"]
+    tokens |= dict.fromkeys(sorted(pieces), NORMAL)
+    fields = {
+        "model": "gemma4",
+        "tokens": list(tokens),
+        "token_type": list(tokens.values()),
+        "scores": [0.0] * len(tokens),
+        "merges": list(map(" ".join, merges)),
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+        "add_space_prefix": False,
+    }
+    return write_vocabulary(file, fields | changed)
+
+
 def write_vocabulary(file: Path, fields: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(file, "llama")
     adders = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
@@ -153,6 +177,7 @@ VOCABULARIES = {pre: (write_byte_level, {"pre": pre}) for pre in PRES} | {
     "without pre": (write_byte_level, {"pre": None}),
     "without BOS": (write_byte_level, {"pre": "llama-bpe", "add_bos_token": False}),
     "with BOS and EOS": (write_byte_level, {"pre": "gpt-2", "add_bos_token": True, "add_eos_token": True}),
+    "gemma4": (write_gemma4, {}),
     "llama": (write_sentencepiece, {}),
     "llama without space": (write_sentencepiece, {"add_space_prefix": False}),
     "llama with spaces": (write_sentencepiece, {"add_space_prefix": False, "space": " "}),

@@ -55,7 +55,7 @@ def windows(model: ModelConfig) -> list[int | None]:
     return [layer.window for layer in model.layers]
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt2"}))  # which has no rotary embedding
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt2", "gemma4"}))  # none, two
 def test_all_of_a_head_turns_unless_a_size_is_given(architecture: str) -> None:
     more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention__scale": 0.1}
     more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16}
@@ -123,6 +123,63 @@ def test_falcons_are_known_by_their_heads_and_norms(
     assert (model.num_kv_heads, model.intermediate_size, model.is_parallel) == (num_kv_heads, 200, True)
     assert (model.names.input_norm, model.names.mlp_norm) == norms
     assert model.names.qkv_layout == ("by_kv_head" if is_new else "stacked")
+
+
+GEMMA4 = {
+    "attention__key_length": 32,
+    "attention__key_length_swa": 16,
+    "attention__sliding_window": 7,
+    "attention__sliding_window_pattern": [True, False, True, False],
+}
+
+
+def test_gemma_4_has_sizes_for_each_layer() -> None:
+    values = GEMMA4 | {"attention__head_count_kv": [2, 1, 2, 1], "feed_forward_length": [96, 96, 192, 192]}
+    model = model_of(metadata("gemma4", attention__shared_kv_layers=2, rope__freq_base_swa=500.0, **values))
+    sizes = [(layer.head_dim, layer.num_kv_heads, layer.window, layer.intermediate_size) for layer in model.layers]
+    assert sizes == [(16, 2, 7, None), (32, 1, None, None), (16, 2, 7, 192), (32, 1, None, 192)]
+    assert [layer.kv_layer for layer in model.layers] == [None, None, 0, 1]
+    assert [layer.are_values_keys for layer in model.layers] == [False, True] * 2
+    assert [(rope.kind, rope.theta) for rope in model.ropes] == [("default", 1e6), ("default", 500.0)]
+    values = {name: value for name, value in GEMMA4.items() if "pattern" not in name}
+    with pytest.raises(ConfigError, match=r"gemma4.attention.sliding_window_pattern must say for each of 4 layers"):
+        config_of(metadata("gemma4", **values))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "words"),
+    [
+        (
+            "gemma4",
+            {"feed_forward_length": [96, 192, 96, 192]},
+            r"gemma4.feed_forward_length \[96, 192, 96, 192\] is not",
+        ),
+        ("gemma4", {"attention__head_count_kv": [2, 2]}, r"a list with one for each layer, 4, it is \[2, 2\]"),
+        (
+            "gemma4",
+            {"embedding_length_per_layer_input": 256},
+            "256, embeddings for each layer, is not supported in GGUF",
+        ),
+        ("gemma4", {"rope__dimension_count_swa": 8}, "gemma4.rope.dimension_count_swa 8 of 16 is not supported"),
+        ("glm4moe", {"nextn_predict_layers": 4}, "glm4moe.nextn_predict_layers 4 leaves none of 4 layers"),
+        ("glm4moe", {"expert_gating_func": 1}, "glm4moe.expert_gating_func 1 is not supported, known is 2, sigmoid"),
+        ("minimax-m2", {"expert_gating_func": 4}, "minimax-m2.expert_gating_func 4 is not supported"),
+    ],
+)
+def test_what_the_layers_of_an_architecture_lack_is_refused(
+    architecture: str, values: dict[str, Any], words: str
+) -> None:
+    experts = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    assert config_of(metadata(architecture, **experts, **GEMMA4))
+    with pytest.raises(ConfigError, match=words):
+        config_of(metadata(architecture, **experts, **{**GEMMA4, **values}))
+
+
+def test_layers_that_predict_further_tokens_are_not_run() -> None:
+    experts = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    model = model_of(metadata("glm4moe", nextn_predict_layers=1, leading_dense_block_count=1, **experts))
+    assert [layer.has_experts for layer in model.layers] == [False, True, True]
+    assert "model.layers.3." in model.names.ignored
 
 
 def test_stablelm_s_layers_are_known_by_their_tensors() -> None:
@@ -207,6 +264,10 @@ def test_hostile_metadata_are_refused_by_their_keys(architecture: str) -> None:
     more |= {"rope.freq_base": 1e4, "rope.freq_base_swa": 1e4, "rope.dimension_count": 16, "logit_scale": 0.5}
     more |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 512}
     more |= {"attn_logit_softcapping": 50.0, "embedding_scale": 2.0, "residual_scale": 0.5}
+    more |= {"attention.key_length_swa": 16, "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 0}
+    more |= {"expert_shared_count": 1, "leading_dense_block_count": 1, "interleave_moe_layer_step": 1}
+    more |= {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 2, "expert_group_count": 1}
+    more |= {"expert_group_used_count": 1, "attention.clamp_kqv": 8.0, "use_parallel_residual": True}
     values = {f"{architecture}.{name}": value for name, value in {**SHAPE, **more}.items()}
     values |= {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1}
     where = GgufTensor(file="1", kind="F32", shape=(100, 64), offset=0)

@@ -94,7 +94,7 @@ def test_every_splitting_keeps_the_text() -> None:
             assert "".join(piece for piece, _ in pieces) == text
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "llama without space", "llama with spaces", "llama"])
+@pytest.mark.parametrize("name", ["gpt-2", "gemma4", "llama without space", "llama with spaces", "llama"])
 def test_texts_come_back_whole_and_in_streams(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(write_named(name, tmp_path))
     factory = DetokenizerFactory(tokenizer)
