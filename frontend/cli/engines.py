@@ -40,7 +40,8 @@ class StandardTerminal:
 
 
 def is_address(word: str) -> bool:
-    return word.startswith(SCHEMES)
+    """Whether a word is the address of an engine: that of a model's page at the hub is none."""
+    return word.startswith(SCHEMES) and parse_hub_name(word) is None
 
 
 def check_address(word: str) -> str:

@@ -14,9 +14,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+from ....ipc.errors import ConfigError
 from ....ipc.process.machine_memory import gib
 from ....ipc.spec.config.engine_config import EngineConfig
-from ..gguf.choice import all_parts, chosen_first, first_parts
+from ..gguf.choice import all_parts, chosen_first, first_parts, named_firsts
 from .cached import CachedRepository, files_in
 from .download import LARGEST_BYTES, Download
 from .hub_name import HubName
@@ -92,8 +93,9 @@ def plan(
         wanted = _matching(names, OTHER_FILES + (WEIGHT_FILES if has_weights else []))
     kept = {*wanted, *_matching(names, list(more))}
     files = [file for file in repository.files if file.name in kept]
-    missing = list({file.etag: file for file in files if not place.blob(file.etag).exists()}.values())
-    parts = [place.partial(file.etag) for file in missing]
+    absent = [file for file in files if not file.etag or not place.blob(file.etag).exists()]
+    missing = list({file.etag or file.name: file for file in absent}.values())
+    parts = [place.partial(file.etag) for file in missing if file.etag]
     num_missing_bytes = sum(file.num_bytes for file in missing) - sum(p.stat().st_size for p in parts if p.exists())
     return FetchPlan(repository, revision, files, missing, max(num_missing_bytes, 0), first, place)
 
@@ -178,6 +180,12 @@ def _cached(name: HubName, revision: str | None, what: str, config: EngineConfig
     snapshot = place.snapshot(revision)
     if snapshot is not None:
         names = files_in(snapshot)
+        if name.part is not None and not named_firsts(names, name.part):
+            here = ", ".join(first_parts(names)) or "none"
+            raise ConfigError(
+                f"{what}: of its GGUF files {here:.300} are in {place.cache}; HF_HUB_OFFLINE forbids to fetch others: "
+                "unset it, or name one of these"
+            )
         if name.part is not None or (has_weights and _is_of_gguf(names)):
             return Fetched(snapshot, chosen_first(names, name.part, what))
     found = snapshot_download(

@@ -23,7 +23,7 @@ class HubFile(NamedTuple):
 
     name: str  # with the folders that it is in
     num_bytes: int
-    etag: str  # of its content: SHA-256 of a large file, git's id of another
+    etag: str  # of its content: SHA-256 of a large file, git's id of another; "": not known, nor is the size
 
 
 class HubRepository(NamedTuple):
@@ -49,7 +49,7 @@ def ask_hub(repository: str, revision: str | None, token: str | None) -> HubRepo
 
     info = HfApi(token=token).model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     files = [
-        HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
+        HubFile(each.rfilename, each.size or 0, _etag(each.lfs.sha256 if each.lfs else each.blob_id, each.size))
         for each in info.siblings or []
     ]
     gguf = info.gguf or {}
@@ -65,6 +65,11 @@ def ask_hub(repository: str, revision: str | None, token: str | None) -> HubRepo
         context_length=gguf.get("context_length"),
         chat_template=gguf.get("chat_template"),
     )
+
+
+def _etag(found: str | None, size: int | None) -> str:
+    """Return the etag of a file whose size is known; "" if the server, such as a mirror, does not tell."""
+    return "" if found is None or size is None else found
 
 
 def is_offline() -> bool:

@@ -216,7 +216,7 @@ def as_given(message: str, options: Mapping[str, Given]) -> str:
     flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z0-9-]+[a-z0-9]", message))
     found = [(flag, known[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in known]
     for flag, given in found:
-        message = re.sub(rf"(?<![\w-]){flag}\b(?!-)", lambda _, written=given.written: written, message)
+        message = re.sub(rf"(?<![\w-]){flag}\b(?!-)", given.written.replace("\\", r"\\"), message)
     where = found[0][1].where if found else ""
     return message if message.startswith(where) else f"{where}{message}"
 

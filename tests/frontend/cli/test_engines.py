@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenloom.frontend.cli.engines import age, check_address, choose, client_places, engine_at, engine_of, url_of
+from tokenloom.frontend.cli.engines import (
+    age,
+    check_address,
+    choose,
+    client_places,
+    engine_at,
+    engine_of,
+    is_address,
+    url_of,
+)
 from tokenloom.frontend.launcher.engine_record import EngineRecord
 from tokenloom.ipc.errors import ConfigError
 
@@ -60,6 +69,11 @@ def test_an_address_finds_the_engine_of_this_machine_that_serves_there(
 def test_a_word_that_is_no_address_is_refused_with_the_forms() -> None:
     with pytest.raises(ConfigError, match="ipc://, tcp://, http://, https://"):
         check_address("localhost:8000")
+
+
+def test_the_page_of_a_model_is_no_address_of_an_engine() -> None:
+    assert is_address("https://example.com/o/n") and is_address("ipc:///a")
+    assert not is_address("https://huggingface.co/o/n") and not is_address("o/n")
 
 
 def test_a_model_finds_the_public_engine_that_serves_it() -> None:

@@ -116,6 +116,23 @@ def test_an_incomplete_model_is_not_served_without_the_hub(
             get(name, config)
 
 
+def test_offline_another_file_of_a_repository_names_those_that_are_here(
+    hub: FakeHub, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get("owner/gguf", config)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    reason = f"^--model owner/gguf:Q8_0: of its GGUF files m-Q4_K_M.gguf are in {config.download_dir}; HF_HUB_OFFLINE"
+    with pytest.raises(ConfigError, match=reason):
+        get("owner/gguf:Q8_0", config)
+
+
+def test_a_mirror_that_tells_no_sizes_is_used_as_the_hubs_client_does(hub: FakeHub, config: EngineConfig) -> None:
+    names = ("config.json", "model.safetensors")
+    hub.cards["owner/name"] = {"siblings": [{"rfilename": name, "blobId": "0" * 40} for name in names]}
+    assert (get("owner/name", config).snapshot / "model.safetensors").read_bytes() == WEIGHTS
+    assert names_in(get("owner/name", config).snapshot) == [*names]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
