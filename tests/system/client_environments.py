@@ -1,6 +1,7 @@
 """Environments of third-party clients: one for each, created at its first use and kept in the user's cache.
 
 tests/clients pins the versions: a line of requirements.txt for each Python client, package-lock.json for JavaScript.
+Those of coding agents are in `frontend/cli/agents/`, with the tokens that were counted with them.
 Each has its own environment, separate from .venv, since they need different versions of the same packages.
 """
 
@@ -50,6 +51,22 @@ def node_folder() -> Path:
     for script in CLIENTS.glob("*.mjs"):
         shutil.copy(script, folder)
     return folder
+
+
+def agent_folder(package: str, version: str) -> Path:
+    """Return a folder with the programs of a coding agent's npm package."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = HOME / _name(package.rpartition("/")[2], f"{package}@{version}")
+    if not _is_done(folder):
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text("{}")
+        _install(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"{package}@{version}"], folder)
+        script = folder / "node_modules" / package / "install.cjs"  # puts the program of this machine in place
+        if script.exists():
+            _install(["node", str(script)], folder)
+        _done(folder)
+    return folder / "node_modules" / ".bin"
 
 
 def _name(client: str, wanted: str) -> str:

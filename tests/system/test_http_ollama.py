@@ -86,6 +86,8 @@ def test_the_model_is_listed_shown_and_found_with_the_tag_that_clients_add(http:
     assert ask_get(http, "/api/version")["version"].count(".") == 2
     shown = ask(http, "/api/show", model="tokenloom-demo:latest")
     assert shown["capabilities"][0] == "completion" and shown["details"]["format"] == "safetensors"
+    length = ask_get(http, "/api/ps")["models"][0]["context_length"]
+    assert f"num_ctx {length}" in shown["parameters"].splitlines(), "Continue reads its context there"
     assert ask(http, CHAT, BODY | {"model": "tokenloom-demo:latest"}, stream=False)["done"]
 
 

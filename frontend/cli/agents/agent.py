@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+PATIENCE_MS = 3_600_000  # without a byte of an answer: a CPU computes the first prompt for minutes
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The engine that an agent is to use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .agent import Agent, Place, SetUp
+from .agent import PATIENCE_MS, Agent, Place, SetUp
 
 # The model of the conversation, and those of each class for which the agent has uses of its own.
 MODELS = (
@@ -27,6 +27,7 @@ def set_up(place: Place) -> SetUp:
             "ANTHROPIC_AUTH_TOKEN": place.api_key or "none",
             **dict.fromkeys(MODELS, place.model),
             **limits,
+            "API_TIMEOUT_MS": str(PATIENCE_MS),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # nothing goes to Anthropic
         },
         removed=["ANTHROPIC_API_KEY"],  # it wins over the token

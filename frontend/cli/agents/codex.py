@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping
 
 from ....ipc.spec.config.engine_config import API_KEY_VARIABLE
-from .agent import Agent, Place, SetUp
+from .agent import PATIENCE_MS, Agent, Place, SetUp
 
 PROVIDER = "tokenloom"
 COMPACT_AT = 0.8  # of the context: the agent then shortens the conversation
 
 
 def set_up(place: Place) -> SetUp:
-    provider = {"name": PROVIDER, "base_url": f"{place.url}/v1", "wire_api": "responses"}
+    provider: dict[str, str | int] = {"name": PROVIDER, "base_url": f"{place.url}/v1", "wire_api": "responses"}
+    provider["stream_idle_timeout_ms"] = PATIENCE_MS
     variables: dict[str, str] = {}
     if place.api_key is not None:
         provider["env_key"] = API_KEY_VARIABLE
@@ -29,7 +30,7 @@ def set_up(place: Place) -> SetUp:
     return SetUp(variables=variables, arguments=arguments)
 
 
-def _table(fields: Mapping[str, str]) -> str:
+def _table(fields: Mapping[str, str | int]) -> str:
     """Return a table of TOML in one line."""
     return "{" + ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()) + "}"
 

@@ -50,6 +50,7 @@ ResultT = TypeVar("ResultT")
 NewChat = Callable[[ParsedBody[ChatRequest], str], Awaitable[ChatCompletion]]
 NewCompletion = Callable[[ParsedBody[CompletionRequest], str], Awaitable[Completion]]
 _QUANTIZATION = re.compile(r"(?<![a-z0-9])(i?q\d_\w+|tq\d_\d|mxfp4|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE)
+_OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # Ollama's names of our parameters
 ELSEWHERE = (
     "one engine serves one model: engine-launch pull, ls and rm manage the files, engine-launch serve serves one"
 )
@@ -198,7 +199,7 @@ class OllamaEndpoints:
         _, name = await self._read(request, NamedModel)
         model = self._spec.model
         family = model.architecture
-        defaults = self._spec.default_sampling_params
+        shown = {"num_ctx": self._engine.inputs.max_model_len, **self._spec.default_sampling_params}
         info: JsonObject = {
             "general.architecture": family,
             f"{family}.context_length": self._engine.inputs.max_model_len,
@@ -209,7 +210,7 @@ class OllamaEndpoints:
         return json_response(
             {
                 "modelfile": f"FROM {name}\n",
-                "parameters": "\n".join(f"{key} {value}" for key, value in defaults.items()),
+                "parameters": "\n".join(f"{_OPTIONS.get(key, key)} {value}" for key, value in shown.items()),
                 "template": self._template,
                 "details": self._details(),
                 "model_info": info,

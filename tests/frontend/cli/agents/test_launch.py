@@ -89,6 +89,7 @@ def test_claude_gets_the_engine_by_variables_and_its_own_arguments(engine: _Engi
     assert seen["ANTHROPIC_BASE_URL"] == engine.url and seen["ANTHROPIC_AUTH_TOKEN"] == KEY
     assert seen["ANTHROPIC_MODEL"] == seen["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "owner/m 1"
     assert (seen["CLAUDE_CODE_MAX_CONTEXT_TOKENS"], seen["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == ("32768", "8192")
+    assert int(seen["API_TIMEOUT_MS"]) == 3600000, "a CPU takes minutes for the first prompt"
     assert "ANTHROPIC_API_KEY" not in seen, "it would win over the token"
     assert not list((folder / "home").iterdir()), "no file of the user's is written"
 
@@ -108,6 +109,7 @@ def test_codex_gets_the_engine_as_a_provider_in_toml(engine: _Engine, folder: Pa
             "name": "tokenloom",
             "base_url": f"{engine.url}/v1",
             "wire_api": "responses",
+            "stream_idle_timeout_ms": 3600000,
             "env_key": "TOKENLOOM_API_KEY",
         },
         "model": "owner/m 1",
