@@ -31,9 +31,9 @@ View = tuple[str, int, int, bool]  # name, width and height in CSS pixels, wheth
 VIEWS: dict[str, list[View]] = {
     "dashboard": [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)],
     "chat": [("desktop", 900, 520, False), ("phone", 390, 700, True)],
-    "docs": [("desktop", 1000, 620, False), ("phone", 390, 620, True)],
+    "docs": [("desktop", 1000, 800, False), ("phone", 390, 700, True)],
 }
-QUALITY = 40  # of WebP: text stays clean
+QUALITY = 32  # of WebP: text stays clean
 QUESTIONS = ("What is the capital of Peru?", "And what is the capital of Norway?")
 PATIENCE_S = 30.0
 NUM_STREAMS = 12

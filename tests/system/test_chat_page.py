@@ -219,7 +219,14 @@ def test_without_defaults_of_the_model_an_answer_is_sampled_mildly_and_ends(chat
 
 def test_images_and_adapters_are_offered_where_the_model_has_them(chat: Browser) -> None:
     assert chat.evaluate("document.getElementById('attach').hidden && document.getElementById('choice').hidden")
-    cards = [{"id": "base", "max_model_len": 9, "input_modalities": ["text", "image"], "default_sampling_params": {}}]
+    cards = [
+        {
+            "id": "/models/base.gguf",
+            "max_model_len": 9,
+            "input_modalities": ["text", "image"],
+            "default_sampling_params": {},
+        }
+    ]
     cards.append({**cards[0], "id": "sql", "parent": "base"})
     streams(chat, {"content": "seen"})
     chat.evaluate(
@@ -228,7 +235,7 @@ def test_images_and_adapters_are_offered_where_the_model_has_them(chat: Browser)
         "document.getElementById('key-form').requestSubmit(); })()"
     )
     wait_for(chat, "!document.getElementById('attach').hidden && !document.getElementById('choice').hidden")
-    assert texts(chat, "#models option") == ["base", "sql (adapter)"]
+    assert texts(chat, "#models option") == ["base.gguf", "sql (adapter)"]
     set_value(chat, "models", "sql")
     chat.evaluate(
         "(() => { const data = new DataTransfer(); data.items.add(new File(['abc'], 'a.png', {type: 'image/png'})); "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 from starlette.middleware.cors import CORSMiddleware
@@ -25,7 +25,7 @@ from ...forms.anthropic.request_body import CountTokensRequest, MessagesRequest,
 from ...forms.anthropic.request_body import chat_request as chat_of_messages
 from ...forms.anthropic.request_body import schema_field as schema_of_message
 from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
-from ...forms.openai.errors import HttpError, json_response, refusal_kind
+from ...forms.openai.errors import HttpError, encode_json, json_response, refusal_kind
 from ...forms.openai.params import errors_about, prompt_errors_about, schema_errors_about, with_defaults
 from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
 from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest
@@ -230,8 +230,12 @@ def new_app(
     )
     endpoints = [*generating, *(each for group in others for each in group.endpoints())]
 
+    @cache  # it takes 0.1 s, and anybody may ask for it
+    def encoded_document() -> bytes:
+        return encode_json(document(endpoints, spec))
+
     async def openapi(request: Request) -> Response:
-        return json_response(document(endpoints, spec))
+        return Response(encoded_document(), media_type="application/json")
 
     endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
     router = Router(routes(endpoints))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -97,3 +98,15 @@ def test_limits_of_sampling_fields_are_in_their_schemas() -> None:
         if name in ("temperature", "top_p", "min_p", "presence_penalty", "repeat_penalty"):
             assert field[GROUP] in (SAMPLING, "beyond the API")
             assert any("maximum" in form for form in field["anyOf"]), f"{title}.{name}"
+
+
+def test_the_document_is_made_once() -> None:
+    async def read() -> None:
+        async with serving(lambda: App(new_spec(), ChatTemplate("{{ messages }}", {}))) as served:
+            first = (await served.http.get("/openapi.json")).content
+            begun = time.process_time()
+            for _ in range(100):
+                assert (await served.http.get("/openapi.json")).content == first
+            assert time.process_time() - begun < 1.0, "a hundred more take the time of ten"
+
+    asyncio.run(read())

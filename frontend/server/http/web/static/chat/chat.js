@@ -39,8 +39,10 @@ async function connect() {
   }
 }
 function card() { return cards.find(each => each.id === $("models").value) || cards[0] || {}; }
+// Return the last part of a path, which is the name of a model that was given as a file or folder.
+function shortName(id) { return id.startsWith("/") ? id.replace(/\/+$/, "").split("/").pop() : id; }
 function drawModels() {
-  $("models").replaceChildren(...cards.map(each => new Option(each.parent ? `${each.id} (adapter)` : each.id, each.id)));
+  $("models").replaceChildren(...cards.map(each => new Option(each.parent ? `${each.id} (adapter)` : shortName(each.id), each.id)));
   const wanted = conversation.model || stored(localStorage, "loom-model");
   if (cards.some(each => each.id === wanted)) $("models").value = wanted;
   $("choice").hidden = cards.length < 2;
@@ -48,7 +50,8 @@ function drawModels() {
 }
 function drawModel() {
   const {id, max_model_len: length, input_modalities: kinds = [], chat_sampling_params: chat = {}} = card();
-  $("model").textContent = cards.length < 2 ? `${id} · ${length} tokens` : `${length} tokens`;
+  $("model").textContent = cards.length < 2 ? `${shortName(id)} · ${length} tokens` : `${length} tokens`;
+  $("model").title = id;
   const accepted = Object.keys(KINDS).filter(kind => kinds.includes(kind));
   $("attach").hidden = !accepted.length;
   $("files").accept = accepted.map(kind => KINDS[kind]).join(",");
