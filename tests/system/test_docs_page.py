@@ -204,3 +204,47 @@ def test_only_the_pages_own_files_may_run(url: str) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
     assert "<script>" not in answer.text and "style=" not in answer.text and "onclick" not in answer.text
+
+
+FORM = {  # an endpoint of models that hear audio, which this one does not
+    "tags": ["OpenAI"],
+    "summary": "Text of a clip of speech",
+    "responses": {"200": {"description": "As asked", "content": {}}},
+    "requestBody": {
+        "content": {
+            "multipart/form-data": {
+                "schema": {"properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]},
+                "example": {"response_format": "json", "include": ["logprobs"]},
+            }
+        }
+    },
+}
+
+
+def test_a_form_is_sent_with_its_file_and_fields(docs: Browser, url: str, document: Any) -> None:
+    document["paths"]["/v1/audio/transcriptions"] = {"post": FORM}
+    stand_in = (
+        "window.asked = window.fetch; window.fetch = async (path, options) => path === 'openapi.json' "
+        f"? new Response({json.dumps(json.dumps(document))}) "
+        ": (window.sent = [...options.body.entries()].map(([name, value]) => [name, value.name || value]), "
+        "new Response('{\"text\": \"hello\"}', {headers: {'content-type': 'application/json'}}));"
+    )
+    docs.call("Page.enable")  # scripts of new documents need it
+    added = docs.call("Page.addScriptToEvaluateOnNewDocument", source=stand_in)
+    try:
+        docs.call("Page.navigate", url=f"{url}/docs?form")
+        operation = "post/v1/audio/transcriptions"
+        wait_for(docs, f"{READY} && !!document.getElementById({json.dumps(operation)})")
+        docs.evaluate(
+            f"(() => {{ const form = document.getElementById({json.dumps(operation)}); "
+            "const file = form.querySelector('[type=file]'); "
+            "const data = new DataTransfer(); data.items.add(new File(['RIFF'], 'a.wav')); "
+            "file.files = data.files; })()"
+        )
+        send(docs, operation)
+        assert docs.evaluate("window.sent") == [["file", "a.wav"], ["response_format", "json"], ["include", "logprobs"]]
+        assert json.loads(texts(docs, ".answer", operation)[0]) == {"text": "hello"}
+        assert docs.complaints == []
+    finally:
+        docs.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+        docs.call("Page.disable")
