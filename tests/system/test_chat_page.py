@@ -204,6 +204,7 @@ def test_a_refused_message_says_why_and_comes_back_to_the_box(chat: Browser) -> 
     streams(chat, {"content": "never"})
     say(chat, "hi")
     assert not chat.evaluate("document.getElementById('temperature').checkValidity() || !!window.sent")
+    assert not chat.evaluate("document.getElementById('settings').hidden"), "the field says what it wants"
     chat.complaints.clear()  # Chromium logs the 400
 
 

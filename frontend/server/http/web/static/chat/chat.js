@@ -198,7 +198,9 @@ message.onkeydown = event => {
 $("ask").onsubmit = event => {
   event.preventDefault();
   const text = message.value.trim(), files = attached;
-  if ((!text && !files.length) || running || !$("options").reportValidity()) return;
+  if ((!text && !files.length) || running) return;
+  if (!$("options").checkValidity() && $("settings").hidden) $("show-settings").click();  // a hidden field cannot say what it wants
+  if (!$("options").reportValidity()) return;
   message.value = "";
   attached = [];
   drawAttached();
