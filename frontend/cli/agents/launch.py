@@ -30,7 +30,7 @@ ROOM = 32768  # tokens that give an agent room to work
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agent", choices=AGENTS, help="the coding agent")
+    parser.add_argument("agent", choices=[*AGENTS], help="the coding agent")
     parser.add_argument("rest", nargs="*", metavar="-- ARG", help="arguments of the agent")
     text = "the HTTP address of an engine, or of a proxy; none: that of the engine of this user that runs"
     parser.add_argument("--address", metavar="URL", help=text)
