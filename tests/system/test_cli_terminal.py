@@ -14,6 +14,7 @@ import pytest
 from tokenloom import Client
 from tokenloom.frontend.launch import main
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.mounts import needs_mounts, read_only, without_home
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.terminal import DEADLINE_S, Terminal
@@ -85,6 +86,24 @@ def test_pasted_lines_are_one_turn_and_arrow_up_recalls_typed_lines(open_chat: C
         chat.read_until("/exit")
         chat.type(UP)
         chat.read_until("What is the capital of Kenya?")
+
+
+@needs_mounts
+@pytest.mark.parametrize("home", ["read only", "missing"])
+def test_a_chat_whose_history_cannot_be_kept_goes_on_and_ends_well(
+    home: str, engine: LaunchedEngine, tmp_path: Path
+) -> None:
+    prefix = read_only(tmp_path) if home == "read only" else without_home()
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    environment |= {"HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    with Terminal([*prefix, *COMMAND, "chat", "--temperature", "0", "--address", engine.address], environment) as chat:
+        chat.read_until(PROMPT)
+        chat.type("What is the capital of Norway?\n")
+        chat.read_until("Oslo")
+        chat.read_until(PROMPT)
+        chat.type("/exit\n")
+        assert chat.process.wait(DEADLINE_S) == 0
+        assert "Traceback" not in chat.raw
 
 
 # ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
