@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import four_bits
 from .four_bits import ZERO_STEPS
+from .stored_rows import StoredRows
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
@@ -82,11 +83,13 @@ class QuantizedWeight:
         return qweight.to(self.dtype)
 
 
-Weight: TypeAlias = Tensor | QuantizedWeight  # [out, in]
+Weight: TypeAlias = Tensor | QuantizedWeight | StoredRows  # [out, in]
 
 
 def as_floats(weight: Weight) -> Tensor:
     """Return a weight as a plain matrix, dequantized if need be."""
+    if isinstance(weight, StoredRows):
+        return weight.read_floats()
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 

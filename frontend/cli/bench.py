@@ -21,6 +21,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "served": "random arrivals over HTTP, by the client of vLLM, at this engine and at vLLM in turn",
     "compare": "tokenloom, transformers, vLLM, llama.cpp and the limits of the machine",
     "kernels": "the CPU kernels over whole models",
+    "packing": "the packing of quantized weights, from the blocks of a file and in plain torch",
     "sampling": "the cost of sampling parameters",
     "grammar": "the cost of structured output",
     "lora": "batches of LoRA adapters beside the base model; loads, many adapters over few slots, and peft",

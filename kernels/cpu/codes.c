@@ -18,13 +18,6 @@ typedef struct {
     const uint16_t *mins;
 } PlainCodes;
 
-/* Returns the row of the weight for an output of a pair of tiles, -1 if there is none. */
-static int64_t row_of(const Linear *w, int64_t pair, int64_t output) {
-    int64_t side = output / 16, row = w->is_gated ? pair * 16 + output % 16 : pair * 32 + output;
-    if (row >= w->num_outputs) return -1;
-    return w->is_gated && side ? w->num_outputs + row : row;
-}
-
 static void pack_line(const Linear *w, const uint8_t *const *rows, int64_t line, uint8_t *to) {
     const int per_byte = 8 / w->codes->num_bits;
     for (int64_t step = 0; step < LINE_STEPS; step += per_byte)

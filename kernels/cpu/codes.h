@@ -23,6 +23,13 @@
 
 INLINE int64_t code_line_bytes(const Codes *codes) { return 2 * 16 * LINE * codes->num_bits / 8; }
 
+/* Returns the row of the weight for an output of a pair of tiles, -1 if there is none. */
+INLINE int64_t row_of(const Linear *w, int64_t pair, int64_t output) {
+    int64_t side = output / 16, row = w->is_gated ? pair * 16 + output % 16 : pair * 32 + output;
+    if (row >= w->num_outputs) return -1;
+    return w->is_gated && side ? w->num_outputs + row : row;
+}
+
 #ifdef HAS_CODES
 
 #define CODE_LINES 8 /* lines of a pair of tiles that are multiplied by all rows of a block before the next ones */

@@ -27,7 +27,7 @@ from ..contract import (
     Rotary,
     Routing,
 )
-from ..quantized import Weight
+from ..quantized import QuantizedWeight, Weight
 from ..reference import PlainLinear, ReferenceOps
 from .activation import activate
 from .adapter_space import TritonAdapterSpace
@@ -108,7 +108,7 @@ class TritonOps(ReferenceOps):
         return output
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
-        if isinstance(weight, Tensor):
+        if not isinstance(weight, QuantizedWeight):
             return super().pack_linear(weight, bias, activation)
         return QuantizedLinear(Matrices.pack([weight]), bias, activation)
 

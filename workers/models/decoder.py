@@ -141,9 +141,9 @@ class DecoderModel:
         self._ops, self._group = loader.ops, loader.group
         self._config, names = config, config.names
         self._vocab_size = config.vocab_size
-        table = loader.vocabulary(names.embedding, config.vocab_size, config.hidden_size)
-        self._first_id = self._group.rank * len(table)
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=table.dtype).item()  # rounded to the dtype
+        self._first_id = self._group.shard_vocab(config.vocab_size).start
+        scale = torch.tensor(config.embedding_scale, dtype=loader.checkpoint.dtype)
+        self._embedding_scale = scale.item()  # rounded to the dtype
         self._positions: Tensor | None = None
         if config.num_learned_positions:
             shape = (config.num_learned_positions, config.hidden_size)
@@ -155,14 +155,14 @@ class DecoderModel:
             axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
             self._axes = axes.to(loader.checkpoint.device)
         self._norm = loader.norm(names.norm, config.hidden_size, config.norm)
-        self._table: Tensor | PackedLinear = table  # the embedding; packed if it is also the weight of the head
         head_bias = self._load_head_bias(loader) if config.has_head_bias else None
-        if config.tie_word_embeddings:
-            self._head = self._table = loader.pack_head(table, head_bias)
-        else:
-            head = loader.vocabulary(names.head, config.vocab_size, config.hidden_size)
-            self._head = loader.pack_head(head, head_bias)
-            loader.num_bytes += table.nbytes
+        is_tied = config.tie_word_embeddings
+        head = names.embedding if is_tied else names.head
+        self._head = loader.pack_head(head, config.vocab_size, config.hidden_size, head_bias)
+        self._table: Tensor | PackedLinear = self._head  # the embedding; packed if it is also the weight of the head
+        if not is_tied:
+            self._table = loader.vocabulary(names.embedding, config.vocab_size, config.hidden_size)
+            loader.num_bytes += self._table.nbytes
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # on this rank
         self.adapted = loader.adapted

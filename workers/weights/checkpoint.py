@@ -19,6 +19,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.spec.config.weight_files import INDEX_NAME, damaged, file_by_tensor
 from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import Kind, QuantizedWeight, quantize
+from ...kernels.stored_rows import StoredRows
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".attention.masked_bias")  # constants in old files
@@ -69,6 +70,7 @@ class Checkpoint:
         self.quantization = quantization
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
         self.quantize: Callable[[Tensor, Kind], QuantizedWeight] = quantize  # for matrices that are quantized on load
+        self.keeps_blocks = False  # whether matrices of GGUF files are left in their blocks, see StoredRows
         self._names_read: set[str] = set()
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
@@ -100,6 +102,12 @@ class Checkpoint:
         source = self._slice(wanted, dtypes)
         stored: Tensor = source[index] if wanted.shape else source[...]
         return stored.to(device or self.device)
+
+    def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
+        """Return rows of a matrix as they are stored, to be packed with one scale for each row; None if the kernels or
+        the files do not allow that."""
+        del wanted
+        return None
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._find(name)[1].get_shape())

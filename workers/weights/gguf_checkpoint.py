@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +15,28 @@ from ...ipc.errors import ConfigError
 from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
 from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.four_bits import ZERO_STEPS
-from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quantize
+from ...kernels.quantized import QuantizedWeight, Weight, concatenate, pack_halves, quantize
+from ...kernels.stored_rows import BLOCK_KINDS, GROUP, INT8, INT8_BY_ROW, CodeForm, StoredRows
 from .checkpoint import Checkpoint, TensorSlice
-from .gguf_blocks import FLOATS, dequantize, read_groups
+from .gguf_blocks import FLOATS, IQ4, dequantize, read_groups
+from .mxfp4 import LEVELS
 
-GROUP = 32  # number of inputs that share a scale, in weights that are kept as codes
 ZERO = 8  # the 4-bit code of 0 in formats without mins
 CHUNK_ELEMENTS = 1 << 21  # number of elements that are converted to floats at a time
-FORMS = {  # by format, the form in which codes are kept; int8 for all other formats
-    "Q4_0": "int4",
-    **dict.fromkeys(("Q4_1", "Q4_K"), "int4 with mins"),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "levels of IQ4"),
-    "MXFP4": "levels of FP4",
+FORMS = {  # by format, the form in which codes are kept; INT8 for all other formats
+    "Q4_0": CodeForm(4, has_zeros=True),
+    **dict.fromkeys(("Q4_1", "Q4_K"), CodeForm(4, has_mins=True)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), CodeForm(4, levels=IQ4)),
+    "MXFP4": CodeForm(4, levels=LEVELS),
 }
 
 
 class GgufCheckpoint(Checkpoint):
-    """Checkpoint of GGUF files. `load` converts matrices to floats, exactly; `load_codes` keeps them as codes."""
+    """Checkpoint of GGUF files. `load` converts matrices to floats, exactly; `load_codes` keeps them as codes, and
+    `load_blocks` leaves them in the file.
+
+    Pages of rows that were left in the file are given back when the next ones are asked for. They can still be read:
+    the system maps them again."""
 
     def __init__(
         self,
@@ -42,6 +49,36 @@ class GgufCheckpoint(Checkpoint):
         files = {name: folder / tensor.file for name, tensor in self._index.items()}
         super().__init__(folder, dtype, device, quantization, files)
         self.source = min(files.values(), default=folder).resolve()
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._left: list[tuple[mmap.mmap, int, int]] = []  # the map, the offset and the size of tensors left in files
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._maps.clear()
+        self._left.clear()
+
+    def load_matrix(self, *slices: TensorSlice) -> Weight:
+        """Read slices and concatenate them along axis 0: as they are stored, or as codes, or as floats."""
+        rows = self.load_blocks(*slices)
+        if rows is not None:
+            return rows
+        codes = self.load_codes(*slices)
+        return self.load(*slices) if codes is None else codes
+
+    def load_blocks(self, *slices: TensorSlice) -> StoredRows | None:
+        """Return slices, concatenated along axis 0, as rows that will become the codes of `load_codes`; None if one is
+        stored as floats or cuts a block, or `keeps_blocks` is False."""
+        if not self.keeps_blocks:
+            return None
+        tensors = [self._checked(wanted) for wanted in slices]
+        if any(t.kind in FLOATS or _cuts_block(t, w) for t, w in zip(tensors, slices, strict=True)):
+            return None
+        return self._stored(slices, _form_of(tensors))
+
+    def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
+        if not self.keeps_blocks or self._checked(wanted).added:
+            return None
+        return self._stored([wanted], INT8_BY_ROW)
 
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.
@@ -52,8 +89,7 @@ class GgufCheckpoint(Checkpoint):
         tensors = [self._checked(wanted) for wanted in slices]
         if any(tensor.kind in FLOATS for tensor in tensors):
             return None
-        forms = {FORMS.get(tensor.kind, "int8") for tensor in tensors}
-        form = forms.pop() if len(forms) == 1 else "int8"
+        form = _form_of(tensors)
         return concatenate([self._codes(wanted, form) for wanted in slices])
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -87,22 +123,61 @@ class GgufCheckpoint(Checkpoint):
 
     def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:
         """Return the bytes of rows, in the model's order of rows: [rows, bytes] uint8."""
-        row_bytes = tensor.num_bytes // tensor.shape[0]
-        if any(tensor.grouped):
-            order = _rows_by_kv_head(tensor.shape[0], *tensor.grouped)
-            whole = self._open(self.folder / tensor.file)[tensor.offset : tensor.offset + tensor.num_bytes]
-            return whole.view(-1, row_bytes)[order[rows.start : rows.stop]]
-        begin = tensor.offset + rows.start * row_bytes
-        data = self._open(self.folder / tensor.file)[begin : begin + len(rows) * row_bytes].view(len(rows), row_bytes)
-        if not tensor.rotated:
-            return data
-        return data.view(-1, tensor.rotated // 2, 2, row_bytes).transpose(1, 2).reshape(len(rows), row_bytes)
+        stored, order = self._bytes(tensor).view(tensor.shape[0], -1), _row_order(tensor)
+        return stored[rows.start : rows.stop] if order is None else stored[order[rows.start : rows.stop]]
 
-    def _codes(self, wanted: TensorSlice, form: str) -> QuantizedWeight:
+    def _bytes(self, tensor: GgufTensor) -> Tensor:
+        """Return the blocks of a tensor. ConfigError if the file ends before them."""
+        path, end = self.folder / tensor.file, tensor.offset + tensor.num_bytes
+        data = self._open(path)
+        if len(data) < end:
+            name = next(name for name, each in self._index.items() if each == tensor)
+            raise ConfigError(
+                f"{path.resolve()}: the file has {len(data)} bytes, tensor {name} ends at {end}: fetch the file again"
+            )
+        return data[tensor.offset : end]
+
+    def _stored(self, slices: Sequence[TensorSlice], form: CodeForm) -> StoredRows:
+        self._give_back()
+        addresses = [self._addresses(wanted) for wanted in slices]
+        kinds = [BLOCK_KINDS.index(self._tensor(wanted.name).kind) for wanted in slices]
+        lengths = torch.tensor([len(each) for each in addresses])
+        return StoredRows(
+            addresses=torch.cat(addresses),
+            kinds=torch.tensor(kinds, dtype=torch.uint8).repeat_interleave(lengths),
+            num_inputs=slices[0].part_shape[1],
+            form=form,
+            owner=tuple(self._open_files.values()),
+            read_floats=partial(self.load, *slices),
+        )
+
+    def _addresses(self, wanted: TensorSlice) -> Tensor:
+        """Return the address of the first block of each row, 0 for rows behind the tensor: [rows] int64."""
+        tensor = self._tensor(wanted.name)
+        path = self.folder / tensor.file
+        check_unchanged(path)
+        begin = self._bytes(tensor).data_ptr()
+        self._left.append((self._maps[path], tensor.offset, tensor.num_bytes))
+        block_size, block_bytes = BLOCKS[tensor.kind]
+        order = _row_order(tensor)
+        places = torch.arange(tensor.shape[0]) if order is None else order
+        addresses = begin + places * (tensor.num_bytes // tensor.shape[0])
+        if wanted.axis == 1:
+            return addresses + wanted.range.start // block_size * block_bytes
+        real = addresses[wanted.range.start : wanted.range.stop]
+        return torch.cat([real, real.new_zeros(len(wanted.range) - len(real))])
+
+    def _give_back(self) -> None:
+        for file, offset, num_bytes in self._left:
+            begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            file.madvise(mmap.MADV_DONTNEED, begin, offset + num_bytes - begin)
+        self._left.clear()
+
+    def _codes(self, wanted: TensorSlice, form: CodeForm) -> QuantizedWeight:
         tensor = self._tensor(wanted.name)
         rows, columns = (wanted.range, range(wanted.shape[1])) if wanted.axis == 0 else (None, wanted.range)
         is_cut = columns.start % GROUP or columns.stop % GROUP
-        if is_cut or tensor.kind not in CODE_BITS or FORMS.get(tensor.kind, "int8") != form:
+        if is_cut or tensor.kind not in CODE_BITS or FORMS.get(tensor.kind, INT8) != form:
             floats = self.load(wanted, dtype=torch.float32)
             size = GROUP if floats.shape[1] % GROUP == 0 else None
             return quantize(floats, "int8", self.dtype, size)
@@ -113,11 +188,10 @@ class GgufCheckpoint(Checkpoint):
         parts = (None if each is None else each.reshape(count, -1, *each.shape[2:])[:, groups] for each in found[:3])
         codes, scales, mins = (None if each is None else each.contiguous() for each in parts)
         assert codes is not None and scales is not None
-        if form == "int8":
+        if form == INT8:
             return QuantizedWeight(codes.flatten(1), scales, None, GROUP, None, self.dtype)
-        has_zeros = form == "int4"
-        zeros = torch.full_like(scales, ZERO * ZERO_STEPS, dtype=torch.uint8) if has_zeros else None
-        packed = pack_halves(codes.flatten(1) + (ZERO if has_zeros else 0))
+        zeros = torch.full_like(scales, ZERO * ZERO_STEPS, dtype=torch.uint8) if form.has_zeros else None
+        packed = pack_halves(codes.flatten(1) + (ZERO if form.has_zeros else 0))
         return QuantizedWeight(packed, scales, zeros, GROUP, None, self.dtype, mins, found.levels)
 
     def _tensor(self, name: str) -> GgufTensor:
@@ -145,9 +219,31 @@ class GgufCheckpoint(Checkpoint):
         data = self._open_files.get(path)
         if data is None:
             check_unchanged(path)
-            data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch warns of read-only arrays
-            self._open_files[path] = data
+            with path.open("rb") as file:  # a private map, because torch warns of read-only arrays
+                mapped = self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            data = self._open_files[path] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
         return data
+
+
+def _form_of(tensors: Iterable[GgufTensor]) -> CodeForm:
+    """Return the form that the codes of tensors take together: their own if it is one, else INT8."""
+    forms = {FORMS.get(tensor.kind, INT8) for tensor in tensors}
+    return forms.pop() if len(forms) == 1 else INT8
+
+
+def _cuts_block(tensor: GgufTensor, wanted: TensorSlice) -> bool:
+    """Whether a slice of inputs begins or ends inside a block."""
+    size = BLOCKS[tensor.kind][0]
+    return wanted.axis == 1 and bool(wanted.range.start % size or wanted.range.stop % size)
+
+
+def _row_order(tensor: GgufTensor) -> Tensor | None:
+    """Return the stored row of each row of the model's tensor, [rows] int64; None if the order is the same."""
+    if any(tensor.grouped):
+        return _rows_by_kv_head(tensor.shape[0], *tensor.grouped)
+    if not tensor.rotated:
+        return None
+    return torch.arange(tensor.shape[0]).view(-1, tensor.rotated // 2, 2).transpose(1, 2).flatten()
 
 
 def _rows_by_kv_head(num_rows: int, num_heads: int, num_kv_heads: int) -> Tensor:

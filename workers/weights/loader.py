@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...ipc.spec.models.model_config import NormConfig
 from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, PackedExperts, PackedLinear
-from ...kernels.quantized import QuantizedWeight, Weight, quantize
+from ...kernels.quantized import Weight, quantize
 from ...kernels.select import Ops
 from ..machine.parallel import ParallelGroup
 from .adapted_layers import AdaptedLayers, column_parts, whole_part
@@ -51,6 +51,7 @@ class LayerLoader:
     ) -> None:
         self.checkpoint = checkpoint
         checkpoint.quantize = ops.quantize
+        checkpoint.keeps_blocks = ops.has_integer_products
         self.ops = ops
         self.group = group
         self.adapted = adapted
@@ -127,8 +128,13 @@ class LayerLoader:
         self.num_bytes += packed.nbytes
         return packed
 
-    def pack_head(self, table: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Pack the head's weight [ids, hidden_size]. With products as integers it is rounded to int8."""
+    def pack_head(self, name: str, vocab_size: int, hidden_size: int, bias: Tensor | None) -> PackedLinear:
+        """Load and pack this rank's rows of the head's weight, `name`.weight [vocab_size, hidden_size]. With products
+        as integers it is rounded to int8, with one scale for each row."""
+        rows = self.checkpoint.load_rows(self._of_vocabulary(name, vocab_size, hidden_size))
+        if rows is not None:
+            return self.pack(rows, bias)
+        table = self.vocabulary(name, vocab_size, hidden_size)
         return self.pack(quantize(table, "int8") if self.ops.has_integer_products else table, bias)
 
     def pack_experts(
@@ -158,12 +164,14 @@ class LayerLoader:
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
         """Load this rank's rows of `name`.weight [vocab_size, hidden_size], zero-padded. Not counted in `num_bytes`."""
-        shard = self.group.shard_vocab(vocab_size)
-        return self.checkpoint.load(TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, shard))
+        return self.checkpoint.load(self._of_vocabulary(name, vocab_size, hidden_size))
+
+    def _of_vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> TensorSlice:
+        return TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, self.group.shard_vocab(vocab_size))
 
 
 def reordered(weight: Weight, row_order: Tensor) -> Weight:
     """Return a weight [out, in] whose row i is row row_order[i] of `weight`. row_order: [out] int64."""
-    if not isinstance(weight, QuantizedWeight):
+    if isinstance(weight, Tensor):
         return weight[row_order]
     return weight.select_outputs(row_order)

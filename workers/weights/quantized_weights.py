@@ -49,8 +49,7 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     are or if the checkpoint is quantized on load; if only some slices are quantized, these become floats."""
     config = checkpoint.quantization
     if isinstance(checkpoint, GgufCheckpoint) and config is not None and config.layout == "gguf":
-        codes = checkpoint.load_codes(*slices)
-        return checkpoint.load(*slices) if codes is None else codes
+        return checkpoint.load_matrix(*slices)
     if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4 is a layout of experts only
         return quantize_on_load(checkpoint, checkpoint.load(*slices))
     parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]

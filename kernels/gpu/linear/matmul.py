@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...contract import Activation
 from ...four_bits import ZERO_STEPS
-from ...quantized import QuantizedWeight, Weight
+from ...quantized import QuantizedWeight, Weight, as_floats
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
 STEP = tl.constexpr(1 / ZERO_STEPS)  # of a zero, in codes
@@ -55,9 +55,9 @@ class Matrices:
         several groups.
         """
         first = weights[0]
-        if isinstance(first, Tensor):
-            plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
-            return cls(plain, "float", None, None, None, first.shape[1], first.shape[1], first.dtype)
+        if not isinstance(first, QuantizedWeight):
+            plain = torch.stack([as_floats(weight) for weight in weights])
+            return cls(plain, "float", None, None, None, plain.shape[2], plain.shape[2], plain.dtype)
         quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
         qweight = torch.stack([weight.qweight.view(torch.uint8) for weight in quantized])
         kind = KINDS[first.qweight.dtype]

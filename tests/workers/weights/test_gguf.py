@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -17,11 +19,11 @@ from tokenloom.ipc.spec.config.gguf_index import (
     BLOCKS,
     CODE_BITS,
     GGUF_INDEX_NAME,
-    GGUF_STATUS_NAME,
     GgufTensor,
-    gguf_status,
 )
-from tokenloom.kernels.quantized import QuantizedWeight
+from tokenloom.kernels.quantized import QuantizedWeight, Weight
+from tokenloom.kernels.stored_rows import StoredRows
+from tokenloom.tests.support.gguf_files import FILE, random_bytes, write_matrices, write_status
 from tokenloom.workers.weights.checkpoint import TensorSlice
 from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize
 from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
@@ -31,25 +33,6 @@ CPU = torch.device("cpu")
 HEAD = 8  # rows that are rotated together
 SHAPE = (48, 512)
 QUANTIZED = sorted(BLOCKS.keys() - FLOATS.keys())
-
-
-def random_bytes(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Return rows of a format without infinities and NaNs: [rows, bytes] uint8."""
-    rng, (elements, _) = np.random.default_rng(seed), BLOCKS[kind]
-    if kind in FLOATS:
-        values = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(FLOATS[kind])
-        return values.view(torch.uint8).numpy().reshape(shape[0], -1)
-    if kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
-        values = rng.standard_normal(shape).astype(np.float32)
-        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
-    blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, BLOCKS[kind][1]), dtype=np.uint8)
-    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-    for at in halves.get(kind, (0,) if kind.startswith("IQ") else ()):
-        numbers = rng.uniform(0.0005, 0.002, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = numbers.view(np.uint8).reshape(-1, 2)
-    if kind == "MXFP4":
-        blocks[:, 0] = rng.integers(115, 125, len(blocks))
-    return blocks.reshape(shape[0], -1)
 
 
 def floats_of(kind: str, data: np.ndarray) -> torch.Tensor:
@@ -65,11 +48,6 @@ def in_halves(matrix: torch.Tensor) -> torch.Tensor:
 def by_kv_head(matrix: torch.Tensor) -> torch.Tensor:
     """Return queries, keys and values of two heads in the order of heads: the first's query, key and value first."""
     return torch.cat([matrix[head * HEAD : (head + 1) * HEAD] for head in (0, 2, 4, 1, 3, 5)])
-
-
-def write_status(folder: Path) -> None:
-    status = {"00001.gguf": gguf_status(folder / "00001.gguf")}
-    (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode(status))
 
 
 class Written:
@@ -199,6 +177,41 @@ def test_what_is_missing_or_has_another_shape_is_named(written: Written, tmp_pat
     (tmp_path / GGUF_INDEX_NAME).write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"cannot be read .*: remove .* and start again"):
         open_checkpoint(tmp_path, torch.float32, CPU, None)
+
+
+def test_floats_and_cut_blocks_are_not_left_in_the_file(written: Written) -> None:
+    def load(*slices: TensorSlice) -> Weight:
+        with written.open(torch.bfloat16) as checkpoint:
+            checkpoint.keeps_blocks = True
+            return checkpoint.load_matrix(*slices)
+
+    q4_k, q4_0, floats = (TensorSlice(f"w.{kind}", SHAPE) for kind in ("Q4_K", "Q4_0", "F16"))
+    assert isinstance(load(q4_k), StoredRows) and isinstance(load(q4_k, q4_0), StoredRows)
+    assert isinstance(load(replace(q4_0, axis=1, shard=range(32, 96))), StoredRows)
+    assert isinstance(load(replace(q4_k, axis=1, shard=range(32, 96))), QuantizedWeight)
+    assert isinstance(load(replace(q4_0, axis=1, shard=range(32, 90))), QuantizedWeight)
+    assert isinstance(load(q4_k, floats), torch.Tensor) and isinstance(load(floats), torch.Tensor)
+
+
+def test_a_file_that_is_cut_or_replaced_is_refused_by_name(tmp_path: Path) -> None:
+    matrices = {name: ("Q4_K", SHAPE, random_bytes("Q4_K", SHAPE, 1)) for name in "ab"}
+    write_matrices(tmp_path, matrices)
+    with open_checkpoint(tmp_path, torch.bfloat16, CPU, None) as checkpoint:
+        assert isinstance(checkpoint, GgufCheckpoint)
+        checkpoint.keeps_blocks = True
+        assert checkpoint.load_blocks(TensorSlice("a", SHAPE)) is not None
+        os.replace(shutil.copy(tmp_path / FILE, tmp_path / "copy"), tmp_path / FILE)
+        with pytest.raises(ConfigError, match=r"00001.gguf has changed since the engine's start: start it again, or"):
+            checkpoint.load_blocks(TensorSlice("b", SHAPE))
+    os.truncate(tmp_path / FILE, 32 + SHAPE[0] * SHAPE[1] // 256 * 144 + 1000)
+    write_status(tmp_path)  # as if it had been indexed so
+    with open_checkpoint(tmp_path, torch.bfloat16, CPU, None) as checkpoint:
+        assert isinstance(checkpoint, GgufCheckpoint)
+        checkpoint.keeps_blocks = True
+        assert checkpoint.load_blocks(TensorSlice("a", SHAPE)) is not None
+        for load in (checkpoint.load_blocks, checkpoint.load_codes, checkpoint.load, checkpoint.load_rows):
+            with pytest.raises(ConfigError, match=r"00001.gguf: the file has 14856 bytes, tensor b ends at 27680"):
+                load(TensorSlice("b", SHAPE))
 
 
 def test_norms_take_back_what_was_added(tmp_path: Path) -> None:

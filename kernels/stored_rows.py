@@ -1,0 +1,68 @@
+"""StoredRows: a matrix whose rows lie in memory as a GGUF file stores them, for kernels that pack them from there.
+
+The memory is a mapped file. Reads nothing itself; knows no names and no shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+GROUP = 32  # number of inputs that share a scale, unless a row has one
+BLOCK_KINDS = (  # formats of blocks that can be packed; the first three are floats
+    *("F32", "F16", "BF16"),
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+
+
+@dataclass(frozen=True)
+class CodeForm:
+    """The codes that rows become. Those of 4 bits are as they are stored; of 8 bits, codes that are not stored so are
+    rounded to them."""
+
+    num_bits: int
+    has_zeros: bool = False  # code 8 stands for 0
+    has_mins: bool = False
+    levels: tuple[int, ...] | None = None  # the int8 values of the 16 codes
+    is_by_row: bool = False  # elements are rounded to bfloat16 and get one scale for each row; of 8 bits only
+
+
+INT8 = CodeForm(8)
+INT8_BY_ROW = CodeForm(8, is_by_row=True)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """A matrix [out, in] in blocks of 32 or 256 inputs. Rows may have different formats that allow the same form.
+
+    Row o begins at addresses[o], in memory that `owner` keeps mapped.
+    """
+
+    addresses: Tensor  # [out] int64; 0: a row of zeros, if the form is by row
+    kinds: Tensor  # [out] uint8: an index of BLOCK_KINDS for each row; floats only if the form is by row
+    num_inputs: int
+    form: CodeForm
+    owner: object
+    read_floats: Callable[[], Tensor]  # reads the matrix [out, in] by plain torch
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.addresses), self.num_inputs
+
+    @property
+    def num_groups(self) -> int:
+        """The number of scales of a row."""
+        return 1 if self.form.is_by_row else self.num_inputs // GROUP
+
+    def select_outputs(self, outputs: Tensor) -> StoredRows:
+        """Return the matrix with only the given outputs, in the given order. outputs: [n] int64."""
+        return replace(
+            self,
+            addresses=self.addresses[outputs],
+            kinds=self.kinds[outputs],
+            read_floats=lambda: self.read_floats()[outputs],
+        )

@@ -1,0 +1,178 @@
+"""Rows of GGUF files are packed from their blocks with the bits that plain torch gives: per format, level and team."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.spec.config.gguf_index import BLOCKS
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, Activation
+from tokenloom.kernels.cpu import library as c
+from tokenloom.kernels.cpu.cpu_ops import CpuOps
+from tokenloom.kernels.cpu.library import KernelLibrary
+from tokenloom.kernels.cpu.linear_packer import CpuLinear
+from tokenloom.kernels.quantized import Weight, quantize
+from tokenloom.kernels.stored_rows import BLOCK_KINDS, StoredRows
+from tokenloom.tests.kernels.cpu.levels import kinds
+from tokenloom.tests.support.gguf_files import hostile_bytes, random_bytes, write_matrices
+from tokenloom.workers.weights.checkpoint import TensorSlice
+from tokenloom.workers.weights.gguf_blocks import FLOATS
+from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
+
+SHAPE = (70, 2816)  # 88 lines of a row: a chunk of 8 at a time, and no multiple of a pair of tiles
+SMALL = (40, 160)  # with formats of 32 inputs: 5 lines
+NARROW = (33, 32)  # one line, so that a row has one scale
+WIDTHS = {"F32": 50, "F16": 50, "BF16": 50}  # inputs of a table of floats: no whole line
+QUANTIZED = [kind for kind in BLOCK_KINDS if kind not in FLOATS]
+MIXED = ("Q4_K", "Q6_K", "Q4_1")
+KINDS = [kind for kind in kinds() if kind[0] == torch.bfloat16]
+
+pytestmark = pytest.mark.parametrize("kind", KINDS, indirect=True, ids=str, scope="session")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, matrices = tmp_path_factory.mktemp("blocks"), {}
+    for seed, kind in enumerate(BLOCK_KINDS):
+        size = BLOCKS[kind][0]
+        shape = (SHAPE[0], WIDTHS.get(kind, SHAPE[1]))
+        matrices[f"tame.{kind}"] = (kind, shape, random_bytes(kind, shape, seed))
+        matrices[f"hostile.{kind}"] = (kind, shape, hostile_bytes(kind, shape, seed))
+        if size == 32:
+            matrices[f"small.{kind}"] = (kind, SMALL, random_bytes(kind, SMALL, seed))
+            matrices[f"narrow.{kind}"] = (kind, NARROW, random_bytes(kind, NARROW, seed))
+    write_matrices(made, matrices)
+    return made
+
+
+@pytest.fixture
+def checkpoint(folder: Path) -> Iterator[GgufCheckpoint]:
+    with GgufCheckpoint(folder, torch.bfloat16, torch.device("cpu")) as opened:
+        opened.keeps_blocks = True
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
+    return CpuOps(library, kind[0], has_integer_products=True)
+
+
+def whole(checkpoint: GgufCheckpoint, name: str) -> TensorSlice:
+    return TensorSlice(name, checkpoint.shape_of(name))
+
+
+def packed_bits(ops: CpuOps, weight: Weight | None, activation: Activation = NO_ACTIVATION) -> list[np.ndarray]:
+    """Pack a weight and return its codes, scales, zeros and mins. Codes with a scale that is not finite become 0, as
+    they stand for no number, and all NaNs are alike."""
+    assert weight is not None
+    bias = torch.arange(weight.shape[0]).to(ops.dtype)
+    packed = ops.pack_linear(weight, bias, activation)
+    assert isinstance(packed, CpuLinear)
+    linear = packed.struct
+    codes = ctypes.cast(linear.codes, ctypes.POINTER(c.Codes)).contents
+    shape = (linear.num_pairs, linear.num_lines, 8 * codes.num_bits // 8, 32, 4)
+    tiles = array_at(codes.codes, np.uint8, shape).copy()
+    groups = (linear.num_pairs, codes.num_groups, 32)
+    present = [
+        array_at(address, dtype, groups)
+        for address, dtype in (
+            (codes.scales, np.float32),
+            (codes.halves, np.float16),
+            (codes.mins, np.float16),
+            (codes.zeros, np.uint8),
+        )
+        if address
+    ]
+    if codes.num_bits == 8:
+        is_broken = ~np.isfinite(present[0]).repeat(linear.num_lines // codes.num_groups, 1)
+        tiles[np.broadcast_to(is_broken[:, :, None, :, None], shape)] = 0
+    biases = array_at(linear.bias, np.float32, (linear.num_pairs, 32))
+    return [tiles, *(np.nan_to_num(each, nan=-1, posinf=-2, neginf=-3) for each in present), biases.copy()]
+
+
+def array_at(address: int, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+
+
+def check(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("stored", QUANTIZED)
+def test_blocks_become_the_codes_of_plain_torch(stored: str, ops: CpuOps, checkpoint: GgufCheckpoint) -> None:
+    names = [name for name in ("tame", "hostile", "small", "narrow") if f"{name}.{stored}" in checkpoint]
+    for name in names:
+        wanted = whole(checkpoint, f"{name}.{stored}")
+        check(packed_bits(ops, checkpoint.load_blocks(wanted)), packed_bits(ops, checkpoint.load_codes(wanted)))
+
+
+@pytest.mark.parametrize("stored", BLOCK_KINDS)
+def test_a_head_has_one_scale_for_each_row_as_in_plain_torch(
+    stored: str, ops: CpuOps, checkpoint: GgufCheckpoint
+) -> None:
+    for name in ("tame", "hostile"):
+        shape = checkpoint.shape_of(f"{name}.{stored}")
+        for shard in (range(shape[0]), range(shape[0] - 30, shape[0] + 3)):  # ends in padding
+            wanted = TensorSlice(f"{name}.{stored}", shape, 0, shard)
+            expected = quantize(checkpoint.load(wanted), "int8")
+            check(packed_bits(ops, checkpoint.load_rows(wanted)), packed_bits(ops, expected))
+
+
+@pytest.mark.parametrize("stored", ["Q4_0", "Q4_K", "Q6_K"])
+def test_shards_and_orders_of_rows_are_those_of_plain_torch(
+    stored: str, ops: CpuOps, checkpoint: GgufCheckpoint
+) -> None:
+    name = f"tame.{stored}"
+    shards = [TensorSlice(name, SHAPE, 0, range(11, 60)), TensorSlice(name, SHAPE, 1, range(256, 1280))]
+    for wanted in shards:
+        stored_rows, codes = checkpoint.load_blocks(wanted), checkpoint.load_codes(wanted)
+        assert stored_rows is not None and codes is not None
+        check(packed_bits(ops, stored_rows), packed_bits(ops, codes))
+        order = torch.randperm(codes.shape[0])
+        check(packed_bits(ops, stored_rows.select_outputs(order)), packed_bits(ops, codes.select_outputs(order)))
+
+
+@pytest.mark.parametrize("parts", [("Q4_K", "Q4_K"), ("Q4_K", "Q4_1"), MIXED, ("Q8_0", "Q4_0")], ids="-".join)
+def test_layers_of_several_matrices_are_those_of_plain_torch(
+    parts: tuple[str, ...], ops: CpuOps, checkpoint: GgufCheckpoint
+) -> None:
+    slices = [whole(checkpoint, f"tame.{each}") for each in parts]
+    found, expected = checkpoint.load_blocks(*slices), checkpoint.load_codes(*slices)
+    check(packed_bits(ops, found), packed_bits(ops, expected))
+    if len(parts) == 2:
+        check(packed_bits(ops, found, GATED_SILU), packed_bits(ops, expected, GATED_SILU))
+
+
+def test_any_team_packs_the_same_bits(
+    ops: CpuOps, checkpoint: GgufCheckpoint, num_threads: Callable[[int], None]
+) -> None:
+    for name in ("tame.Q4_K", "tame.Q6_K"):
+        wanted, found = whole(checkpoint, name), list[list[np.ndarray]]()
+        for count in (1, 2, 3):
+            num_threads(count)
+            found.append(packed_bits(ops, checkpoint.load_blocks(wanted)))
+            found[-1] += packed_bits(ops, checkpoint.load_rows(wanted))
+        check(found[1], found[0])
+        check(found[2], found[0])
+
+
+def test_rows_are_floats_where_codes_cannot_be_multiplied(
+    library: KernelLibrary, kind: tuple[torch.dtype, str], checkpoint: GgufCheckpoint
+) -> None:
+    rows = checkpoint.load_blocks(whole(checkpoint, "tame.Q4_K"))
+    assert isinstance(rows, StoredRows)
+    exact, x = checkpoint.load(whole(checkpoint, "tame.Q4_K")), torch.randn(3, SHAPE[1]).to(kind[0])
+    plain: list[Tensor] = []
+    for weight in (rows, exact):
+        ops = CpuOps(library, kind[0])
+        plain.append(ops.linear(x, ops.pack_linear(weight, None)))
+    assert torch.equal(*plain)
