@@ -101,7 +101,7 @@ def visible_gpus() -> list[Gpu]:
     only = [] if chosen is None else [f"--id={chosen}"]
     try:
         done = subprocess.run(
-            [command, *QUERY[1:], *only], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
+            [command, *QUERY[1:], *only], capture_output=True, encoding="utf-8", timeout=QUERY_TIMEOUT_S, check=True
         )
         rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
         return [Gpu(int(total) << 20, int(free) << 20) for total, free in rows]

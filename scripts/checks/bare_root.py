@@ -103,7 +103,7 @@ class Inside(NamedTuple):
         command = [*namespaces, "sh", "-euc", ENTER, "sh", *map(str, self[:3]), binds, *words]
         more = {name: value for name, value in os.environ.items() if name.startswith("PIP_") and has_network}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=ENVIRONMENT | more
+            command, capture_output=True, encoding="utf-8", timeout=TIMEOUT_S, check=False, env=ENVIRONMENT | more
         )
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
