@@ -28,6 +28,9 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)  # replaces entries of tensors.IN_LAYER
     rope: Callable[[Metadata, int], dict[str, Any]] = rope_of  # fields of rotary embeddings, from the size of heads
     scaling: Fields = field(default_factory=dict)  # further fields of rope_scaling
+    unset: tuple[
+        str, ...
+    ] = ()  # fields that are null, rather than their family's defaults, in a file without their keys
     passed_over: tuple[str, ...] = ()  # keys that change nothing here, and are refused elsewhere
 
 

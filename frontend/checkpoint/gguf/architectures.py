@@ -26,6 +26,13 @@ from .architecture import (
 from .expert_architectures import EXPERT_ARCHITECTURES, MIXTRAL
 from .metadata import Metadata
 
+
+def _yarn(data: Metadata) -> None:
+    """Raise ConfigError if a file scales queries by position but not its rotary embedding, whose length both need."""
+    if data.get("rope.scaling.type") != "yarn":
+        data.refuse(f"{data.architecture}.attention.temperature_scale is only supported with rope.scaling.type yarn")
+
+
 GEMMA2: Fields = {
     **WINDOWS,
     "attn_logit_softcapping": scaled("attn_logit_softcapping", 50.0),
@@ -96,11 +103,12 @@ DENSE: dict[str, Architecture] = {
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", BIASES, is_rotated=True),
     "starcoder2": Architecture("Starcoder2ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
-    "exaone4": Architecture("Exaone4ForCausalLM", WINDOWS),
+    "exaone4": Architecture("Exaone4ForCausalLM", WINDOWS, unset=("sliding_window",)),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", ATTENTION_BIAS),  # alpha is in rope.freq_base
     "jais2": Architecture("Jais2ForCausalLM", BIASES),
     "mistral3": Architecture(
         "Ministral3ForCausalLM",
+        {"rope_parameters": _yarn},
         is_rotated=True,
         scaling={"llama_4_scaling_beta": known_number("attention.temperature_scale")},
     ),

@@ -61,7 +61,7 @@ def config_of(data: Metadata) -> dict[str, Any]:
         config["rope_scaling"] |= _values_of(found.scaling, data)
     config |= {f"{name}_token_id": data.token_id(name) for name in ("bos", "eos")}
     config["quantization_config"] = {"quant_method": "gguf"}
-    return {name: value for name, value in config.items() if value is not None}
+    return dict.fromkeys(found.unset) | {name: value for name, value in config.items() if value is not None}
 
 
 def eos_ids(data: Metadata) -> list[int]:

@@ -90,14 +90,15 @@ def ropes(data: Metadata, head_dim: int) -> dict[str, Any]:
     turning = data.count("rope.dimension_count_swa", head_dim)
     if turning != head_dim:
         data.refuse(f"{data.architecture}.rope.dimension_count_swa {turning} of {head_dim} is not supported")
-    full: dict[str, Any] = {"rope_type": "default", "rope_theta": data.number("rope.freq_base", 1e6)}
+    theta = data.number("rope.freq_base", 10000.0)
+    full: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if data.has("rope_freqs.weight"):
         factors = data.floats("rope_freqs.weight")
         num_turning = factors.count(1.0)
         if any(factor < UNROTATED for factor in factors[num_turning:]):
             data.refuse(f"tensor rope_freqs.weight {factors!r:.100} is not supported: pairs turn whole or not at all")
         full |= {"rope_type": "proportional", "partial_rotary_factor": num_turning / len(factors)}
-    sliding = {"rope_type": "default", "rope_theta": data.number("rope.freq_base_swa", 1e4)}
+    sliding = {"rope_type": "default", "rope_theta": data.number("rope.freq_base_swa", theta)}
     return {"rope_parameters": {"full_attention": full, SLIDING: sliding}}
 
 

@@ -94,6 +94,10 @@ def test_olmo_3_is_known_by_its_windows() -> None:
 def test_windows_are_where_the_file_says(architecture: str, values: dict[str, Any], expected: list[int | None]) -> None:
     model = model_of(metadata(architecture, attention__key_length=16, **values))
     assert windows(model) == expected
+    if architecture == "exaone4":  # without a window all layers have positions
+        assert [layer.rope for layer in model.layers] == [
+            0 if 7 not in expected or window else None for window in expected
+        ]
     if architecture == "gemma3":
         assert [layer.rope for layer in model.layers] == [int(window is not None) for window in expected]
 
@@ -105,6 +109,8 @@ def test_mistral_3_is_known_by_its_temperature() -> None:
     scaled = metadata("mistral3", attention__temperature_scale=0.25, **yarn)
     assert config_of(scaled)["architectures"] == ["Ministral3ForCausalLM"]
     assert model_of(scaled).query_scaling == (0.25, 512)
+    with pytest.raises(ConfigError, match=r"mistral3.attention.temperature_scale is only supported with rope.scaling"):
+        config_of(metadata("mistral3", attention__temperature_scale=0.25))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_gemma_4_has_sizes_for_each_layer() -> None:
     assert sizes == [(16, 2, 7, None), (32, 1, None, None), (16, 2, 7, 192), (32, 1, None, 192)]
     assert [layer.kv_layer for layer in model.layers] == [None, None, 0, 1]
     assert [layer.are_values_keys for layer in model.layers] == [False, True] * 2
-    assert [(rope.kind, rope.theta) for rope in model.ropes] == [("default", 1e6), ("default", 500.0)]
+    assert [(rope.kind, rope.theta) for rope in model.ropes] == [("default", 1e4), ("default", 500.0)]
     values = {name: value for name, value in GEMMA4.items() if "pattern" not in name}
     with pytest.raises(ConfigError, match=r"gemma4.attention.sliding_window_pattern must say for each of 4 layers"):
         config_of(metadata("gemma4", **values))
