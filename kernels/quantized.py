@@ -20,6 +20,8 @@ from .stored_rows import StoredRows
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
+STORED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SLICE_ROWS = 128  # rows that are rounded at a time on a CPU: temporaries of whole matrices cost more time than rounding
 Kind: TypeAlias = Literal["int8", "int4", "fp8"]
 
 
@@ -110,14 +112,27 @@ def quantize(
         if has_four_bits(weight):
             return _quantize_int4(weight, dtype or weight.dtype)
         kind = "int8"
-    wide = weight.float()
-    largest = INT8_MAX if kind == "int8" else E4M3_MAX
-    size = weight.shape[1] if group_size is None else group_size
-    groups = wide.unflatten(1, (-1, size))
-    scales = (groups.abs().amax(dim=2) / largest).clamp(min=1e-12)
-    scaled = (groups / scales[..., None]).clamp(-largest, largest).flatten(1)
-    qweight = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
+    num_out, num_in = weight.shape
+    size = num_in if group_size is None else group_size
+    qweight = torch.empty((num_out, num_in), dtype=STORED_DTYPES[kind], device=weight.device)
+    scales = torch.empty((num_out, num_in // size), device=weight.device)
+    step = SLICE_ROWS if weight.device.type == "cpu" else max(num_out, 1)
+    for first in range(0, num_out, step):
+        rows = slice(first, first + step)
+        codes, scales[rows] = _quantize_rows(weight[rows].float(), kind, size)
+        qweight.view(torch.uint8)[rows] = codes.view(torch.uint8)  # torch copies e4m3 one by one
     return QuantizedWeight(qweight, scales, None, size, None, dtype or weight.dtype)
+
+
+def _quantize_rows(rows: Tensor, kind: Kind, group_size: int) -> tuple[Tensor, Tensor]:
+    """Return the codes, [rows, in], and scales, [rows, groups], of rows in float32."""
+    largest = INT8_MAX if kind == "int8" else E4M3_MAX
+    groups = rows.unflatten(1, (-1, group_size))
+    scales = (groups.abs().amax(dim=2) / largest).clamp(min=1e-12)
+    scaled = groups.div(scales[..., None]).clamp_(-largest, largest).flatten(1)
+    if kind == "int8":
+        scaled.round_()
+    return scaled.to(STORED_DTYPES[kind]), scales
 
 
 def has_four_bits(weight: Tensor) -> bool:

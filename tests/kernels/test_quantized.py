@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tokenloom.kernels.quantized import (
+    Kind,
     QuantizedWeight,
     concatenate,
     from_g_idx,
@@ -38,6 +39,18 @@ def test_elements_and_products_stay_within_their_bounds(seed: int, kind: str) ->
     assert np.abs(rounded - weight).max() > 0.3 * bound.max() or num_in < 8  # or the bound says nothing
     x = rng.standard_normal((5, num_in))
     assert (np.abs(x @ rounded.T - x @ weight.T.astype(np.float64)) <= np.abs(x) @ bound.T + 1e-12).all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_row_has_the_same_codes_in_any_matrix(kind: Kind) -> None:
+    weight = torch.randn(300, 96, generator=torch.Generator().manual_seed(3))
+    for group_size in (32, None):
+        whole = quantize(weight, kind, torch.bfloat16, group_size)
+        codes = whole.qweight.view(torch.uint8)
+        for row in (0, 127, 128, 255, 256, 299):  # around the ends of slices
+            alone = quantize(weight[row : row + 1], kind, torch.bfloat16, group_size)
+            assert torch.equal(codes[row], alone.qweight.view(torch.uint8)[0])
+            assert torch.equal(whole.scales[row], alone.scales[0])
 
 
 def test_codes_of_four_bits_survive_packing() -> None:
