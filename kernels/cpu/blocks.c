@@ -2,11 +2,10 @@
  *
  * Reads the mapped file and writes the packed memory, with no copy of a tensor in between. Codes, scales and mins have
  * the bits that `pack_codes` would write for a weight that is read by workers/weights/gguf_blocks.py and, if it has no
- * codes of that many bits, rounded by kernels/quantized.py: the same operations in the same order. Blocks are those of
+ * codes of that many bits, rounded by kernels/quantized.py: the same operations in the same order. A code times its scale
+ * has at most 24 bits, so it does not matter whether a product and a min are rounded once or twice. Blocks are those of
  * ggml (ggml-org/ggml, src/ggml-common.h).
  */
-#pragma GCC optimize("fp-contract=off") /* each product is rounded before a min is subtracted */
-
 #include "codes.h"
 
 /* In the order of BLOCK_KINDS in kernels/stored_rows.py. */
