@@ -2,8 +2,9 @@
 
     no process → `start` → starting → its first frame, which is empty: ready → its end or `stop` → no process
 
-Never waits: the owner waits until one of `wakers` is readable. The process has a socket to its owner, as descriptor
---fd, and ends when the socket closes (helper_work.py). Knows no message.
+`send` never waits. `receive` waits at most END_S, for the end of a process that has closed its socket. The owner waits
+until one of `wakers` is readable, or in `wait`. The process has a socket to its owner, as descriptor --fd, and ends
+when the socket closes (helper_work.py). Knows no message.
 """
 
 from __future__ import annotations

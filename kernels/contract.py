@@ -190,7 +190,7 @@ class LinearSlots(Protocol):
 
 
 class ExpertSlots(Protocol):
-    """Adapter updates of the experts of one layer, one per slot and expert."""
+    """Adapter updates of the experts of one layer: two per slot and expert, one for each of its linear layers."""
 
     def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
         """Set the updates of a slot for each expert's first layer (`ups`) and second layer (`downs`), under the

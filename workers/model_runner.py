@@ -273,7 +273,8 @@ class ModelRunner:
         return _SampledTokens(tokens.expected.rows, token_ids)
 
     def _forward(self, inputs: StepInputs, has_spans: bool) -> tuple[Tensor, Tensor]:
-        """Run the model as `compute` does, by graph if the step has one and no prompt spans: then hidden is empty."""
+        """Return (hidden, logits) as `compute` does. A decode step without drafts and prompt spans runs by CUDA graph
+        if the device runner has graphs; its hidden is empty."""
         if self._device_runner is not None and not has_spans and inputs.drafts is None:
             sampling = self._batch.sampling_metadata(inputs.sampled_rows).sampling
             logits = self._device_runner.decode_logits(inputs, sampling)

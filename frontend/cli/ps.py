@@ -64,7 +64,7 @@ def _ask(engine: EngineRecord, timeout_s: float) -> EngineState:
 
 
 def table(states: Sequence[EngineState], now: float) -> list[str]:
-    """Format a head and a line for each engine; `now` in unix seconds."""
+    """Return the lines of the table: a header, and a line for each engine. `now`: unix seconds."""
     rows = [HEAD, *(_cells(state, now) for state in states)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -20,7 +20,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The adapter's place, for errors."""
+        """Where the adapter is, as a phrase for error messages."""
         return f"in {self.folder}" if self.folder else f"{self.digest.hex():.16} of a gateway"
 
 

@@ -106,8 +106,8 @@ def cached_library(level: str, is_bf16: bool, root: Path, sources: Path = SOURCE
 
 
 def _make_private(root: Path) -> None:
-    """Create a cache folder, or restrict its mode, so that only this user can write to it: its libraries are executed.
-    PermissionError if it belongs to another user than root."""
+    """Create a cache folder, or take write permission on it from all but its owner: its libraries are executed.
+    PermissionError if it belongs to neither this user nor root."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = root.stat()
     if status.st_uid not in (0, os.getuid()):

@@ -47,17 +47,22 @@ def new_spec(config: EngineConfig) -> EngineSpec:
 
 
 class Calls:
-    """Counter of the calls of Python and C functions in this thread, as a context."""
+    """Counter of the calls of Python and C functions in this thread, as a context. No garbage is collected meanwhile:
+    others' callbacks of the collector would count."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._collects = gc.isenabled()
 
     def __enter__(self) -> Calls:
+        gc.disable()
         sys.setprofile(self._on_event)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.setprofile(None)
+        if self._collects:
+            gc.enable()
 
     def _on_event(self, frame: FrameType, event: str, argument: object) -> None:
         self.count += event in ("call", "c_call")

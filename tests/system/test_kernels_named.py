@@ -57,5 +57,5 @@ def test_cpu_isa_forces_a_lower_level() -> None:
 
 @pytest.mark.skipif("AMX" in instruction_levels(), reason="the processor has every level")
 def test_a_level_that_the_processor_lacks_is_refused_with_those_it_has() -> None:
-    with pytest.raises(ConfigError, match=r"--cpu-isa: this processor has no amx, but: .*avx2"):
+    with pytest.raises(ConfigError, match=r"cpu_isa: this processor has no amx, but: .*avx2"):
         LLM(num_threads=1, in_process=True, cpu_isa="amx")

@@ -63,8 +63,8 @@ class TokenDrawer:
     def _verify(
         self, logits: Tensor, inputs: StepInputs, drafts: I32, metadata: SamplingMetadata, mask: TokenMask | None
     ) -> tuple[I64, Bools]:
-        """Draw the tokens of rows with drafts. Return [s] draws, NO_DRAFT for those that are not kept, and whether the
-        rules left no token."""
+        """Draw the tokens of a step in which rows have drafts. Return two columns [s], one value per sampled position:
+        the draw, NO_DRAFT if it is not kept, and whether mask and processors left it no token."""
         rows, processors = inputs.sampled_rows, metadata.processors
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         ends = np.append(starts[1:], len(rows))

@@ -55,8 +55,8 @@ MAX_LOSSES = 3  # losses of the helper without a new token before a request fail
 
 
 class GrammarManager(StepFeature):
-    """Feature that owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest
-    step."""
+    """Feature for structured output. Owns an entry for each unfinished request with a grammar, and the state of the
+    masks that the oldest step waits for."""
 
     def __init__(
         self,

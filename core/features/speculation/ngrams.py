@@ -1,6 +1,6 @@
 """Hashes of the last tokens of a text, by which hash tables find where the same tokens occurred before.
 
-Such a table (OwnIndex, Corpus) keeps only the newest place of each slot: it never grows and loses old places, and each
+Such a table (OwnIndex, Corpus) keeps one place per slot, the newest. So it never grows, older places are lost, and each
 place found must be compared with the tokens.
 """
 

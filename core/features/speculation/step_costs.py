@@ -26,8 +26,8 @@ class StepCosts:
         self._alone_s: dict[int, float] = {}  # of steps without drafts that waited for the step before
 
     def on_step(self, num_rows: int, num_drafts: int, seconds: float, *, is_alone: bool = False) -> None:
-        """Learn from a step of rows that sample one token each, and their drafts. is_alone: it was sent after the
-        result of the step before, as steps with drafts always are."""
+        """Learn from the seconds of a step whose rows sample one token each and verify `num_drafts` drafts in all.
+        is_alone: the step was sent after the result of the one before, as steps with drafts always are."""
         size = num_rows.bit_length()
         if is_alone and not num_drafts:
             self._alone_s[size] = _blended(self._alone_s.get(size), seconds)

@@ -15,7 +15,8 @@ from ....ipc.messages.tier import ClearTier, CoreToTier, OpenTier, TierOpened
 class Opening:
     """State of the tier process as the core knows it. `is_open`: it has sent the namespace of the present weights.
 
-    Closed tiers cannot be cleared, but nothing finds their blocks either. So they are cleared before they open again.
+    Closed tiers cannot be cleared, but nothing finds their blocks either. A clear that is ordered while they are closed
+    is carried out before they open again.
     """
 
     def __init__(self, facts: bytes, send: Callable[[CoreToTier], None], on_open: Callable[[bytes], None]) -> None:

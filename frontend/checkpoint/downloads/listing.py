@@ -65,8 +65,8 @@ def cached_models(config: EngineConfig) -> list[CachedModel]:
 
 
 def cached_model(name: HubName, config: EngineConfig) -> CachedModel | None:
-    """Return a model in the cache by its name; of a repository of GGUF files without a tag the usual one. None if it is
-    not there. ConfigError if several GGUF files are meant."""
+    """Return the cached model with a name; None if it is not in the cache. In a repository that has only GGUF files a
+    name without a tag means the default file. ConfigError if several files fit the name."""
     models = [model for model in cached_models(config) if model.name.repository == name.repository]
     firsts = {model.first: model for model in models if model.first is not None}
     whole = next((model for model in models if model.first is None), None)

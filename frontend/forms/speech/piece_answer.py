@@ -58,7 +58,7 @@ class PieceAnswer:
             place = min(place + len(text), len(answer))
 
     def _keep_before(self, first: int, last_place: int) -> None:
-        """Limit the places of the tokens from index `first` on to `last_place`."""
+        """Cap the `place` of each token from index `first` on at `last_place`."""
         self.tokens[first:] = [token._replace(place=min(token.place, last_place)) for token in self.tokens[first:]]
 
     def take(self) -> str:

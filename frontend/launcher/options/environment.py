@@ -1,8 +1,8 @@
-"""Environment variables: the API key, and the variables of other servers that are set but have no effect here.
+"""Environment variables: those that give the API keys, and those that are set but have no effect here.
 
-A container or unit file made for vLLM or llama.cpp may set its key and its settings as variables. Their keys are used.
-The other variables are not read: one log line names them, and if one of them may hold a key, an engine without a key
-does not start. Owns the names of all variables that are options.
+A container or unit file made for vLLM or llama.cpp may set its key and its settings as variables. Such a key is used.
+Other variables of such servers are not read: one log line names them. If one of them may hold a key, an engine that
+would serve HTTP without a key does not start.
 """
 
 from __future__ import annotations

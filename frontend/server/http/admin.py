@@ -1,4 +1,7 @@
-"""AdminEndpoints: health, models, tokenize, detokenize, abort, metrics, version. HTML pages are in `pages.py`."""
+"""AdminEndpoints: health, readiness, load, models, tokenize, detokenize, abort, metrics, version.
+
+HTML pages are in `web/pages.py`.
+"""
 
 from __future__ import annotations
 

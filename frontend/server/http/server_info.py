@@ -67,8 +67,9 @@ class InfoEndpoints:
         )
 
     def _groups(self) -> dict[str, JsonObject]:
-        """Return all options except secrets, in vLLM's groups, with the remaining ones in engine_config. Automatic
-        options that the engine spec resolves have the resolved value; others, such as the parsers, stay "auto"."""
+        """Return all options except secrets, in vLLM's groups, with the remaining ones in engine_config. Model,
+        tokenizer, device, numbers and lengths have the values that the engine uses; other automatic options, such as
+        the parsers, stay "auto"."""
         spec, metrics = self._spec, self._frontend.metrics
         options = {
             name: hide_credentials(value) if isinstance(value, str) else value
@@ -79,7 +80,8 @@ class InfoEndpoints:
         options |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
         options |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": options.pop("scheduling_policy")}
         options |= {"cache_dtype": options.pop("kv_cache_dtype"), "num_gpu_blocks": metrics.num_kv_blocks}
-        options |= {"pipeline_parallel_size": 1}
+        options |= {"pipeline_parallel_size": 1, "device": spec.device}
+        options |= {"quantized_products": ("floats", "integers")[spec.has_integer_products]}
         groups = {group: {name: options.pop(name) for name in names.split()} for group, names in GROUPS.items()}
         return {**groups, "engine_config": options}
 

@@ -292,8 +292,8 @@ def _with_end_mark(message: ChatMessage) -> ChatMessage:
 
 
 def _until_mark(text: str) -> str:
-    """Return `text` up to the end of the last turn's text; strip its end if the template strips texts. RequestError if
-    the template does not show the last turn's text."""
+    """Return `text` up to the end of the last turn's content, without its trailing white space if the template strips
+    contents. RequestError if the template does not show the last turn's content."""
     before, mark, after = text.rpartition(_END_MARK.rstrip())
     if not mark:
         raise RequestError(

@@ -1,8 +1,8 @@
 """EngineConfig: the single definition of the engine's options.
 
-The command line, the YAML file and the keywords of LLM and AsyncLLM derive from the fields of this struct, which have
-vLLM's names. It is frozen: `frontend/checkpoint/resolve.py` derives values that depend on the model or the machine, and
-never writes them back.
+The command line, the YAML file and the keywords of LLM and AsyncLLM derive from the fields of this struct. An option
+that vLLM has too keeps vLLM's name. The struct is frozen: `frontend/checkpoint/resolve.py` derives values that depend
+on the model or the machine, and never writes them back.
 """
 
 from __future__ import annotations

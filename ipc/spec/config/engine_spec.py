@@ -287,7 +287,7 @@ def host_process_name(name: str, host: int) -> str:
 
 
 def identity_of(process: str, number: int) -> bytes:
-    """Return the identity on the sockets to supervisor and core of the process with this name and number."""
+    """Return the identity of a process, by its name and number, on its sockets to the supervisor and the core."""
     return f"{process.replace(' ', '-')}-{number}".encode()
 
 

@@ -229,8 +229,8 @@ def neox_names(file: ConfigFile) -> TensorNames:
 
 
 def falcon_names(file: ConfigFile) -> TensorNames:
-    """Return the tensor names. In newer files the MLP has its own norm; in older files attention and MLP share one, or
-    run one after the other."""
+    """Return the tensor names. In newer files attention and MLP have a norm each, unless num_ln_in_parallel_attn is 1.
+    In all others they share one norm if they run in parallel, and have one each if they run one after the other."""
     is_new = file.flag("new_decoder_architecture")
     num_norms = file.positive("num_ln_in_parallel_attn", 2 if is_new else 1)
     input_norm, mlp_norm = "input_layernorm", "" if file.flag("parallel_attn", True) else "post_attention_layernorm"

@@ -1,6 +1,7 @@
 """Loading of ModelConfig from a checkpoint's config.json and generation_config.json, without transformers.
 
-Unsupported architectures, missing fields and unknown values raise ConfigError with the file, the value and the remedy.
+Unsupported architectures, missing fields and invalid values raise ConfigError with the file, the value and, if there is
+one, the remedy.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def finite_or_zero(values):
 
 @triton.jit
 def head_sums(first, second, rest, REST_PAD: tl.constexpr, SPANS_HEADS: tl.constexpr):
-    """Sum the elements of each of n heads, or with SPANS_HEADS those of all heads: [n]."""
+    """Return the sum of each of n heads, given as three parts [n, …]: [n]. With SPANS_HEADS each value is the sum over
+    all n heads. REST_PAD 0: there is no third part."""
     total = tl.sum(first, axis=1) + tl.sum(second, axis=1)
     if REST_PAD > 0:
         total += tl.sum(rest, axis=1)

@@ -35,4 +35,4 @@ def test_the_committed_pictures_match_the_results(file: Path) -> None:
         assert f"(benchmarks/{picture.name})" in (ROOT / "docs/reference/benchmarks.md").read_text(), "nobody sees it"
     else:
         assert not picture.exists()
-    assert "/" not in json.dumps(document["settings"]), "a path of some machine"
+    assert '"/' not in json.dumps(document["settings"]), "a path of some machine"

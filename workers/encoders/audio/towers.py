@@ -78,7 +78,7 @@ class Qwen3ASRTower(AudioTower):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward block of a Whisper layer, whose parts are the layer's own."""
+    """The feed-forward block of a Whisper layer, built from the layer's own linear layers and activation."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .....ipc.params.json_schema import at_pointer
 from .exact_numbers import BOUNDS, LOWER
-from .schema import ARRAY, OBJECT, OWN, UNIONS, VALUES, Schema, common_types
+from .schema import ARRAY, OBJECT, OWN, UNIONS, VALUES, Schema, common_types, json_key
 from .translation_budget import TranslationBudget
 
 MAX_ALTERNATIVES = 64  # alternatives of a schema with several unions
@@ -64,7 +64,7 @@ class Alternatives:
                     return None
                 elif name in BOUNDS and name in result:
                     value = (max if name in LOWER else min)(result[name], value)
-                elif name in result and result[name] != value and name not in OBJECT:
+                elif name in result and name not in OBJECT and json_key(result[name]) != json_key(value):
                     return None
                 result[name] = value
         if result.get("type") == []:

@@ -18,7 +18,7 @@ from .closing import BRANCHES, Names, also, close, num_parts
 from .exact_numbers import BOUNDS, infinite_number
 from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead
-from .schema import Schema
+from .schema import Schema, json_key
 from .translation_budget import TranslationBudget
 
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
@@ -275,6 +275,6 @@ def _values(schema: Schema) -> list[object]:
 
 
 def _difference(values: list[object], without: list[object]) -> list[object]:
-    """Return the values that are not in `without`, compared as JSON does: true is not 1."""
-    texts = {json.dumps(each, sort_keys=True) for each in without}
-    return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
+    """Return the values that are not in `without`."""
+    keys = set(map(json_key, without))
+    return [each for each in values if json_key(each) not in keys]

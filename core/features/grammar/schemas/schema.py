@@ -30,12 +30,28 @@ def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     return with_subschemas(change(schema), lambda part: changed(part, change))
 
 
+def json_key(value: object) -> str:
+    """Return a text that is the same for values that are equal in JSON Schema: 1 equals 1.0, and true is not 1."""
+    return json.dumps(_with_integers(value), sort_keys=True)
+
+
+def _with_integers(value: object) -> object:
+    """Return the value with each float that is whole as an integer."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _with_integers(each) for name, each in value.items()}
+    return value
+
+
 def listed_values(schema: Schema) -> list[object]:
     """Return the values that `const` and `enum` allow (both, if both are given) and that match the schema's `type`."""
     values = schema.get("enum", [schema.get("const")])
     if "const" in schema:
-        constant = json.dumps(schema["const"], sort_keys=True)
-        values = [each for each in values if json.dumps(each, sort_keys=True) == constant]
+        constant = json_key(schema["const"])
+        values = [each for each in values if json_key(each) == constant]
     types = listed(schema.get("type", TYPES))
     return [value for value in values if any(has_type(value, each) for each in types)]
 

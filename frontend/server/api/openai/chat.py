@@ -245,7 +245,7 @@ def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
     """Return the constraint that forces tool calls; None if tool_choice is null, none or auto.
 
     The call of a named custom tool with a grammar is text of that grammar; other calls are JSON. RequestError if there
-    are no tools, the named tool is missing, or a tool with a lark grammar is not named."""
+    are no tools, the named tool is missing, or no tool is named and one has a lark grammar."""
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):
         return None

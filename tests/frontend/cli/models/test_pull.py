@@ -71,6 +71,7 @@ def test_offline_it_says_so(hub: FakeHub, run: Run, monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.usefixtures("no_ignored_signals")
 def test_ctrl_c_keeps_what_is_there_and_the_next_pull_asks_for_the_rest(hub: FakeHub, tmp_path: Path) -> None:
     hub.files["org/gguf"] = {"m-Q4_0.gguf": bytes(300_000)}
     hub.holds["m-Q4_0.gguf"] = 200_000

@@ -174,6 +174,8 @@ VALUES: list[tuple[Schema, object, object]] = [  # a schema, a valid answer, an 
     (X_NEEDS_B, {"k": "y"}, {"k": "z"}),
     ({"type": "array", "items": {"type": ["integer", "string"]}, "contains": {"const": 3}}, [3, "a"], ["a"]),
     ({"enum": ["a", "b"], "not": {"const": "a"}}, "b", "a"),
+    ({"enum": [1, 2], "not": {"const": 1.0}}, 2, 1),
+    ({"enum": [1, True], "not": {"const": 1}}, True, 1),
     ({"type": ["string", "null"], "not": {"type": "null"}}, "b", None),
     ({"type": "integer", "nullable": True}, None, "a"),
     ({"type": "integer", "nullable": False}, 1, None),
