@@ -1,14 +1,19 @@
 """PrefillThrottle: limits the prompt tokens in a step that also has decoding rows.
 
-One prompt among many decoding rows may add half a step's time to their step, and each further prompt as much again;
-more would stall the streams. A burst of prompts gets the whole budget, and so do its last prompts, for as many steps as
-the burst had before: if they were held back, they would decode alone after all others. The cost of prompt tokens is
-learned from finished steps.
+Prompts may add PAUSE_S to a step, which nobody who reads along will notice. Where steps are long, one prompt among many
+decoding rows may add half a step's time, and each further prompt as much again; more would stall the streams. A burst
+of prompts gets the whole budget, and so do its last prompts, for as many steps as the burst had before: if they were
+held back, they would decode alone after all others. The cost of prompt tokens is learned from finished steps.
+
+Why a time, too: a limit by the step's time alone held a prompt of 2,000 tokens back for 20 seconds beside 16 rows whose
+steps take 40 ms. Under load it made first tokens wait up to twice as long, and the mean time between tokens no shorter:
+tokens of prompts that are held back are computed later, in smaller and less efficient chunks.
 """
 
 from __future__ import annotations
 
-SHARE = 0.5  # of a decode step's time that one prompt may add to it
+PAUSE_S = 0.1  # that prompts may add to any step: ten tokens a second are read as fast as they come
+SHARE = 0.5  # of a decode step's time that one prompt may add to it, if that is longer
 CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
 MIN_TOKENS = 6  # every prompt makes progress; with AVX2, 8 tokens beside 16 rows and 2k keys nearly double the step
 MIN_SAMPLE = 128  # fewest prompt tokens to learn their cost from: a mixed step's own cost outweighs that of fewer
@@ -76,8 +81,13 @@ class PrefillThrottle:
         if not known:
             return budget
         token_s = self._prompt_token_s * self._times_as_long
-        tokens = int(SHARE * self._decode_step_s[max(known)] * num_prompts / token_s)
+        tokens = int(pause_s(self._decode_step_s[max(known)], num_prompts) / token_s)
         return min(budget, max(tokens, MIN_TOKENS))
+
+
+def pause_s(decode_step_s: float, num_prompts: int) -> float:
+    """Return the seconds that prompts, or media, may add to a decode step."""
+    return max(SHARE * decode_step_s * num_prompts, PAUSE_S)
 
 
 def blend(old: float | None, new: float, weight: float = _WEIGHT) -> float:

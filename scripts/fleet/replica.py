@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from tokenloom.core.scheduling.prefill_throttle import CROWD, MIN_TOKENS, SHARE
+from tokenloom.core.scheduling.prefill_throttle import CROWD, MIN_TOKENS, pause_s
 from tokenloom.scripts.fleet.traces import BLOCK, Job
 
 NEVER = math.inf
@@ -247,7 +247,8 @@ class FluidReplica:
         if is_tail:
             return budget
         decodes_s = self._cost.seconds(num_rows, 0, self._context)
-        return min(budget, max(int(SHARE * decodes_s * num_prompts / self._cost.prompt_token_s), MIN_TOKENS))
+        tokens = int(pause_s(decodes_s, num_prompts) / self._cost.prompt_token_s)
+        return min(budget, max(tokens, MIN_TOKENS))
 
     def _admit(self, job: Job) -> _Prompt | None:
         num_active = len(self._prompts) + len(self._decodes)

@@ -1,8 +1,9 @@
 """EncodeThrottle: limits the encoder's work in a step that also has decoding rows.
 
-As with prompts (prefill_throttle.py), this work may add half a decode step's time to a step, prompts included. There
-is no limit without decoding rows, nor in a burst: if more than BURST media are wanted for each decoding row, all that
-are wanted at that time are encoded without a limit. Costs are learned from finished steps, for each kind of stage.
+As with prompts (prefill_throttle.py), this work may add PAUSE_S to a step, or half a decode step's time if that is
+longer, prompts included. There is no limit without decoding rows, nor in a burst: if more than BURST media are wanted
+for each decoding row, all that are wanted at that time are encoded without a limit. Costs are learned from finished
+steps, for each kind of stage.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....ipc.spec.models.vision_config import Stage
-from ...scheduling.prefill_throttle import SHARE, PrefillThrottle, blend
+from ...scheduling.prefill_throttle import PrefillThrottle, blend, pause_s
 
 BURST = 2  # with more wanted media than this for each decoding row, all are encoded at once
 
@@ -61,7 +62,9 @@ class EncodeThrottle:
             return math.inf
         decodes_s = self._prefills.seconds(num_decodes, 0)
         all_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
-        return 0.0 if decodes_s is None or all_s is None else max((1 + SHARE) * decodes_s - all_s, 0.0)
+        if decodes_s is None or all_s is None:
+            return 0.0
+        return max(decodes_s + pause_s(decodes_s, 1) - all_s, 0.0)
 
     @property
     def is_burst(self) -> bool:
