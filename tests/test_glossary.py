@@ -15,7 +15,7 @@ row step batch epoch generation ledger delta feature
 block slot arena pool namespace key publication tier source pin
 fill medium span entry piece
 draft mask jump
-replica core frontend gateway host agent supervisor holding order helper blob
+replica core frontend gateway host agent unit supervisor holding order helper blob
 """
 LINES = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| (?!concept )", line)]
 ENTRIES = [match.groups() for match in map(LINE.fullmatch, LINES) if match is not None]

@@ -18,11 +18,12 @@ class Preemption:
         self._rows, self._kv_cache = rows, kv_cache
 
     def victims(self, request: Request, limit: int) -> list[Request]:
-        """Return the running requests to preempt so that `request` gets a row and blocks: at most `limit`, all
-        strictly after it in order, cheapest first. Empty if it fits without preemption, or not even with it.
+        """Return the running requests to preempt so that `request`, which waits, gets a row and blocks: at most
+        `limit`, all strictly after it in the policy's order, cheapest first. Empty if it fits without preemption or not
+        even with it, and for a request that has run before.
 
-        Only a request that has never run preempts others, so each request preempts at most once, and requests cannot
-        preempt one another in turn."""
+        So a preempted request never preempts others to get its row back, and waiting requests cannot preempt one
+        another in turn. Running requests that need a block preempt by `cheapest_behind`."""
         if not limit or request.num_cached_tokens >= 0 or request.sort_key >= self._rows.sort_key.max():
             return []
         computed = self._kv_cache.get_computed_blocks(request)

@@ -110,7 +110,8 @@ class DiskFolder:
                     os.unlink(entry.path)
 
     def close(self) -> None:
-        """Release the lock. `path` leads nowhere from then on."""
+        """Release the lock and close the folder. `path` must not be used afterwards: the number of its descriptor may
+        be given to another file."""
         for fd in (self._lock_fd, self._fd):
             if fd >= 0:
                 os.close(fd)

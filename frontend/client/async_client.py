@@ -157,7 +157,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return True
 
     async def abort(self, request_id: str) -> None:
-        """End a request, if it is open: its last output has the tokens generated so far and finish_reason abort."""
+        """End a request, if it is open. Its last output has finish_reason abort and the tokens generated so far, with
+        output_kind "delta" those since the output before."""
         self._transport.abort(request_id)
 
     # ── queries ──

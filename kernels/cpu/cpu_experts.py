@@ -35,8 +35,8 @@ class CpuExperts:
         return self.linears.nbytes
 
     def arrays(self, num_parts: int) -> list[tuple[Array[Structure], int]]:
-        """Return, for the experts' first and second linears, their structs and the largest number of parts in an
-        adapter's update."""
+        """Return the experts' first linears with `num_parts`, and their second ones with 1: the structs [num_experts],
+        and the most parts (`LowRankPart`) that an adapter's update of such a linear has."""
         return [(self.up, num_parts), (self.down, 1)]
 
     def struct(self, routing: Routing) -> Structure:

@@ -78,7 +78,10 @@ class EncoderCache:
         return entry, freed
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry to which no row is bound; the workers free it, too."""
+        """Forget an entry to which no row is bound, so that its number can be used again.
+
+        Sends nothing: workers free an entry when its number is in a step's `freed_entries`, a failed one when the
+        number is used again."""
         assert entry.num_refs == 0, "a row is bound to the entry"
         del self._entry_by_digest[entry.span.digest]
         heapq.heappush(self._free_numbers, entry.number)

@@ -61,7 +61,8 @@ class CachedRepository:
         return folder if folder.is_dir() else None
 
     def listed(self, commit: str) -> list[str]:
-        """Return the names of all files of the repository at a commit, fetched or not; empty if they were not kept."""
+        """Return the names of all files of the repository at a commit, downloaded or not, from the list that
+        huggingface_hub has stored in the cache; empty if it stored none."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return [*msgspec.json.decode((self.folder / "trees" / f"{commit}.json").read_bytes(), type=_Tree).files]
         return []

@@ -96,7 +96,8 @@ def remove_repository(repository: str, config: EngineConfig) -> int:
 
 
 def remove_files(model: CachedModel, config: EngineConfig) -> int:
-    """Remove the files of a GGUF model, in all revisions of its repository; return the bytes that were freed."""
+    """Remove the blobs of a GGUF model, and the links to them in all revisions of its repository; return the bytes that
+    were freed. A revision with another file of the same name keeps that file."""
     place = CachedRepository(model.name.repository, config)
     num_bytes = sum(blob.stat().st_size for blob in model.blobs if blob.exists())
     blobs = {*model.blobs}

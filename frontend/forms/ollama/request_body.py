@@ -85,7 +85,7 @@ class CalledFunction(Sent, frozen=True, kw_only=True):
 
 
 class OllamaCall(Sent, frozen=True, kw_only=True):
-    """Call in an earlier answer. Calls have no ids in Ollama's API: a result names its function."""
+    """Call in an earlier answer. A result names the call's id (tool_call_id), its function (tool_name), or both."""
 
     id: Annotated[str | None, means("Id of the call, if it has one.", "none")] = None
     function: Annotated[CalledFunction, means("What was called.")]

@@ -149,7 +149,8 @@ class CallReader:
 
 class CallListReader:
     """Reader of consecutive calls. Other text ends the list: then `is_over` is True, `rest` is that text, and `before`
-    is the separators between the last call and that text."""
+    is the separators between the last call and that text; without any call, the `before` of the constructor with the
+    separators after it."""
 
     def __init__(self, between: str, before: str = "") -> None:
         """`between`: the characters that may separate calls. `before`: text before the list that belongs to the raw

@@ -32,8 +32,8 @@ def _time(seconds: float, mark: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a text as one line without the arrow «-->»: an empty line or that arrow would end the cue."""
-    return " ".join(text.split()).replace("-->", "->")
+    """Return a text as one line in which each arrow «-->» is «-- >»: an empty line or an arrow would end the cue."""
+    return " ".join(text.split()).replace("-->", "-- >")
 
 
 def _escaped(text: str) -> str:

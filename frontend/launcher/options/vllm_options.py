@@ -2,8 +2,8 @@
 
 Two tables map a reason to options. IGNORED options have no effect on answers: they are accepted with a log line.
 REFUSED options name features that this engine lacks: only values that leave the feature off are accepted. A name with
-`?` is a boolean, one with `*` takes several words. The accepted values follow `=`, separated by `|`; none, false, an
-empty text, {} and [] are always accepted.
+`?` is a boolean, one with `*` takes several words. The accepted values follow `=`, separated by `|`. An empty value is
+always accepted: null (not the word none), false, 0, an empty text, {} or [].
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ STEADY_S = 30.0  # for processes that steps do not test, and for those that may 
 
 
 class Roster:
-    """Owner of the replicas and of the next starts. `numbers`: the number of each unit, as in ProcessSpec."""
+    """Owner of the replicas, the restart policies and the times of planned starts, by unit: the processes that are
+    started and replaced together (`Unit`). `numbers`: how often each unit was replaced, which is a worker group's
+    generation and a core's epoch."""
 
     def __init__(self, spec: EngineSpec, children: Children) -> None:
         self._children = children

@@ -29,7 +29,7 @@ def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> 
 
 def _known(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> msgspec.Raw:
     """Remove unknown fields from `raw` if it is an object of this struct or a list of them, and append their paths to
-    `found`. `path`: prefix of the paths, with a dot at its end."""
+    `found`, up to MAX_NAMED entries. `path`: prefix of the paths, with a dot at its end."""
     value: object
     match bytes(memoryview(raw)[:1]):
         case b"[":
@@ -59,7 +59,8 @@ class _Typed(msgspec.Struct):
 
 
 def _is_left_out(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> bool:
-    """Return whether an item is left out because of its type; if so, append its path and type to `found`."""
+    """Return whether an item is left out because of its type; if so, append its path and type to `found`, up to
+    MAX_NAMED entries."""
     pattern: str | None = getattr(kind, LEFT_OUT, None)
     if pattern is None or bytes(memoryview(raw)[:1]) != b"{":
         return False

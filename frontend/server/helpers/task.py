@@ -140,9 +140,9 @@ async def _settle(future: asyncio.Future[T], work: Awaitable[T]) -> None:
 
 
 def error_of(error: Exception) -> TokenloomError:
-    """Return the error of work on one request, from where it is caught; without its traceback, whose frames hold the
-    request's text. A bug becomes an InternalError: it must end neither the thread nor the loop, with the requests of
-    others."""
+    """Convert an error of work on one request to a TokenloomError without a traceback, whose frames hold the request's
+    text. Call it in the `except` block. A shortage becomes Overloaded; a bug is logged and becomes an InternalError, so
+    that the thread and the requests of others go on."""
     failure = failure_of(error, "the request could not be carried out")
     if isinstance(failure, InternalError) and failure is not error:
         logger.exception("work on a request failed")

@@ -154,8 +154,8 @@ class InputProcessor:
         return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
-        """Return the text of `token_ids`, including special tokens. RequestError for more than MAX_DETOKENIZED ids or
-        invalid ids."""
+        """Return the text of `token_ids` (encoded int32), including special tokens. Ids above the vocabulary are not
+        refused. RequestError for more than MAX_DETOKENIZED ids, for a negative id, or if the model has no tokenizer."""
         if num_ids(token_ids) > MAX_DETOKENIZED:
             raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")

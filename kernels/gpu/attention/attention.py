@@ -26,7 +26,10 @@ NO_SCORE = tl.constexpr(-1e30)  # initial m_i: below every score, but finite, as
 
 @triton.jit
 def key_places(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Return the blocks (int64) of keys start … start + TILE − 1 and their offsets in them; keys ≥ end get block 0."""
+    """Return the blocks (int64) of keys start … start + TILE − 1 and the keys' offsets in them [TILE].
+
+    If TILE divides BLOCK_SIZE, `start` must be a multiple of TILE; then one scalar is the block of all these keys, also
+    of those ≥ end. Otherwise the blocks are [TILE], and keys ≥ end get block 0."""
     keys = start + tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
         blocks = tl.load(table + start // BLOCK_SIZE).to(tl.int64)

@@ -161,10 +161,11 @@ def test_times_are_rounded_to_milliseconds_and_carry_to_hours(times: list[float]
 def test_subtitles_have_the_published_forms() -> None:
     segments = [Segment(0.0, 59.9996, "Hello\n\nthere --> you", ()), Segment(3599.9995, 360_000.25, "a < b & c", ())]
     assert srt(segments) == (
-        "1\n00:00:00,000 --> 00:01:00,000\nHello there -> you\n\n2\n01:00:00,000 --> 100:00:00,250\na < b & c\n\n"
+        "1\n00:00:00,000 --> 00:01:00,000\nHello there -- > you\n\n2\n01:00:00,000 --> 100:00:00,250\na < b & c\n\n"
     )
     assert vtt(segments) == (
-        "WEBVTT\n\n00:00:00.000 --> 00:01:00.000\nHello there -&gt; you\n\n"
+        "WEBVTT\n\n00:00:00.000 --> 00:01:00.000\nHello there -- &gt; you\n\n"
         "01:00:00.000 --> 100:00:00.250\na &lt; b &amp; c\n\n"
     )
+    assert srt([Segment(0.0, 1.0, "a ----> b -->-->", ())]).endswith("\na ---- > b -- >-- >\n\n")
     assert srt([]) == "" and vtt([]) == "WEBVTT\n\n"
