@@ -4,7 +4,8 @@ Kernels are tested against it within stated tolerances, and fall back to it. Axe
 (requests), H heads, D head_dim.
 
     kv_cache  [num_blocks, num_layers, 2, num_kv_heads, block_size, D]; 2 is key, value. Zeroed when allocated.
-              If its dtype is uint8, D + 4 takes the place of D: see fp8_cache.py. The last four axes are dense.
+              If its dtype is int8 or uint8, D + 4 takes the place of D: see byte_cache.py. The last four axes are
+              dense.
     block 0   the null block, owned by no row. Padding of block tables is 0, and slot -1 may be written there.
 """
 
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import fp8_cache
+from . import byte_cache
 from .contract import (
     GATED_SILU,
     NO_ACTIVATION,
@@ -270,9 +271,9 @@ class ReferenceOps:
         for side, heads in enumerate((key, value)):
             finite = torch.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
             target = kv_cache[:, layer, side]
-            if fp8_cache.is_fp8(kv_cache):
-                numbers, scales = fp8_cache.parts(target.flatten(2), block_size)
-                numbers[blocks, :, offsets], scales[blocks, :, offsets] = fp8_cache.encode(finite)
+            if byte_cache.is_bytes(kv_cache):
+                numbers, scales = byte_cache.parts(target.flatten(2), block_size)
+                numbers[blocks, :, offsets], scales[blocks, :, offsets] = byte_cache.encode(finite, kv_cache.dtype)
             else:
                 target[blocks, :, offsets] = finite
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import fp8_cache
+from . import byte_cache
 from .contract import AttentionSpec
 
 
@@ -19,8 +19,8 @@ def gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> 
         found = kv_cache.view(-1, block_size * width).index_select(0, tiles.flatten())
     else:  # a layer that uses a part of its page
         found = kv_cache[:, layer].permute(1, 2, 0, 3, 4).index_select(2, blocks.long()).view(-1, block_size * width)
-    if fp8_cache.is_fp8(kv_cache):
-        found = fp8_cache.decode(found, block_size, dtype)
+    if byte_cache.is_bytes(kv_cache):
+        found = byte_cache.decode(found, block_size, dtype)
     return found.reshape(2, num_kv_heads, len(blocks) * block_size, -1)
 
 

@@ -17,7 +17,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import gib
 from ..ipc.spec.config.engine_spec import EngineSpec
 from ..ipc.spec.models.model_config import ModelConfig
-from ..kernels import fp8_cache
+from ..kernels.byte_cache import CACHE_DTYPES
 from ..kernels.select import Ops, select_ops
 from .device import device_check
 from .features.adapters.adapter_folders import adapter_folders
@@ -50,7 +50,7 @@ class ModelLoader:
         self._device = device
         self._adapters = adapters
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
+        self._cache_dtype = CACHE_DTYPES.get(spec.config.kv_cache_dtype, self._dtype)
         self.spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
         self.kernels = ""  # the name of the chosen kernels, for logs and metrics
         self.has_exact_drafts = False  # see Measured
@@ -139,8 +139,7 @@ class ModelLoader:
 
     def kv_cache_spec(self, model: Model) -> KVCacheSpec:
         """Return the shape of the model's KV cache, in the dtype that the options name."""
-        dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
-        (spec,) = model.kv_cache_specs(self._spec.config.block_size, dtype)  # rows have one block table
+        (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._cache_dtype)  # rows have one block table
         return spec
 
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +157,7 @@ class ModelLoader:
             self._dtype,
             enforce_reference=config.enforce_reference,
             is_batch_invariant=is_batch_invariant,
-            has_fp8_cache=self._has_fp8_cache,
+            has_byte_cache=self._cache_dtype != self._dtype,
             spare_folder=self.spare_folder,
             cpu_isa=config.cpu_isa,
             has_integer_products=self._spec.has_integer_products,

@@ -4,8 +4,8 @@
 
 MODEL is a folder or a GGUF file. A form is what engine-launch is told: `float32`, `bfloat16`, or a kind of
 --quantization (int8, int4, fp8), with products as floats; `stored` keeps a file's own codes. After a +, `integers`
-stands for --quantized-products integers and `fp8-cache` for --kv-cache-dtype fp8. Each form computes the same pieces of
-texts as prompts.
+stands for --quantized-products integers, `int8-cache` and `fp8-cache` for --kv-cache-dtype. Each form computes the same
+pieces of texts as prompts.
 `perplexity` is of their tokens. Over all places, `mean_kl` and `p99_kl` are the Kullback-Leibler divergence from the
 model in float32, in nats and over the whole vocabulary; `top1` is the share of places with the same likeliest token.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX, add_tokenizer
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import served_model, with_floats
-from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.byte_cache import CACHE_DTYPES
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench.cases.kernels import BLOCK_SIZE, CPU
 from tokenloom.scripts.bench.report import ROOT
@@ -36,7 +36,16 @@ from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
 
 FLOATS = ("float32", "bfloat16")
-FORMS = ["float32", "bfloat16", "bfloat16+fp8-cache", "int8", "int8+integers", "int4", "int4+integers"]
+FORMS = [
+    "float32",
+    "bfloat16",
+    "bfloat16+int8-cache",
+    "bfloat16+fp8-cache",
+    "int8",
+    "int8+integers",
+    "int4",
+    "int4+integers",
+]
 STORED = "stored+integers"
 TEXTS = ["LICENSE", "docs/design/failures.md", "core/scheduling/scheduler.py"]
 PIECE_TOKENS, NUM_BLOCKS = 900, 128
@@ -48,11 +57,14 @@ class Form:
     def __init__(self, folder: Path, name: str) -> None:
         kind, *added = name.split("+")
         self.dtype = getattr(torch, kind) if kind in FLOATS else torch.bfloat16
-        self.has_fp8_cache = "fp8-cache" in added
+        kinds = (each.removesuffix("-cache") for each in added if each.endswith("-cache"))
+        self.cache_dtype = next((CACHE_DTYPES[each] for each in kinds), self.dtype)
         quantization = "none" if kind in (*FLOATS, "stored") else kind
         has_integers = "integers" in added
         config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
-        ops = select_ops(CPU, self.dtype, has_fp8_cache=self.has_fp8_cache, has_integer_products=has_integers)
+        ops = select_ops(
+            CPU, self.dtype, has_byte_cache=self.cache_dtype != self.dtype, has_integer_products=has_integers
+        )
         begun = time.perf_counter()
         model = served_model(config, folder)
         model = model if has_integers else with_floats(model)
@@ -61,10 +73,7 @@ class Form:
 
     def logprobs(self, tokens: list[int]) -> Tensor:
         """Compute the log probabilities of all tokens at each place: [n, vocabulary]."""
-        run = PagedRun(self.model, BLOCK_SIZE, NUM_BLOCKS, self.dtype)
-        if self.has_fp8_cache:
-            (spec,) = self.model.kv_cache_specs(BLOCK_SIZE, fp8_cache.DTYPE)
-            run.kv_cache = spec.allocate(NUM_BLOCKS, CPU)
+        run = PagedRun(self.model, BLOCK_SIZE, NUM_BLOCKS, self.cache_dtype)
         return run.step({"text": tokens})["text"].float().log_softmax(1)
 
 

@@ -28,7 +28,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.byte_cache import CACHE_DTYPES, vector_width
 from tokenloom.kernels.contract import (
     GATED_SILU,
     NO_ACTIVATION,
@@ -113,7 +113,7 @@ class AttentionForm:
     head_dim: int
     group: int
     window: int | None = None
-    has_fp8_cache: bool = False
+    cache: str = "auto"  # a value of --kv-cache-dtype
     softcap: float = 0.0
     has_sinks: bool = False
     norm: NormKind | None = "rms"
@@ -154,9 +154,9 @@ def attend(ops: TritonOps, form: AttentionForm) -> None:
         empty((64, int(head_dim * form.rotation))) if form.rotation else None,
         empty(64) if form.has_query_scale else None,
     )
-    width = head_dim + fp8_cache.SCALE_BYTES * form.has_fp8_cache
-    cache_dtype = fp8_cache.DTYPE if form.has_fp8_cache else form.dtype
-    cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=cache_dtype)
+    cache_dtype = CACHE_DTYPES.get(form.cache, form.dtype)
+    shape = (9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, vector_width(head_dim, cache_dtype))
+    cache = empty(shape, dtype=cache_dtype)
     query = ops.qk_norm_rope_cache(heads, form.norms(num_heads), rotary, cache, 1, metadata)
     sinks = empty(num_heads) if form.has_sinks else None
     spec = AttentionSpec(head_dim**-0.5, form.window, form.softcap, sinks)
@@ -281,11 +281,13 @@ _ATTENTION = [
     AttentionForm(BF16, 128, 48, norm=None),
 ]  # fmt: skip
 _FP8_ATTENTION = [
-    AttentionForm(BF16, 128, 2, has_fp8_cache=True),
-    AttentionForm(BF16, 128, 8, has_fp8_cache=True),
-    AttentionForm(BF16, 64, 8, has_fp8_cache=True),
-    AttentionForm(BF16, 256, 4, has_fp8_cache=True),
-    AttentionForm(BF16, 80, 4, has_fp8_cache=True, softcap=50.0, has_sinks=True, norm="layer", rotation=0.5),
+    AttentionForm(BF16, 128, 2, cache="fp8"),
+    AttentionForm(BF16, 128, 4, cache="int8"),
+    AttentionForm(BF16, 64, 8, cache="int8"),
+    AttentionForm(BF16, 128, 8, cache="fp8"),
+    AttentionForm(BF16, 64, 8, cache="fp8"),
+    AttentionForm(BF16, 256, 4, cache="fp8"),
+    AttentionForm(BF16, 80, 4, cache="fp8", softcap=50.0, has_sinks=True, norm="layer", rotation=0.5),
 ]
 _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered, rows, experts
     (BF16, "int4", 128, False, 16, 0),

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenloom.kernels.byte_cache import LARGEST
 from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.gpu.sizes import SIZES
-from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
+from tokenloom.tests.kernels.gpu.shapes import as_bytes, from_bytes, next_number
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.support.norms import head_norms, rms
 from tokenloom.tests.workers.paged_run import make_metadata
@@ -81,12 +82,12 @@ def test_linears_and_norms_agree_with_the_reference(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("has_fp8_cache", [False, True])
+@pytest.mark.parametrize("bytes_of", [None, *LARGEST])
 @pytest.mark.parametrize("seed", range(SIZES.num_schedules))
 def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
-    seed: int, has_fp8_cache: bool, ops: Ops, device: torch.device, dtype: torch.dtype
+    seed: int, bytes_of: torch.dtype | None, ops: Ops, device: torch.device, dtype: torch.dtype
 ) -> None:
-    if has_fp8_cache and torch.cuda.get_device_capability(device) < (8, 9):
+    if bytes_of == torch.uint8 and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("this device converts nothing to e4m3")
     draw = random.Random(seed)
     num_kv_heads, group = draw.choice([1, 2, 3, 8]), draw.choice([1, 2, 3, 4, 8])
@@ -105,7 +106,7 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     results = []
     for each, where, kind in ((ReferenceOps(), torch.device("cpu"), torch.float32), (ops, device, dtype)):
-        cache = as_fp8(kv_cache).to(where) if has_fp8_cache else kv_cache.to(where, kind, copy=True)
+        cache = kv_cache.to(where, kind, copy=True) if bytes_of is None else as_bytes(kv_cache, bytes_of).to(where)
         scales = None if norms is None else (norms[0].to(where, kind), norms[1].to(where, kind))
         copied, step = heads.to(where, kind, copy=True), to_device(metadata, where)
         query = each.qk_norm_rope_cache(copied, head_norms(scales, EPS), Rotary(cos_sin.to(where)), cache, 1, step)
@@ -114,10 +115,9 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
         results.append((query, attended, cache.cpu()[1:]))  # what is not to be written may land in the null block
     (query, attended, cache), (query_here, attended_here, cache_here) = results
     assert_near(query_here, query, dtype)
-    assert_near(attended_here, attended, torch.bfloat16 if has_fp8_cache else dtype)
-    if has_fp8_cache:
-        stored, stored_here = from_fp8(cache), from_fp8(cache_here)
-        bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02
-        assert float(((stored_here - stored).abs() - bound).max()) <= 0  # a rounding apart: the next number
-    else:
+    assert_near(attended_here, attended, dtype if bytes_of is None else torch.bfloat16)
+    if bytes_of is None:
         assert_near(cache_here, cache, dtype)
+    else:
+        stored, stored_here = from_bytes(cache), from_bytes(cache_here)
+        assert float(((stored_here - stored).abs() - next_number(stored, bytes_of) * 1.02).max()) <= 0

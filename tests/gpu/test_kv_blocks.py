@@ -35,7 +35,7 @@ NEAR_TIE = 0.05  # of logprobs, which differ by the rounding of stored keys and 
 FIRST = 0.1
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_evicted_blocks_come_back_from_pinned_memory(kv_cache_dtype: str, device: torch.device, tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path / "model", "qwen3", **SHAPE)
     options = ["--model", str(model), "--device", device.type, "--kv-host-bytes", "16M", "--deterministic", *LIMITS]
@@ -54,14 +54,15 @@ def test_evicted_blocks_come_back_from_pinned_memory(kv_cache_dtype: str, device
     check_equal(computed[:NUM_EVICTED], outputs)
 
 
-def test_a_cache_of_8_bits_answers_as_on_the_cpu(device: torch.device, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_cache_of_8_bits_answers_as_on_the_cpu(kind: str, device: torch.device, tmp_path: Path) -> None:
     """Up to the first near tie of each answer."""
     folder = tiny_checkpoint(tmp_path, "qwen3", **SHAPE)
     prompts = new_prompts(4, 40, seed=5)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
     answers = []
     for where in (device.type, "cpu"):
-        options = {**SIZES.limits, "device": where, "dtype": "float32", "kv_cache_dtype": "fp8", "in_process": True}
+        options = {**SIZES.limits, "device": where, "dtype": "float32", "kv_cache_dtype": kind, "in_process": True}
         options |= {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4}
         with LLM(folder, **options) as llm:  # type: ignore[arg-type]
             answers.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])

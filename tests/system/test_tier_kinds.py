@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, list[str]]] = {  # family and options
     "one rank": ("qwen3", []),
     "two ranks": ("qwen3", ["--tensor-parallel-size", "2"]),
     "fp8 cache": ("qwen3", ["--kv-cache-dtype", "fp8"]),
+    "int8 cache": ("qwen3", ["--kv-cache-dtype", "int8"]),
     "bf16": ("qwen3", ["--dtype", "bfloat16"]),
     "sliding window": ("mistral", []),
     "layers with and without a window": ("gemma3_text", []),
@@ -58,7 +59,7 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "fp8"]])
+@pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "int8"]])
 def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
     model, other = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("model", "other")))
     prompts, kv = new_prompts(1, 500, seed=22), tmp_path / "kv"

@@ -92,7 +92,8 @@ class PagedRun:
         self.block_size = block_size
         self.device = device
         (spec,) = model.kv_cache_specs(block_size, dtype)
-        self.kv_cache = torch.full(spec.shape(num_blocks), 1000.0, dtype=dtype, device=device)
+        stale = 1000.0 if dtype.is_floating_point else 100  # of bytes; as a scale they are 1.7e22
+        self.kv_cache = torch.full(spec.shape(num_blocks), stale, dtype=dtype, device=device)
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
         self._blocks: dict[str, list[int]] = {}

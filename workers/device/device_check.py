@@ -26,9 +26,10 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
         )
     sizes = {spec.model.at_layer(layer).head_dim for layer in range(spec.model.num_layers)}
     odd = sorted(size for size in sizes if size % 4)
-    if spec.config.kv_cache_dtype == "fp8" and odd:
+    kind = spec.config.kv_cache_dtype
+    if kind != "auto" and odd:
         raise ConfigError(
-            f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have {odd[0]}: leave it out"
+            f"--kv-cache-dtype {kind} needs heads of a multiple of 4 elements, these have {odd[0]}: leave it out"
         )
 
 
@@ -80,7 +81,7 @@ def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> N
     if spec.config.kv_cache_dtype == "fp8" and capability < FP8_CAPABILITY:
         raise ConfigError(
             f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, {device} has "
-            f"{capability[0]}.{capability[1]}: leave it out"
+            f"{capability[0]}.{capability[1]}: give int8"
         )
 
 

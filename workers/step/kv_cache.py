@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels import fp8_cache
+from ...kernels.byte_cache import vector_width
 
 
 def layer_cache(kv_cache: Tensor, layer: int, num_kv_heads: int, head_dim: int) -> Tensor:
     """Return a view of one layer's part of the cache, in the layer's own shape: [num_blocks, 1, 2, num_kv_heads,
     block_size, head_dim]."""
     block_size = kv_cache.shape[4]
-    width = head_dim + (fp8_cache.SCALE_BYTES if fp8_cache.is_fp8(kv_cache) else 0)
+    width = vector_width(head_dim, kv_cache.dtype)
     shape = (len(kv_cache), 1, 2, num_kv_heads, block_size, width)
     assert torch.Size(shape[2:]).numel() <= kv_cache.stride(1)
     heads = num_kv_heads * block_size * width
@@ -36,11 +36,11 @@ class KVCacheSpec:
     num_kv_heads: int  # of this rank
     head_dim: int
     block_size: int  # tokens
-    dtype: torch.dtype  # fp8_cache.DTYPE: numbers of 8 bits, each vector with its scale
+    dtype: torch.dtype  # of elements, or one of byte_cache.CACHE_DTYPES: 8 bits, each vector with its scale
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; fp8 heads have SCALE_BYTES more."""
-        width = self.head_dim + (fp8_cache.SCALE_BYTES if self.dtype == fp8_cache.DTYPE else 0)
+        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, vector_width]."""
+        width = vector_width(self.head_dim, self.dtype)
         return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, width)
 
     @property

@@ -101,7 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_memory_bytes: Annotated[int | None, _memory("size of the KV pool in bytes; none: measured")] = None
     gpu_memory_utilization: Annotated[float, _memory("share of the device's memory that a worker may use")] = 0.9
     kv_cache_dtype: Annotated[
-        Literal["auto", "fp8"], _memory("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
+        Literal["auto", "int8", "fp8"],
+        _memory("numbers of the KV cache; auto: the model's; int8, fp8 (e4m3): 8 bits, a scale per vector"),
     ] = "auto"
     enable_prefix_caching: Annotated[bool, _memory("share KV blocks of equal prefixes")] = True
     kv_host_bytes: Annotated[

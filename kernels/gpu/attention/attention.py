@@ -10,16 +10,12 @@ table gives the addresses of keys, with 64-bit offsets.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from ...contract import AttentionSpec
-from ...fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
-VALUE_LIFT = tl.constexpr(256.0)  # keeps weight × fp8 scale (at most 146) out of float16's subnormals
 BASE_2 = tl.constexpr(LOG2_E)
 NO_SCORE = tl.constexpr(-1e30)  # initial m_i: below every score, but finite, as −inf − −inf would be NaN
 
@@ -36,23 +32,6 @@ def key_places(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
     else:  # a single return for both branches, as the compiler requires one type
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
     return blocks, keys % BLOCK_SIZE
-
-
-@triton.jit
-def tile_bases(
-    kv_cache, scales, layer_offset, kv_head,
-    NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, IS_FP8: tl.constexpr,
-):  # fmt: skip
-    """Return pointers to the keys, the values and their fp8 scales of one layer and KV head in block 0."""
-    NUMBERS: tl.constexpr = BLOCK_SIZE * HEAD_DIM
-    if IS_FP8:
-        TILE_BYTES: tl.constexpr = NUMBERS + 4 * BLOCK_SIZE
-        start = layer_offset + kv_head * TILE_BYTES
-        first = scales + (start + NUMBERS) // 4
-        keys = kv_cache + start
-        return keys, keys + NUM_KV_HEADS * TILE_BYTES, (first, first + NUM_KV_HEADS * (TILE_BYTES // 4))
-    keys = kv_cache + layer_offset + kv_head * NUMBERS
-    return keys, keys + NUM_KV_HEADS * NUMBERS, (scales, scales)
 
 
 @triton.jit
@@ -73,17 +52,6 @@ def score_arguments(spec: AttentionSpec) -> tuple[float, float]:
     if not spec.softcap:
         return spec.scale * LOG2_E, 0.0
     return spec.scale * LOG2_E * 2 / spec.softcap, spec.softcap * LOG2_E
-
-
-def cache_arguments(kv_cache: Tensor, layer: int) -> tuple[Tensor, Tensor, int, int]:
-    """Return the kernel arguments for one layer of the cache: kv_cache, scales, layer_offset, block_stride.
-
-    `scales` is an fp8 cache viewed as float32. The offset and the stride count elements of the cache.
-    """
-    is_quantized = is_fp8(kv_cache)
-    numbers = kv_cache.view(torch.float8_e4m3fn) if is_quantized else kv_cache
-    scales = kv_cache.view(torch.float32) if is_quantized else kv_cache
-    return numbers, scales, layer * kv_cache.stride(1), kv_cache.stride(0)
 
 
 @triton.jit
@@ -111,7 +79,7 @@ def attend_tile(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED all these keys must exist,
     and every query must attend to all of them."""
@@ -125,7 +93,7 @@ def attend_tile(
     else:
         key = tl.load(keys_base + offsets)
     score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
-    if IS_FP8:
+    if LARGEST > 0:
         scale_offsets = blocks * (block_stride // 4) + places
         score = score * tl.load(scale_bases[0] + scale_offsets, mask=keys < end, other=0.0)[None, :]
     if HAS_SOFTCAP:  # tanh(z) is 1 − 2 / (1 + e^2z)
@@ -144,18 +112,18 @@ def attend_tile(
         value = tl.load(values_base + offsets, mask=exists, other=0.0)
     else:
         value = tl.load(values_base + offsets)
-    if IS_FP8:
+    if LARGEST > 0:  # weight × scale alone could be a subnormal float16
         value_scale = tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)
-        weight = weight * (value_scale * VALUE_LIFT)[None, :]
+        weight = weight * (value_scale * LARGEST)[None, :]
     weight = weight.to(query.dtype)
     acc = tl.dot(weight, value.to(query.dtype), acc * alpha[:, None], input_precision="ieee")
     return acc, m_new, l_i
 
 
 @triton.jit
-def mean_value(acc, l_i, IS_FP8: tl.constexpr):
-    """Compute the attention output [M, DIM_PAD]: acc / l_i, without the factor VALUE_LIFT that acc has with an fp8
-    cache; 0 for queries without keys."""
-    if IS_FP8:
-        l_i = l_i * VALUE_LIFT
+def mean_value(acc, l_i, LARGEST: tl.constexpr):
+    """Compute the attention output [M, DIM_PAD]: acc / l_i, without the factor LARGEST that acc has with a cache
+    of bytes; 0 for queries without keys."""
+    if LARGEST > 0:
+        l_i = l_i * LARGEST
     return acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...contract import AttentionSpec
-from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import DecodeShape, group_rows
-from .attention import NO_SCORE, attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
+from .attention import NO_SCORE, attend_tile, mean_value, no_keys, score_arguments
+from .cache import cache_arguments, largest_number, tile_bases
 
 MAX_SPLITS = 16  # splits of a row; bounds the memory for partial results
 PLAN_ROWS = 256  # rows per iteration of plan_kernel
@@ -72,7 +72,7 @@ def plan_kernel(
 def decode_kernel(
     query,  # [R, H, D], rows query_stride apart
     kv_cache,
-    scales,  # an fp8 cache as float32
+    scales,  # a cache of bytes as float32
     layer_offset,
     block_stride,
     block_tables,  # [R, table_stride]
@@ -99,7 +99,7 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
     members = tl.arange(0, GROUP_PAD)
@@ -107,7 +107,7 @@ def decode_kernel(
     dims = tl.arange(0, DIM_PAD)
     exists = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     keys_base, values_base, scale_bases = tile_bases(
-        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
+        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, LARGEST
     )
     num_items = tl.load(items)
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -129,9 +129,9 @@ def decode_kernel(
             acc, m_i, l_i = attend_tile(
                 q, positions, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length,
                 scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP,
-                IS_FP8,
+                LARGEST,
             )  # fmt: skip
-        acc = mean_value(acc, l_i, IS_FP8)
+        acc = mean_value(acc, l_i, LARGEST)
         at = row * (NUM_KV_HEADS * GROUP) + heads
         if num_tiles <= tiles:
             tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
@@ -244,7 +244,7 @@ def decode_attention(
         **constants,
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
-        IS_FP8=is_fp8(kv_cache),
+        LARGEST=largest_number(kv_cache),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -12,13 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...contract import AttentionMetadata, HeadNorms, Rotary
-from ...fp8_cache import LARGEST, is_fp8
 from ..launch import next_power_of_2
 from ..norm import MAX_WIDTH
-from .attention import cache_arguments
+from .cache import cache_arguments, largest_number, to_numbers, vector_scales
 
 _HEADS = 4  # per program
-_LARGEST = tl.constexpr(LARGEST)
 
 
 @triton.jit
@@ -148,7 +146,7 @@ def qk_norm_rope_cache_kernel(
     cos_sin,  # [P, 2 * PAIRS] float32
     query_scale,  # [P] float32
     kv_cache,
-    scales,  # an fp8 cache as float32
+    scales,  # a cache of bytes as float32
     layer_offset,
     block_stride,
     positions,  # [T] int64
@@ -171,9 +169,9 @@ def qk_norm_rope_cache_kernel(
     IS_AFTER_ROPE: tl.constexpr,
     IS_ROTATED: tl.constexpr,
     HAS_QUERY_SCALE: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
-    WIDTH: tl.constexpr = HEAD_DIM + 4 if IS_FP8 else HEAD_DIM
+    WIDTH: tl.constexpr = HEAD_DIM + 4 if LARGEST > 0 else HEAD_DIM
     QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -232,16 +230,13 @@ def qk_norm_rope_cache_kernel(
         tile = (side * NUM_KV_HEADS + head) * (BLOCK_SIZE * WIDTH)
         place = slot % BLOCK_SIZE
         start = layer_offset + slot // BLOCK_SIZE * block_stride
-        if IS_FP8:
+        if LARGEST > 0:
             first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
-            if REST_PAD > 0:
-                largest = tl.maximum(largest, tl.max(tl.abs(rest), axis=1))
-            scale = largest / _LARGEST
-            scale = tl.where(scale == 0.0, 1.0, scale)
+            scale = vector_scales(first, second, rest, LARGEST, REST_PAD)
             scale_at = scales + (start + tile + BLOCK_SIZE * HEAD_DIM) // 4 + place
             tl.store(scale_at, scale, mask=head < NUM_KV_HEADS)
-            first, second, rest = first / scale[:, None], second / scale[:, None], rest / scale[:, None]
+            first, second = to_numbers(first, scale, LARGEST), to_numbers(second, scale, LARGEST)
+            rest = to_numbers(rest, scale, LARGEST)
         row = kv_cache + start + place * HEAD_DIM + tile[:, None]
         tl.store(row + dims[None, :], first.to(kv_cache.dtype.element_ty), mask=exists)
         tl.store(row + PAIRS + dims[None, :], second.to(kv_cache.dtype.element_ty), mask=exists)
@@ -307,7 +302,7 @@ def qk_norm_rope_cache(
             IS_AFTER_ROPE=norms is not None and norms.is_after_rope,
             IS_ROTATED=rotary.cos_sin is not None,
             HAS_QUERY_SCALE=rotary.query_scale is not None,
-            IS_FP8=is_fp8(kv_cache),
+            LARGEST=largest_number(kv_cache),
             num_warps=8 if spans_heads else 2,
         )
     return heads[:, :num_heads]

@@ -14,17 +14,17 @@ import triton.language as tl
 from torch import Tensor
 
 from ...contract import AttentionMetadata, AttentionSpec
-from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import PrefillShape
-from .attention import attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
+from .attention import attend_tile, mean_value, no_keys, score_arguments
+from .cache import cache_arguments, largest_number, tile_bases
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # changes with the step
 def prefill_kernel(
     query,  # [T, H, D], tokens query_stride apart
     kv_cache,
-    scales,  # an fp8 cache as float32
+    scales,  # a cache of bytes as float32
     layer_offset,
     block_stride,
     block_tables,
@@ -50,7 +50,7 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SPANS: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # tokens of a tile; query rows past TOKENS * GROUP are idle
@@ -78,7 +78,7 @@ def prefill_kernel(
         limits = tl.load(see_until + global_tokens, mask=is_query, other=0)
         end = tl.maximum(end, tl.max(limits, axis=0) + 1)
     keys_base, values_base, scale_bases = tile_bases(
-        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
+        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, LARGEST
     )
     table = block_tables + row * table_stride
     acc, m_i, l_i = no_keys(sinks, heads, lanes < TOKENS * GROUP, BLOCK_M, DIM_PAD, HAS_SINKS)
@@ -92,21 +92,21 @@ def prefill_kernel(
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
         )  # fmt: skip
-    acc = mean_value(acc, l_i, IS_FP8)
+    acc = mean_value(acc, l_i, LARGEST)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
     tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
 
@@ -169,7 +169,7 @@ def prefill_attention(
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
         HAS_SPANS=metadata.see_until is not None,
-        IS_FP8=is_fp8(kv_cache),
+        LARGEST=largest_number(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokenloom.kernels import fp8_cache
+from tokenloom.kernels import byte_cache
 from tokenloom.kernels.contract import AttentionMetadata, AttentionSpec
 from tokenloom.tests.workers.paged_run import make_metadata
 
@@ -37,11 +37,12 @@ def paged_step(
     num_kv_heads: int,
     block_size: int,
     window: int | None,
-    has_fp8_cache: bool = False,
+    bytes_of: torch.dtype | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> PagedStep:
-    """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each."""
+    """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each; bytes_of:
+    dtype of a cache of bytes."""
     sizes = [(length - 1, 1) for length in decode_lengths] + prefill_rows
     num_blocks = 1 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
     free = list(range(1, num_blocks))
@@ -51,8 +52,8 @@ def paged_step(
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
     kv_cache = torch.randn(shape, generator=generator).to(dtype)
-    if has_fp8_cache:
-        kv_cache = as_fp8(kv_cache)
+    if bytes_of is not None:
+        kv_cache = as_bytes(kv_cache, bytes_of)
     num_heads = group * num_kv_heads
     heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     spec = AttentionSpec(head_dim**-0.5, window, softcap, sinks)
@@ -75,12 +76,20 @@ def far_away(step: PagedStep) -> PagedStep:
     return replace(step, kv_cache=kv_cache, metadata=replace(step.metadata, block_tables=tables, slots=slots))
 
 
-def as_fp8(kv_cache: Tensor) -> Tensor:
+def as_bytes(kv_cache: Tensor, dtype: torch.dtype) -> Tensor:
     """The same keys and values in 8 bits."""
-    numbers, scales = fp8_cache.encode(kv_cache)
-    tiles = torch.cat([numbers.flatten(-2), scales.view(torch.uint8)], dim=-1)
+    numbers, scales = byte_cache.encode(kv_cache, dtype)
+    tiles = torch.cat([numbers.flatten(-2), scales.view(dtype)], dim=-1)
     return tiles.unflatten(-1, (kv_cache.shape[-2], -1))
 
 
-def from_fp8(kv_cache: Tensor) -> Tensor:
-    return fp8_cache.decode(kv_cache.flatten(-2), kv_cache.shape[-2], torch.float32)
+def from_bytes(kv_cache: Tensor) -> Tensor:
+    return byte_cache.decode(kv_cache.flatten(-2), kv_cache.shape[-2], torch.float32)
+
+
+def next_number(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest distance from stored elements [..., D] to those that a rounding apart may give."""
+    largest = stored.abs().amax(-1, keepdim=True)
+    if dtype == torch.int8:
+        return largest / 127
+    return torch.maximum(stored.abs() / 8, largest / 448 / 512)

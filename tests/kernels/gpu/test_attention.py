@@ -12,13 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tokenloom.kernels.byte_cache import is_bytes
 from tokenloom.kernels.contract import Rotary
 from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
+from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_bytes, far_away, from_bytes, paged_step
 from tokenloom.tests.kernels.spans import with_spans
 from tokenloom.tests.support.today import some
 
@@ -36,7 +37,7 @@ LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 257, 300]
 
 def expected(step: PagedStep) -> torch.Tensor:
     query, kv_cache = step.query.float(), step.kv_cache
-    kv_cache = from_fp8(kv_cache) if kv_cache.dtype == torch.uint8 else kv_cache.float()
+    kv_cache = from_bytes(kv_cache) if is_bytes(kv_cache) else kv_cache.float()
     return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, step.spec)
 
 
@@ -59,7 +60,7 @@ def random_step(seed: int) -> PagedStep:
         num_kv_heads=num_kv_heads,
         block_size=rng.choice(BLOCK_SIZES),
         window=rng.choice(WINDOWS),
-        has_fp8_cache=seed % 3 == 0,
+        bytes_of=(torch.int8, torch.uint8, None)[seed % 3],
         softcap=1.5 * (seed % 4 == 1),
         sinks=sinks if seed % 4 >= 2 else None,
     )
@@ -123,11 +124,12 @@ def test_a_row_has_one_sink_in_any_number_of_splits(softcap: float, window: int 
     torch.testing.assert_close(decode_alone(step, [0, 1, 2, 3], shape), expected(step), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
 def test_many_keys_of_small_weight_count_in_half_precision(
-    decode_lengths: list[int], prefill_rows: list[tuple[int, int]]
+    decode_lengths: list[int], prefill_rows: list[tuple[int, int]], dtype: torch.dtype
 ) -> None:
-    """One key has e^8 times the weight of each other; small fp8 scales make the others' products smaller still."""
+    """One key has e^8 times the weight of each other; small scales make the others' products smaller still."""
     step = paged_step(random.Random(3), decode_lengths, prefill_rows, torch.float16, 64, 2, 1, 16, None)
     generator = torch.Generator().manual_seed(3)
     keys, values = step.kv_cache[:, :, 0], step.kv_cache[:, :, 1]
@@ -135,7 +137,7 @@ def test_many_keys_of_small_weight_count_in_half_precision(
     values.copy_(torch.rand(values.shape, generator=generator) * 0.02 + 0.01)
     keys[step.metadata.block_tables[0, 0], :, :, 0] = 1.0
     values[step.metadata.block_tables[0, 0], :, :, 0] = 0.0
-    step = replace(step, query=torch.ones_like(step.query), kv_cache=as_fp8(step.kv_cache))
+    step = replace(step, query=torch.ones_like(step.query), kv_cache=as_bytes(step.kv_cache, dtype))
     result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     torch.testing.assert_close(result.float(), expected(step), atol=0, rtol=4e-3)
 
@@ -172,11 +174,11 @@ def test_stale_values_past_a_rows_end_are_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_fp8_cache", "block_size"),  # some blocks in a tile of keys, one tile in a block
-    some([(False, 16), (True, 128), (False, 128), (True, 16)], 2),
+    ("bytes_of", "block_size"),  # some blocks in a tile of keys, one tile in a block
+    some([(None, 16), (torch.int8, 128), (None, 128), (torch.uint8, 16)], 2),
 )
-def test_a_cache_may_have_more_elements_than_32_bits_count(has_fp8_cache: bool, block_size: int) -> None:
-    near = paged_step(random.Random(5), [40], [(20, 21)], torch.float16, 64, 2, 2, block_size, None, has_fp8_cache)
+def test_a_cache_may_have_more_elements_than_32_bits_count(bytes_of: torch.dtype | None, block_size: int) -> None:
+    near = paged_step(random.Random(5), [40], [(20, 21)], torch.float16, 64, 2, 2, block_size, None, bytes_of)
     far = far_away(near)
     rows, ops = len(near.kv_cache), TritonOps(90)
     cos_sin = torch.rand(64, 64)

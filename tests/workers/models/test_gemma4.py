@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenloom.ipc.spec.models.model_file import load_model_config
-from tokenloom.kernels import fp8_cache
+from tokenloom.kernels import byte_cache
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.models.test_experts import SHARED_KEYS
@@ -23,7 +23,7 @@ def test_the_cache_has_pages_of_the_largest_layer_and_none_for_layers_that_share
     assert spec == KVCacheSpec(3, 2, 16, 4, torch.float32)  # 2 heads of 16 and 1 of 32 have equally many elements
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, fp8_cache.DTYPE])
+@pytest.mark.parametrize("dtype", [torch.float32, *byte_cache.LARGEST])
 def test_layers_of_different_shapes_do_not_touch_each_other_s_pages(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     shapes, block_size = [(4, 8), (2, 16), (1, 12)], 4
@@ -36,9 +36,9 @@ def test_layers_of_different_shapes_do_not_touch_each_other_s_pages(dtype: torch
     for view, sides in zip(views, written, strict=True):
         for side in range(2):
             stored = view[[5, 2, 6], 0, side].transpose(1, 2)  # [blocks, block_size, heads, width]
-            if dtype == fp8_cache.DTYPE:
+            if byte_cache.is_bytes(view):
                 tiles = view[[5, 2, 6], 0, side].flatten(2)
-                stored = fp8_cache.decode(tiles, block_size, torch.float32).transpose(1, 2)
+                stored = byte_cache.decode(tiles, block_size, torch.float32).transpose(1, 2)
             tolerance = 0.0 if dtype == torch.float32 else 0.3
             torch.testing.assert_close(stored.flatten(0, 1)[:10], sides[side], atol=tolerance, rtol=0)
 

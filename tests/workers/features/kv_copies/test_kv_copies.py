@@ -12,7 +12,6 @@ import torch
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
-from tokenloom.kernels import fp8_cache
 from tokenloom.tests.workers.device.fake_device import DeviceHistoryModel, FakeRecorder
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.tests.workers.random_schedule import (
@@ -58,7 +57,7 @@ def begun_with(copies: KVCopies, step: SchedulerOutput) -> None:
     copies.begin(step, BegunStep(lambda stage: None))
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16, fp8_cache.DTYPE])
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.int8, torch.uint8])
 def kv_cache(request: pytest.FixtureRequest) -> torch.Tensor:
     cache = KVCacheSpec(3, 2, 8, 4, request.param).allocate(9, torch.device("cpu"))
     cache.view(torch.uint8).copy_(torch.randint(0, 256, cache.view(torch.uint8).shape, dtype=torch.uint8))
