@@ -83,7 +83,7 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
 
 
 def _mend(method: str, name: str, known: type[UnservedOptions]) -> str:
-    """Return a hint that names the right keyword in place of an unknown one of a method."""
+    """Return a hint for an unknown keyword of a method: the right keyword, or all keywords that the method has."""
     own = _PARAMETERS.get(method, ())
     if name in SamplingParams.__struct_fields__ and "sampling_params" in {*own, *known.__annotations__}:
         return f": it is a sampling parameter, write SamplingParams({name}=…)"
@@ -94,7 +94,8 @@ def _mend(method: str, name: str, known: type[UnservedOptions]) -> str:
 
 
 def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest | None]:
-    """Return the adapter of each prompt, None for the model itself. RequestError if a value is invalid."""
+    """Return the adapter of each prompt; None where no keyword names one. The keyword `model` becomes a LoRARequest,
+    even if it is the name of the served model. RequestError if a value is invalid."""
     given, model = options.get("lora_request"), options.get("model")
     if model is not None and (given is not None or not isinstance(model, str)):
         raise RequestError(
@@ -112,8 +113,8 @@ def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest |
 
 
 def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:
-    """Return the parameters with their priorities replaced by the `priority` keyword, if it is given. RequestError
-    unless it is one number for all prompts, or one for each."""
+    """Return the parameters with their priorities replaced by the `priority` keyword, if it is given: one integer for
+    all prompts, or one for each. RequestError if a list has another length."""
     priority = options.get("priority")
     if priority is None:
         return params

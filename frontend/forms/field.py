@@ -20,17 +20,17 @@ Value: TypeAlias = str | bool | int | float
 
 def means(text: str, absent: Value | None = None) -> Meta:
     """Return the metadata of a field. `absent`: what holds if the field is left out or null, as a value, or in words;
-    None: nothing."""
+    None: the schema does not say it."""
     return _meta(text, absent, {})
 
 
 def ours(text: str, absent: Value | None = None) -> Meta:
-    """The same for a field that the API itself does not have."""
+    """Return the metadata of a field that the API itself does not have. `absent`: see `means`."""
     return _meta(text, absent, {GROUP: OURS})
 
 
 def unused(text: str) -> Meta:
-    """The same for a field that is accepted and has no effect."""
+    """Return the metadata of a field that is accepted and has no effect."""
     return _meta(f"{text} No effect here.", None, {GROUP: UNUSED})
 
 

@@ -40,7 +40,8 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
     @property
     def max_media(self) -> dict[MediaKind, int]:
-        """Kind → most media of it in one prompt; of a kind that is missing, as many as fit."""
+        """Kind → most media of it in one prompt. Missing: the kind of media that the model takes, if as many as fit are
+        allowed, and kinds that it does not take, unless an option turned them off (0)."""
         limits = dict.fromkeys(self.off_by, 0)
         return limits if self.kind is None or self.max_count is None else limits | {self.kind: self.max_count}
 
@@ -75,7 +76,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
     def check(self, submit: Submit) -> None:
         """Raise RequestError unless the media of a request are allowed and identified, and the parts of its chat name
-        each of them once."""
+        each of them once. A request with media may not have truncate_prompt_tokens."""
         media, chat = submit.media, submit.chat
         self.check_media(media)
         if media and submit.params.truncate_prompt_tokens is not None:

@@ -2,7 +2,8 @@
 
 A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may also have "cache_salt" and
 vLLM's "multi_modal_data" and "multi_modal_uuids". It may also be vLLM's pair of an "encoder_prompt" with media and a
-"decoder_prompt". A chat is a list of messages. All checks that need no model happen here, before a message is sent.
+"decoder_prompt". A chat is a list of messages. Forms and sizes are checked here, before a message is sent; the engine
+checks what depends on its model and options.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class CheckedChat(NamedTuple):
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many as a list. An empty list means no prompts, a list of integers one prompt. RequestError
-    unless it is text, a dict or an iterable."""
+    """Return one prompt or many as a list. An empty list means no prompts, a list whose first item is an integer means
+    one prompt. RequestError unless it is text, a dict or an iterable other than bytes."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
@@ -156,8 +157,8 @@ def check_text(text: str) -> str:
 
 
 def check_token_ids(ids: object) -> bytes:
-    """Return token ids, given as a list, a numpy array or a tensor, as int32 bytes; RequestError if they are no valid
-    ids."""
+    """Return token ids, given as a list, a numpy array or a tensor, as int32 bytes. RequestError if there are none or
+    too many, or one is not an integer from 0 to 2^31 - 1."""
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
@@ -197,7 +198,7 @@ def check_chat(messages: Chat) -> list[ChatMessage]:
 
 def read_chat(messages: Chat) -> CheckedChat:
     """Return the messages of a conversation as ChatMessages, and its media. RequestError if there is no message, one
-    lacks role or content, or a medium cannot be read."""
+    is invalid (it needs a role, and content or tool calls), or a medium cannot be read."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     given = GivenMedia()
@@ -253,7 +254,7 @@ def _part(position: int, part: object, given: GivenMedia) -> ContentPart:
 
 def _joined(prompt: Mapping[str, object]) -> Mapping[str, object]:
     """Return {"encoder_prompt": …, "decoder_prompt": …} as one prompt: the decoder's text with the encoder's media.
-    Return other prompts unchanged. RequestError unless the encoder's has only media, and the decoder's has none."""
+    Return other prompts unchanged. RequestError if the encoder's has text or token ids, or the decoder's has media."""
     if "encoder_prompt" not in prompt:
         return prompt
     encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")

@@ -1,5 +1,5 @@
-"""Constructors of a client's queries and orders. Each function here checks its arguments, raising RequestError, and
-returns a function that makes the message from the query's id."""
+"""Constructors of a client's queries and orders. Each function here returns a function that makes the message from the
+query's id; it raises RequestError for an invalid argument."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Co
 
 
 def order_query(action: OrderAction, **fields: Any) -> Callable[..., Control]:
-    """Return the constructor of an order of `action` with these fields of Control."""
+    """Return the constructor of an order of `action` with these fields of Control and a new order id. The fields are
+    not checked."""
     return partial(Control, action=action, order_id=secrets.token_hex(8), **fields)
 
 

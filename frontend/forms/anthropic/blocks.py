@@ -1,6 +1,6 @@
 """Write the parts of an answer as content blocks of /v1/messages, and as the events that build them.
 
-At most one block is open: thinking until content starts, text until a call starts, a call until its end. The blocks and
+At most one block is open: thinking and text until a part of another kind starts, a call until its end. The blocks and
 their joined deltas do not depend on how the answer is split into deltas.
 """
 
@@ -82,8 +82,8 @@ class BlockWriter:
 
 
 def partial_object(text: str) -> JsonObject:
-    """Return the object in a JSON text; if the text is incomplete, an object with its complete values. {} if the text
-    is not an object."""
+    """Return the object in a JSON text; if the text is incomplete, an object with its complete values (a number at the
+    end counts as complete). {} if the text is not an object, or nested deeper than MAX_DEPTH."""
     closers = ""
     ends: deque[tuple[int, str]] = deque(maxlen=MAX_TRIES)  # (place where a value may end, brackets to add there)
     for token in _TOKENS.finditer(text):

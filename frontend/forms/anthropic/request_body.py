@@ -32,7 +32,7 @@ class ResultPart(MessagePart, frozen=True, kw_only=True):
 
 class Block(MessagePart, frozen=True, kw_only=True):
     """Text, thinking, image, document, tool call or tool result. Blocks of other types are decoded too, so that an
-    error can name the type."""
+    error can name the type, except for the types of LEFT_OUT."""
 
     LEFT_OUT: ClassVar = r"server_tool_use|mcp_tool_use|.+_tool_result|container_upload|compaction"
 

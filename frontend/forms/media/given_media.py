@@ -50,8 +50,8 @@ class GivenMedia:
         """Add the medium of a chat's part, a mapping with one of the types of PART_KINDS, and return the part that
         stands for it. RequestError, about `where`, if it is invalid.
 
-        A text in the part is a URL, never a path: a chat often comes from another party, which must not name files
-        here."""
+        A text in the part is a URL or base64, never a path: a chat often comes from another party, which must not name
+        files here."""
         kind, detail = PART_KINDS[part["type"]], part.get("detail")
         try:
             given, inner = _content(kind, part, (part["type"], *_FIELDS[kind]))
@@ -95,7 +95,7 @@ def _content(kind: MediaKind, part: Mapping[str, Any], fields: Sequence[str]) ->
 
 def _by_kind(field: str, given: object) -> dict[MediaKind, list[object]]:
     """Return the media, or their uuids, in a field of a prompt, as a list for each kind. RequestError if the field is
-    malformed or has other kinds."""
+    not a mapping, or has media of other kinds."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

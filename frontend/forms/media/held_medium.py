@@ -39,8 +39,9 @@ class HeldMedium(Medium, frozen=True, kw_only=True, dict=True):
 
 
 def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail = "") -> Medium:
-    """Return the medium for an image or a clip in any of the FORMS. RequestError if it has another form, is empty or
-    too large, or cannot be read."""
+    """Return the medium for an image or a clip in any of the FORMS; a Medium is returned unchanged. A URL to fetch is
+    not fetched here. None with a `uuid` stands for the medium that an earlier request sent under it. RequestError if
+    the medium has another form, is empty or too large, or cannot be read."""
     if isinstance(given, Medium):
         return given
     if given is None:

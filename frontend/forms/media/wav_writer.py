@@ -22,7 +22,8 @@ CODECS = {  # dtype of the samples, as in numpy's array interface → codec, dty
 def wav_of(samples: Any, rate: object) -> bytes:
     """Return a WAV file of samples [n], [channels, n] or [n, channels]; the smaller size is the number of channels.
 
-    Floats have a full scale of ±1, integers that of their type. RequestError for other samples, or an invalid rate."""
+    Floats have a full scale of ±1, integers that of their type; a list is [n], and its numbers count as floats. `rate`:
+    samples a second. RequestError for other samples, or an invalid rate."""
     if not isinstance(rate, int | float) and hasattr(rate, "item"):
         rate = rate.item()  # a numpy number
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1 << 32 or rate % 1:

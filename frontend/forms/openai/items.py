@@ -1,6 +1,6 @@
 """Write the parts of an answer as output items of /v1/responses, and as the events that build them.
 
-At most one item is open: reasoning until content starts, a message until a call starts, a call until its end. The items
+At most one item is open: reasoning and a message until a part of another kind starts, a call until its end. The items
 and their joined deltas do not depend on how the answer is split into deltas.
 """
 
@@ -63,7 +63,7 @@ class ItemWriter:
 
     def close(self, status: str = "completed") -> Iterator[Event]:
         """Close the open item, if any, and yield its events. `status`: for a message or reasoning; a function call is
-        incomplete if its JSON is invalid, and any other call is completed."""
+        incomplete if its arguments are not a JSON object, and any other call is completed."""
         if not self._type:
             return
         text, item = "".join(self._texts), self._open | {"status": status}

@@ -54,8 +54,8 @@ class CompletionLogprobs:
             self._rows.append((own.name, own.logprob, first | top | first, offsets.next(own.token_id)))
 
     def take(self, num_characters: int, *, is_last: bool) -> JsonObject:
-        """Return, once, the columns of the added tokens that start within the first `num_characters` of the choice's
-        text: the text that the caller may send.
+        """Return, once, the columns of the added tokens whose offset in the choice's text is at most `num_characters`,
+        the length of the text that the caller may send.
 
         Later tokens wait, since their text may become a stop string. If `is_last`, all tokens are returned; those whose
         text was cut off have the end of the text as their offset.
@@ -82,8 +82,8 @@ def chat_logprobs(delta: Delta, token_bytes: TokenBytes, *, with_ids: bool = Fal
 
 
 def token_logprob(token_id: int, text: str, logprob: float, token_bytes: TokenBytes) -> JsonObject:
-    """Return OpenAI's object for one token. The joined `bytes` of several tokens are whole characters; `token` has
-    U+FFFD for a part of a character."""
+    """Return OpenAI's object for one token. `token` has U+FFFD for a part of a character; `bytes` are then the token's
+    own bytes, which make whole characters with those of its neighbours."""
     shown = token_bytes(token_id) if UNDECODABLE in text else text.encode()
     return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(shown)}
 

@@ -138,7 +138,7 @@ def _with_functions(body: ChatRequest) -> ChatRequest:
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     """Return the body with OpenAI's older `functions` as tools, and without a tool_choice of type allowed_tools: only
     the allowed tools are kept, and the choice becomes its mode. RequestError if it allows no tool, or one that `tools`
-    lacks."""
+    lacks, or if `functions` are invalid."""
     body = _with_functions(body)
     choice = body.tool_choice
     if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":

@@ -133,7 +133,8 @@ def schema_errors_about(field: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
-    """Replace the start of each RequestError that matches the regex `begin`, a parameter's name, by `field`."""
+    """Replace the start of each RequestError that matches the regex `begin`, a parameter's name, by `field`. With the
+    `field` structured_outputs, errors stay as they are."""
     try:
         yield
     except RequestError as error:

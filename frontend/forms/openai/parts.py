@@ -25,8 +25,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_left_out(kind: str, left_out: str) -> None:
-    """Raise ValueError if the type `kind` matches `left_out`, the LEFT_OUT of its struct: such parts are removed before
-    the body is decoded."""
+    """Raise ValueError if the type `kind` matches `left_out`, the LEFT_OUT of its struct. Without --strict-fields the
+    caller then removes such parts and decodes the body again."""
     if re.fullmatch(left_out, kind):
         raise ValueError(f"type {kind:.80} is not served: leave it out")
 
@@ -57,8 +57,8 @@ class ImageSource(Sent, frozen=True, kw_only=True):
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
-    """Part of a message. Parts of other types than text, reasoning, image and audio are decoded too, so that an error
-    can name the type."""
+    """Part of a message: text, reasoning, an image, audio, a document or a search result. Parts of other types are
+    decoded too, so that an error can name the type."""
 
     type: Annotated[str, means("Kind of the part, such as text, image_url, input_audio or thinking.")]
     text: Annotated[str | None, means("The text of a part of type text.")] = None
@@ -121,7 +121,7 @@ def content_of(
 
 def _document(where: str, part: MessagePart) -> list[MessagePart]:
     """Return a document or a search result as texts and images: its title and its context or source, then its content.
-    RequestError if it has no text, such as a PDF."""
+    RequestError if its content cannot be read, such as that of a PDF."""
     source, heads = ImageSource() if part.source is None else part.source, [part.title, part.context]
     if isinstance(source, str):  # a search result: `source` is its origin
         content, heads = getattr(part, "content", None), [part.title, source]

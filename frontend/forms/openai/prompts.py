@@ -38,7 +38,8 @@ def new_response_id(chat_id: str) -> str:
 
 
 def submitted_id(answer_id: str) -> str:
-    """Return the id under which an answer was submitted: chatcmpl-X for resp_X, with a secret or not, and for msg_X."""
+    """Return the id under which an answer was submitted: chatcmpl-X for resp_X, with a secret or not, and for msg_X;
+    any other id unchanged."""
     kind, _, unique = answer_id.partition("_")
     if kind == "resp":
         unique = _SECRET.sub("", unique)

@@ -204,7 +204,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
 
 def tools_of(body: ResponsesRequest) -> list[ResponseTool]:
     """Return the tools of a request: those of `tools`, then those of its input items. An item's tool replaces earlier
-    ones of the same name, since a conversation may change its tools."""
+    ones of the same type and name, since a conversation may change its tools."""
     if isinstance(body.input, str):
         return list(body.tools or ())
     further = {(tool.type, tool.name): tool for item in body.input for tool in item.tools or ()}
@@ -224,8 +224,8 @@ def tool_names(body: ResponsesRequest) -> dict[str, JsonObject]:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name under which the model sees a tool: NAMESPACE__NAME, or NAME without a namespace or in
-    `functions`."""
+    """Return the name under which the model sees a tool: NAMESPACE__NAME (without underscores at the namespace's end),
+    or NAME without a namespace or in `functions`."""
     return f"{namespace.rstrip('_')}__{name}" if namespace and namespace != PLAIN else name
 
 

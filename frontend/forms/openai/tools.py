@@ -24,7 +24,8 @@ class FunctionCall(Sent, frozen=True, kw_only=True):
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of structs that have a tool in the field named by `type`. RequestError if the tool in a Body has no name."""
+    """Base of structs that have a tool in the field named by `type`. RequestError if the tool in a Body has no name,
+    unless the type is allowed_tools."""
 
     def __post_init__(self) -> None:
         if isinstance(self, Body) and (kind := getattr(self, "type", "")) != "allowed_tools" and not self.called.name:

@@ -30,7 +30,8 @@ NARROW = {
 
 
 def packed(vector: array[float], dtype: str, endianness: str) -> bytes:
-    """Return the numbers as bytes in `dtype`, rounded half to even. `endianness`: little, big or native."""
+    """Return the numbers as bytes in `dtype`, float32 or a key of NARROW, rounded half to even. NaN and numbers beyond
+    the range become `top` of the dtype, with their sign. `endianness`: little, big or native."""
     form = NARROW.get(dtype)
     codes = array("f", vector) if form is None else array(form.typecode, (_code(number, form) for number in vector))
     if endianness not in ("native", sys.byteorder):

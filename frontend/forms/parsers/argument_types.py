@@ -34,7 +34,8 @@ class ArgumentTypes:
 
         If the text is JSON of an allowed type other than string, it is read as JSON even if strings are allowed too, as
         in vLLM: 42 is a number for ["integer", "string"], and a string for ["string", "null"]. JSON is also read as
-        such if the schema allows no string. Anything else is a string, and so is an argument that the schema lacks."""
+        such if the schema allows no string. Python's True, False and None count as JSON. Anything else is a string, and
+        so is an argument that the schema lacks."""
         if key not in self._by_key:
             try:
                 self._by_key[key] = _union(self._of_property(self._root, key, set()))

@@ -9,7 +9,8 @@ from .parts import Arguments, CallBegin, CallEnd, Part, content
 
 
 class ForcedParser:
-    """Parser of one forced answer. If the answer ends inside a call, `whole_calls` returns that call as content."""
+    """Parser of one forced answer. If the answer ends inside the arguments of a call, `whole_calls` returns that call
+    as content."""
 
     markers = ()
 

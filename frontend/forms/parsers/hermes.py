@@ -40,8 +40,8 @@ class HermesParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts of the text that was held back. An incomplete call gets a CallEnd, or is content if its name
-        is incomplete."""
+        """Return the parts of the text that was held back. An incomplete call gets a CallEnd, or is content unless its
+        name and then the start of its arguments were read."""
         if self._call is not None:
             found = self._call.finish()
         elif self._end is not None:

@@ -46,7 +46,8 @@ class JsonScanner:
 
 class CallReader:
     """Reader of one call. Its parts are returned as they arrive if the object starts with name and arguments, in this
-    order; otherwise all are returned at its end. With `has_name` the object holds only the arguments.
+    order and within MAX_HEAD characters; otherwise all are returned at its end. With `has_name` the object holds only
+    the arguments.
 
     Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False. A call ends after
     its arguments if its object does not continue as JSON."""

@@ -38,8 +38,8 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
 def find_tool_parser(template: str) -> str:
     """Return the name of the parser for the format of tool calls in a chat template.
 
-    Without a known marker it is `llama` for a template with tools and their parameters, otherwise `hermes`. If a
-    template has no place for tools, `text/generic_tools.py` writes them in the form of Hermes.
+    Without a known marker it is `llama` for a template with the words tools and parameters, or tools and python_tag,
+    otherwise `hermes`. If a template has no place for tools, `text/generic_tools.py` writes them in the form of Hermes.
     """
     named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
     if named is not None:

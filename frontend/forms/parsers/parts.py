@@ -78,10 +78,11 @@ def content(text: str) -> list[Part]:
 
 
 class BlankFilter:
-    """Filter that drops runs of content which are only white space. White space is held until more content follows."""
+    """Filter that drops runs of content which are only white space. White space at the start of a run is held until
+    text follows it in the run."""
 
     def __init__(self, *, keeps_first: bool = False) -> None:
-        """`keeps_first`: white space at the start of the answer is kept."""
+        """`keeps_first`: content at the start of the answer is kept, even if it is only white space."""
         self._space = ""
         self._has_text = keeps_first  # the open content has more than white space
 

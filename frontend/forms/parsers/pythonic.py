@@ -57,8 +57,8 @@ class PythonicParser:
 
 
 def _read(text: str) -> list[tuple[str, str]]:
-    """Return the names and the arguments (JSON text) of calls. ValueError or SyntaxError unless `text` is only a list
-    of calls with named arguments, each given once and with a value that JSON can represent."""
+    """Return the names and the arguments (JSON text) of calls. ValueError, or another error of Python's parser, unless
+    `text` is only a list of calls with named arguments, each given once and with a value that JSON can represent."""
     with warnings.catch_warnings(action="ignore"):  # warnings about escapes such as \d would print the text
         listed = ast.parse(text, mode="eval").body
     if not isinstance(listed, ast.List) or not listed.elts or _has_comment(text):

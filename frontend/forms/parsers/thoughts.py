@@ -55,7 +55,8 @@ class ThoughtParser:
 
 
 def ends_inside(prompt: str, *, is_continued: bool = False) -> bool:
-    """Return whether the answer starts inside reasoning: the prompt ends with any parser's opening marker.
+    """Return whether the prompt shows that the answer starts inside reasoning: it ends with any parser's opening
+    marker, and white space at most.
 
     `is_continued`: the answer continues the last turn, so that the reasoning may have started anywhere in the prompt.
     Otherwise earlier markers do not count, since a user may have written them."""

@@ -49,7 +49,8 @@ def task_of(body: TranscriptionRequest | TranslationRequest) -> Task:
 
 def params_of(body: AudioForm, defaults: Mapping[str, object]) -> SamplingParams:
     """Return the parameters of each piece's request; RequestError if one is invalid. `defaults`: the model's sampling
-    defaults, which apply except for the temperature: its default is 0."""
+    defaults. Those for the temperature and for max_tokens do not apply: here the temperature is 0 by default, and the
+    length what the model allows."""
     most = body.max_completion_tokens
     if most is not None:
         LENGTH.check("max_completion_tokens", most)

@@ -45,7 +45,7 @@ class Segment(NamedTuple):
 
     @property
     def mean_logprob(self) -> float:
-        """The mean of the tokens' logprobs; 0 without tokens."""
+        """The mean of the tokens' finite logprobs; 0 without any."""
         finite = [token.logprob for token in self.tokens if math.isfinite(token.logprob)]
         return sum(finite) / len(finite) if finite else 0.0
 
