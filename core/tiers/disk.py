@@ -1,8 +1,8 @@
-"""DiskSource: blocks in files below a folder, `<root>/<namespace>/<2 hex>/<key hex>[-<owner hex>]`.
+"""DiskSource: blocks in files below a folder, `<root>/<namespace, 16 hex>/<2 hex>/<key hex>[-<owner hex>]`.
 
 A file is written under `<root>/tmp` and renamed, without fsync: a torn file fails its checks and counts as missing. A
 scan of the names fills the index at the start. Files of other namespaces count toward the limit, and are removed first.
-Only one engine at a time uses a folder, and nothing else may be kept in it (`disk_folder.py`).
+Only one replica at a time uses a folder, and nothing else may be kept in it (`disk_folder.py`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class DiskSource:
 
     def _prepare(self, folder: DiskFolder) -> bool:
         """Remove unfinished files of dead writers, and return whether the disk accepts O_DIRECT. If it accepts no
-        writes, blocks are only loaded."""
+        writes, log that, pause the writes and return False; blocks are loaded all the same."""
         try:
             folder.remove_unfinished()
             return can_write_directly(folder.unfinished)
@@ -131,7 +131,8 @@ class DiskSource:
             return False
 
     def _scan(self, view: _View) -> None:
-        """Fill the index, then remove objects until all limits hold."""
+        """Fill the index, then remove objects until all limits hold or the disk refuses. Stop if `open` was called for
+        another namespace meanwhile."""
         begun = time.monotonic()
         folders = [view.folder, *(path for path in namespace_folders(view.root) if path != view.folder)]
         for folder in folders:

@@ -1,8 +1,9 @@
 """DiskFolder: the folder of a disk source, which belongs to tokenloom alone.
 
 The source removes files to keep the folder's limit, so nothing else may be kept in the folder. A marker file shows that
-a folder is ours. The marker is written into a new or empty folder, and into one that holds only names that earlier
-releases used. Any other folder is refused, and nothing in it is touched.
+a folder is ours. The marker is written into a new or empty folder, and into one that holds our lock file and only names
+that we use. `lost+found` and the folders of other replicas do not count. Any other folder is refused, and nothing in it
+is touched.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class DiskFolder:
     """Open and locked folder. `path` leads to it even if another folder gets its name later."""
 
     def __init__(self, path: Path) -> None:
-        """Open and lock the folder. ConfigError if it is not ours, or if other users can write to it; OSError if it
-        cannot be opened or locked."""
+        """Open and lock the folder, which is created if it is missing. ConfigError if it is not ours, is a link, or can
+        be written by other users; OSError if it cannot be opened or locked."""
         self._fd = open_private(path)
         self._lock_fd = -1
         self.path = f"/proc/self/fd/{self._fd}"

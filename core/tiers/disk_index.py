@@ -1,7 +1,8 @@
 """DiskIndex: which objects are on a disk, in the order of their last use, and how many bytes all objects take.
 
-Bytes are reserved before a file is written and released after a file is removed, so that the files of a folder never
-exceed the limit. Objects of other namespaces count, too, and are removed first. Does no I/O; any thread may call it.
+Bytes are reserved before a file is written and released after a file is removed, so that no write makes the files of a
+folder exceed the limit. Objects of other namespaces count, too, and are removed first. Does no I/O; any thread may call
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ STAMP_S = 60  # seconds in which a file's time of last use is written at most on
 
 
 class NoRoom(Exception):
-    """Error: the limit is too low for one more object, and nothing is left to remove."""
+    """Error: the limit of the folder or the quota of the owner has no room for one more object, and nothing is left to
+    remove."""
 
 
 class Victim(NamedTuple):
@@ -88,8 +90,8 @@ class DiskIndex:
     # ── scan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, files: Sequence[ScannedFile], is_foreign: bool, now: int) -> None:
-        """Add files that a scan has found. If room is needed, files of other namespaces (`is_foreign`) and of a wrong
-        size are removed before objects; those of a wrong size first."""
+        """Add files that a scan has found. If room is needed, files of other namespaces (`is_foreign`), of a wrong size
+        and with a key that another file has are removed before objects; those of other namespaces last."""
         with self._lock:
             for file in files:
                 self.held_bytes += file.num_bytes
@@ -108,7 +110,8 @@ class DiskIndex:
                 self._owned[owner] = OrderedDict.fromkeys(sorted(keys, key=self._stamps.__getitem__))
 
     def excess(self) -> Victim | None:
-        """Return an object to remove because a limit is exceeded; None if no limit is."""
+        """Return an object to remove because a limit is exceeded; None if no limit is. NoRoom if nothing is left to
+        remove."""
         with self._lock:
             if self.held_bytes > self.max_bytes:
                 return self._choose()

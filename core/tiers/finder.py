@@ -39,7 +39,7 @@ class _Lookup:
 
     def ask(self, sources: Mapping[int, Source]) -> None:
         """Extend the run of found blocks by asking these sources, one after the other, until none of them has the next
-        block."""
+        block or the deadline has passed. A source that raises counts as having none."""
         while len(self.found) < len(self.keys) and (left := [each for each in sources if each not in self.ends]):
             for number in left:
                 if time.monotonic() >= self.deadline or len(self.found) == len(self.keys):

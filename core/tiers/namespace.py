@@ -3,8 +3,8 @@
     namespace = sha256(object format's version ‖ digest of the weights ‖ facts), or HMAC-SHA256 with the shared secret
 
 The weights count by their content, never by name or path: the hub's blobs are named by their sha256; other files are
-read once, and their digests kept in the user's cache. If there is a secret, only those who have it can find out from
-the keys in a remote store whether a prompt was processed.
+read, and their digests kept in the user's cache until the files change. Dummy weights count by the model's config. If
+there is a secret, only those who have it can find out from the keys in a remote store whether a prompt was processed.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def namespace_of_parts(namespace: bytes, ranks: Sequence[Rank], num_ranks: int) 
 
 
 def read_secret(path: str | None) -> bytes:
-    """Return the content of --kv-key-file, or b"" if `path` is None. ConfigError if the file cannot be read or is too
-    short."""
+    """Return the content of --kv-key-file without white space at its ends, or b"" if `path` is None. ConfigError if the
+    file cannot be read, can be read by other users, or is too short."""
     if path is None:
         return b""
     try:
@@ -69,8 +69,8 @@ def read_secret(path: str | None) -> bytes:
 
 
 def digest_weights(spec: EngineSpec, folder: str) -> bytes:
-    """Return the digest of the weights in a model folder, 32 bytes. ConfigError if they cannot be read. May take
-    minutes."""
+    """Return the digest of the weights in a model folder, 32 bytes. ConfigError if they cannot be read or change all
+    the time. May take minutes."""
     if spec.config.load_format == "dummy":
         return hashlib.sha256(b"dummy" + msgspec.json.encode(spec.model, order="deterministic")).digest()
     kept = _KeptDigests(_cache_folder(spec) / "weight_digests.json")
@@ -106,8 +106,8 @@ class _KeptDigests:
         self._path = path
 
     def digest(self, path: Path) -> str:
-        """Return the sha256 of a file in hex. If the file changes while it is read, it is read again, up to MAX_TRIES
-        times; then ConfigError."""
+        """Return the sha256 of a file in hex. If the file changes while it is read, it is read again; ConfigError after
+        MAX_TRIES reads. OSError if it cannot be read."""
         for _ in range(MAX_TRIES):
             with path.open("rb", buffering=0) as file:
                 identity = _identity(os.fstat(file.fileno()))

@@ -62,7 +62,8 @@ class ObjectFiles:
         return find_defect(self._buffers.header, namespace, key, slot)
 
     def write(self, path: str, temporary: str, namespace: bytes, key: bytes, slot: memoryview, owner: int) -> None:
-        """Write an object to the file `temporary`, and rename that to `path`. After an error neither file is left."""
+        """Write an object to the file `temporary`, and rename that to `path`, whose folder is made if it is missing.
+        After an error `temporary` is removed, and `path` is as before."""
         parts = self._parts(slot)
         write_header(self._buffers.header, namespace, key, slot, owner)
         if self._rest:

@@ -1,7 +1,8 @@
-"""The tier process: python -m tokenloom.core.tiers.process --number N --replica R --arena-fd F
+"""The tier process: python -m tokenloom.core.tiers.process --number N --replica R --host H --arena-fd F
 
-Finds, loads and stores KV blocks for the core: on a disk, in a remote store and at other engines. There is one on each
-host, for the parts of blocks that the host's ranks hold; it is a child of the supervisor, or of another host's agent.
+Finds, loads and stores KV blocks for the core: on a disk, in a remote store and at other engines. A replica has one on
+each of its hosts, for the parts of blocks that the host's ranks hold. It is a child of the supervisor, or of another
+host's agent; `number` tells it from those that it replaces.
 One loop receives orders and sends reports; everything that may block runs in threads. Knows slots, but no blocks of the
 pool and no requests.
 """
@@ -326,7 +327,7 @@ class TierProcess:
 
 
 def _yield_to_others() -> None:
-    """Let this thread run only while a CPU is idle. Threads that it starts would inherit that."""
+    """Give this thread the lowest priority. Threads that it starts would inherit that."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), DIGEST_NICENESS)
 
 

@@ -16,7 +16,7 @@ from ...ipc.messages.tier import SourceName, SourceState
 class Namespace(NamedTuple):
     """Common properties of all objects of one model and one form of blocks."""
 
-    digest: bytes  # 32 bytes: the root of the keys of all blocks
+    digest: bytes  # 32 bytes: the root of all keys; if ranks are on several hosts, made from it and this host's ranks
     secret: bytes  # from --kv-key-file, for the MAC of objects that leave this machine; empty: no MAC
     slot_bytes: int  # the length of every object's payload
 
@@ -44,19 +44,20 @@ class Source(Protocol):
         """Start to serve the objects of `namespace`. Returns at once; connects or scans in the background."""
 
     def find(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Return how many of the first keys the source has without a gap; 0 after the deadline (monotonic seconds) or a
-        failure. Loading a block may fail although it was found."""
+        """Return how many of the first keys the source has without a gap, as far as it can tell by the deadline
+        (monotonic seconds); 0 after a failure. Loading a block may fail although it was found."""
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         """Read each item into its slot and check it. Call `on_loaded(i, is_good)` exactly once for each item, in any
-        order, when its slot is no longer written."""
+        order, when its slot is no longer written; items that are not read by the deadline are not good."""
 
     def store(self, items: Sequence[Item]) -> list[bool]:
         """Write the items, and return for each whether the source now has it; an object that it had before counts as
         written."""
 
     def clear(self) -> None:
-        """Remove all objects of the namespace, even those that are being written."""
+        """Remove all objects of the namespace that this engine may remove. The caller sees to it that none is being
+        written. After a failure, which is counted, some may be left."""
 
     def state(self) -> SourceState:
         """Return the source's state, except `queued_bytes`."""

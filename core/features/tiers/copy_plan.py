@@ -52,7 +52,7 @@ class CopyPlan:
         self._writes.append(Write(key, slot, targets, owner))
 
     def references(self) -> list[int]:
-        """Return the slots of the planned copies and of lost steps, once for each reference."""
+        """Return the slots of the planned copies and writes, and of lost steps, once for each reference."""
         lost = [slot for copies in self._lost for slot in copies.slots]
         return [*self._used, *(write.slot for write in self._writes), *lost]
 
@@ -66,13 +66,14 @@ class CopyPlan:
         return copies
 
     def done(self, copies: StepCopies) -> None:
-        """Record that a step has copied: filled slots have their content, and its references end."""
+        """Record that a step has copied: filled slots have their content, and the references of its copies end. Those
+        of its writes pass to the caller."""
         self._slots.mark_written(copies.filled)
         self._slots.free(copies.slots)
 
     def drop(self) -> list[Write]:
-        """Forget the copies of the next step, because it will not be sent. Return its writes; their slots are
-        released."""
+        """Forget the copies of the next step, because it will not be sent, and release their slots. Return its writes,
+        which no longer refer to slots."""
         if (copies := self.take()) is None:
             return []
         self._forget(copies)
@@ -80,8 +81,8 @@ class CopyPlan:
         return copies.writes
 
     def lost(self, copies: StepCopies) -> list[Write]:
-        """Record that the workers of a sent step were lost, before or after they copied, or while they still do. Return
-        the step's writes; their slots are released."""
+        """Record that the workers of a sent step were lost, before or after they copied, or while they still do. Keep
+        the slots of its copies until `release_lost`. Return its writes, which no longer refer to slots."""
         self._forget(copies)
         self._lost.append(copies)
         return copies.writes

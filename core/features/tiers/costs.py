@@ -22,7 +22,9 @@ class ComputeCost:
         self._nn = self._np = self._pp = self._nt = self._pt = 0.0
 
     def on_step(self, num_tokens: int, sum_of_positions: float, num_decodes: int, seconds: float) -> None:
-        """Learn from a step that computed `num_tokens` tokens of prompts, and one token of `num_decodes` rows."""
+        """Learn from a step that computed `num_tokens` tokens of prompts, and one token of each of `num_decodes` rows,
+        unless it has fewer than MIN_SAMPLE tokens of prompts or more than MAX_DECODES rows for each of them.
+        sum_of_positions: of the prompts' tokens."""
         if num_tokens < MIN_SAMPLE or num_decodes > MAX_DECODES * num_tokens or seconds <= 0:
             return
         n, p = float(num_tokens), sum_of_positions
@@ -45,13 +47,13 @@ class ComputeCost:
 
 
 class SourceCost:
-    """Estimate of the seconds that a source takes for a load: a latency, and a time for each block. Both are the upper
-    quartile of the last NUM_TIMES samples: a quarter of them took longer.
+    """Estimate of the seconds that a source takes for a load: a latency, and a time for each block. Both are upper
+    quartiles of the last NUM_TIMES samples: of the latencies, and of the blocks in the samples of the time for a block.
 
-    A busy time starts with an order to an idle source. Its first report gives a sample of the latency, and later
-    reports give samples of the time for a block, however the blocks were divided into orders. If the first report is
-    the only one, the seconds for each of its blocks are a sample, too, provided that they lower the estimate or are the
-    first."""
+    A busy time starts with an order to an idle source. Its first report with a loaded block gives a sample of the
+    latency, and later reports give samples of the time for a block, however the blocks were divided into orders. If
+    there is no later one, the seconds for each block of the first are a sample, too, provided that they lower the
+    estimate or that there is no sample yet."""
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)
@@ -89,14 +91,15 @@ class SourceCost:
         self._num_ordered = 0
 
     def seconds(self, num_blocks: int) -> float:
-        """Estimate the seconds to load blocks; 0 before the first report."""
+        """Estimate the seconds to load blocks; 0 until a first block has come."""
         if not self._latencies:
             return 0.0
         return sorted(self._latencies)[len(self._latencies) * 3 // 4] + num_blocks * _slow_block_s(self._block_times)
 
 
 def _slow_block_s(times: Iterable[tuple[float, int]]) -> float:
-    """Return the slow quartile of the seconds that blocks took; 0 if none is known."""
+    """Return the upper quartile of the seconds that blocks took; 0 if none is known. times: (seconds for a block,
+    number of blocks) of each sample."""
     num_left = sum(count for _, count in times) / 4
     for seconds, count in sorted(times, reverse=True):
         num_left -= count

@@ -23,7 +23,8 @@ class MissingBlocks(NamedTuple):
 
 @dataclass(eq=False)
 class Fetch:
-    """The loading of blocks [start, start + len(keys)) of a prompt into slots."""
+    """The loading of len(keys) consecutive blocks of a prompt into slots. start: index of the first in the prompt; 0
+    for a prefetch, which does not use it."""
 
     # Each block passes from right to left, and `keys` ends before the first block that is given up:
     #     0 ────────────── num_ready ──────────────── num_ordered ───────── len(keys)

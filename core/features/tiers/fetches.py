@@ -1,12 +1,13 @@
-"""Fetches: loads blocks of waiting requests from the disk, the remote store or peers into slots, if that is faster than
-computing them.
+"""Fetches: loads blocks of waiting requests from the disk, the remote store or peers into slots, if that is expected to
+be faster than computing them.
 
     begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → all blocks loaded → the request may run
 
 Waiting must not make a request slower. The longest wait is the time to compute the blocks that have come, plus the
 share GRACE of the time to compute all missing blocks. Then the request runs with the loaded blocks; blocks that come
 before its admission are used, too. A fetch holds each slot with one of its blocks until its request is admitted or
-ends: otherwise the blocks of a prompt that is larger than the arena would evict each other.
+ends: otherwise the blocks of a prompt that is larger than the arena would evict each other. If it needs more slots than
+there are, its blocks are copied to the pool, and their slots are released before.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ class Fetches:
         return self._compute.seconds(start * self._block_size, end * self._block_size)
 
     def on_found(self, message: BlocksFound, now: float) -> None:
-        """Order the loads of those found blocks that are faster to load than to compute. If there are none, and their
-        source has loaded nothing for PROBE_S, order one block to measure the source, for which no request waits."""
+        """Order the loads of those found blocks that are faster to load than to compute; for a prefetch, of all that
+        fit. If none is faster, and the source of the first has loaded nothing for PROBE_S, order one block to measure
+        the source, for which no request waits."""
         fetch = self._asked.pop(message.serial, None)
         if fetch is None:
             return
@@ -278,8 +280,8 @@ class Fetches:
     # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────
 
     def stalled(self) -> list[Fetch]:
-        """Return the fetches that can only get more slots by giving up their own: those that hold enough to be worth a
-        copy to the pool, or that hold any and have no load under way."""
+        """Return the fetches with waiting requests that can only get more slots by giving up their own: those that hold
+        enough to be worth a copy to the pool, or that hold any and have no load under way."""
         loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
         short = [each for each in self.by_request.values() if each.num_ordered < len(each.keys)]
         return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]

@@ -1,4 +1,4 @@
-"""Hits: counts the tokens of prompts that were found in a cache, by the place that their blocks came from."""
+"""Hits: counts the tokens of admitted requests that were found in a cache, by the place that their blocks came from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ FIRST_SOURCE = 2  # index into PLACES of SOURCES[0]; the other sources follow
 
 
 class Hits:
-    """Token counts by place. Each block of a request counts once for one place, so that their sum is the number of
-    tokens found. A block that was loaded into the pool or a slot counts for its origin when it is first used."""
+    """Token counts by place. At each admission of a request, a block counts once for one place, so that their sum is
+    the number of tokens found. A block that was loaded into the pool or a slot counts for its origin when it is first
+    used."""
 
     def __init__(self, block_size: int, max_origins: int) -> None:
         """max_origins: largest number of loaded blocks whose origin is remembered until they are used."""
@@ -31,8 +32,8 @@ class Hits:
         self._origin_by_key.pop(key, None)
 
     def shares(self, num_queried: int) -> str:
-        """Return the shares of prompt tokens that came from each place, as text for the log line. num_queried: the
-        number of all prompt tokens."""
+        """Return the shares of tokens that came from each place, as text for the log line; "" if none came from any.
+        num_queried: the number of all tokens of the admitted requests."""
         found = zip(PLACES, self.num_tokens_by_place, strict=True)
         shares = [f"{num / max(num_queried, 1):.0%} {place}" for place, num in found if num]
         return f" ({', '.join(shares)})" if shares else ""

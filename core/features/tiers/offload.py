@@ -85,7 +85,7 @@ class Offload:
 
     @property
     def is_open(self) -> bool:
-        """Whether blocks can be loaded and written: the namespace of the weights is known."""
+        """Whether blocks can be loaded from sources and written to them: the namespace of the weights is known."""
         return self._opening.is_open
 
     def open(self, model_folder: str) -> None:
@@ -94,13 +94,15 @@ class Offload:
             self._opening.ask(model_folder)
 
     def close(self) -> None:
-        """Load and write nothing until `open` is answered: the weights are about to change."""
+        """Begin no load from a source and queue no write until `open` is answered: the weights are about to change.
+        Loads and writes that are under way go on."""
         self._opening.close()
         self.writes.targets = 0
         self.writes.forget()
 
     def on_tier_lost(self) -> None:
-        """Take back the slots of the tier process, which has ended, and use none until `open`."""
+        """Take back the slots of the tier process, which has ended, and send no orders until `open`. Copies between the
+        pool and slots go on."""
         self.close()
         self.writes.on_tier_lost()
         self.fetches.on_tier_lost()
@@ -132,8 +134,8 @@ class Offload:
         self.writes.targets = self._options.sources
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from the slots, disk and remote store; then call `done`. Blocks of closed tiers cannot be
-        found, and are removed before the tiers open."""
+        """Remove all blocks of these weights from the slots, the disk and the remote store; then call `done`. If the
+        tiers are closed, call it at once: their blocks cannot be found, and are removed before the tiers open."""
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
@@ -164,7 +166,8 @@ class Offload:
                 self._owner_by_block[block] = owner
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Store an evicted block in a slot, before the next step overwrites it, if it is worth keeping."""
+        """Plan the copy of an evicted block to a slot, before the next step overwrites it: with a host tier, or if the
+        block is queued for a write; only if a sent step has written it, no slot has it, and a slot is free."""
         is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)
         self.hits.forget(key)
         self.forgotten(group, block, key)
@@ -241,7 +244,8 @@ class Offload:
         slot nor in the pool. Return (pool block, HOST or POOL) for each block in order, all referenced. None if there
         are too many for one step: then the first ones are copied to the pool, where a later call finds them.
 
-        The request references its blocks before `start`, and the pool has room for all blocks of the request."""
+        has_rows: other rows run, which limits the loads of a step. The request references its blocks before `start`,
+        and the pool has room for all blocks of the request."""
         blocks: dict[bytes, int] = {}  # in the pool
         slots: dict[bytes, int] = {}
         for i in range(start, end):
@@ -279,7 +283,8 @@ class Offload:
         self.num_loaded += 1
 
     def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
-        """Count the first blocks of an admitted request. found: (pool block, place) of each; place: POOL or HOST."""
+        """Count the first blocks of an admitted request as hits, and queue writes of those found in the pool that are
+        due. found: (pool block, place) of each; place: POOL or HOST."""
         for i, (block, place) in enumerate(found):
             key = self._kv_cache.key(request, i)
             self.hits.count(request, key, place)
@@ -287,13 +292,13 @@ class Offload:
                 self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
 
     def hit_shares(self, num_queried: int) -> str:
-        """Return the shares of prompt tokens that came from each place, as text for the log line."""
+        """Return the shares of `num_queried` tokens that came from each place, as text for the log line."""
         return self.hits.shares(num_queried)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def max_loads(self, *, has_rows: bool) -> int:
-        """Return how many blocks may be loaded in one step."""
+        """Return how many blocks may be loaded in one step; has_rows: rows run, and must not wait for long."""
         return self._max_loads if has_rows else self.slots.num_blocks
 
     def land(self, num_rows: int) -> None:

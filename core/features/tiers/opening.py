@@ -1,7 +1,7 @@
 """Opening: whether the namespace of the weights is known, and the orders that clear the tiers.
 
-Until the tier process has sent the namespace of the weights, and after its loss, no block is loaded or written, so that
-no block is found under keys of other weights.
+Until the tier process has sent the namespace of the weights, and after its loss, no block is loaded from a source or
+written to one, so that no block is found under keys of other weights. Copies between pool and slots go on all the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ....ipc.messages.tier import ClearTier, CoreToTier, OpenTier, TierOpened
 class Opening:
     """State of the tier process as the core knows it. `is_open`: it has sent the namespace of the present weights.
 
-    Closed tiers cannot be cleared, but nothing finds their blocks either. A clear that is ordered while they are closed
-    is carried out before they open again.
+    Closed tiers cannot be cleared, but this engine finds none of their blocks either. A clear that is ordered while
+    they are closed is carried out before they open again.
     """
 
     def __init__(self, facts: bytes, send: Callable[[CoreToTier], None], on_open: Callable[[bytes], None]) -> None:
@@ -50,8 +50,8 @@ class Opening:
         self.is_open = False
 
     def clear(self, done: Callable[[], None]) -> None:
-        """Remove all blocks from disk and remote store, then call `done`. If the tiers are closed, call `done` at once:
-        the blocks are removed before the tiers open."""
+        """Order the removal of all blocks of these weights from the disk and the remote store, and call `done` when it
+        has ended. If the tiers are closed, call `done` at once: the blocks are removed before the tiers open."""
         if self.is_open:
             self._order_clear(done)
         else:

@@ -70,8 +70,9 @@ class WriteBehind:
     # ── which ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def see(self, block: int, key: bytes, owner: int, *, is_computed: bool) -> None:
-        """Record that a block was computed or found in the pool, and queue it if it is to be written. A computed block
-        was not found at the targets, so it is written again even if it should be there."""
+        """Record that a block was computed or found in the pool, and queue it if it is to be written, or drop it while
+        there are MAX_CANDIDATES. A computed block was not found at the targets, so it is queued even if they should
+        have it."""
         if not self.targets or key in self._queued:
             return
         if targets := self._missing_targets(key, owner, 0 if is_computed else self._kept.get(key[:MARK_BYTES], 0)):
@@ -82,8 +83,8 @@ class WriteBehind:
                 self._candidates.append((block, key, targets, owner))
 
     def _missing_targets(self, key: bytes, owner: int, kept: int) -> int:
-        """Return the targets that a block is to be written to now, and remember that it was seen. kept: the targets
-        that have it."""
+        """Return the targets that a block is to be written to now; remember that it was seen, unless no target lacks
+        it. kept: the targets that have it."""
         mark = key[:MARK_BYTES]
         wanted = self.targets & ~kept
         if owner and not self.writes_salted_remotely:
@@ -120,8 +121,9 @@ class WriteBehind:
     # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan_stores(self, limit: int) -> None:
-        """Plan copies of at most `limit` candidates to slots in the next step, and their writes after it. A candidate
-        that the pool has evicted is in a slot already, or dropped."""
+        """Plan copies of at most `limit` candidates to slots in the next step, and writes of candidates after it. A
+        candidate that is in a slot already needs no copy. One that the pool has evicted and no slot has is dropped, and
+        so is one that finds no free slot."""
         while self.can_store and limit > 0:
             block, key, targets, owner = self._candidates.popleft()
             slot = self._slots.lookup(key)

@@ -2,9 +2,9 @@
 
 Three consecutive failures open it, at first for 5 s. Then one request tests the place: a success closes the breaker, a
 failure opens it for twice as long, up to 300 s. From the first failure on, requests that call `admit` are let through
-one at a time, so a place that does not answer costs three timeouts, however many requests there are. Requests may be of
-several kinds: only a success of the same kind clears a failure. So a place where all lookups succeed and all loads fail
-opens the breaker.
+one at a time, so a place that does not answer costs the timeouts of the requests under way and at most two more before
+the breaker opens. Requests may be of several kinds: only a success of the same kind clears a failure. So a place where
+all lookups succeed and all loads fail opens the breaker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Breaker:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the breaker has opened and no attempt has succeeded since."""
+        """Whether the breaker has opened and no success has closed it since, even if its pause is over."""
         return self._pause.has_begun
 
     def admit(self) -> bool:
@@ -53,7 +53,8 @@ class Breaker:
             return True
 
     def succeeded(self, kind: str = "") -> bool:
-        """End an attempt with a success; return whether that closes a breaker that had opened."""
+        """End an attempt with a success; return whether that closes a breaker that had opened. It stays open while a
+        failure of another kind is not cleared."""
         with self._lock:
             was_broken = self.is_broken
             self._is_trying = False

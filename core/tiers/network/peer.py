@@ -1,8 +1,8 @@
 """PeerSource: blocks of other engines, whose servers (peer_server.py) send them from host memory or disk.
 
-A lookup asks all peers at once. The peer with the longest run of blocks is remembered for each of its keys, and the
-load asks that peer alone. Nothing is stored at a peer. A peer that does not answer, is slow or sends damaged blocks
-counts as empty.
+A lookup asks all peers at once, except those whose breaker is open. The peer with the longest run of blocks is
+remembered for each key of the run, and the load asks that peer alone. Nothing is stored at a peer. A peer that does not
+answer, is slow or sends damaged blocks counts as empty.
 """
 
 from __future__ import annotations

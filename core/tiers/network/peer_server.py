@@ -51,8 +51,8 @@ class HostBlocks(Protocol):
     """Interface of the host tier for the server."""
 
     def pin(self, keys: Sequence[bytes], deadline: float) -> Sequence[int]:
-        """Return the slot of each key; -1 for a key that the host tier does not have. The slots keep their content
-        until `unpin`."""
+        """Return the slot of each key; -1 for a key that the host tier does not have, and for all keys if the deadline
+        (monotonic seconds) passes first. The slots keep their content until `unpin`."""
 
     def unpin(self, slots: Sequence[int]) -> None:
         """Release pinned slots; -1 is skipped."""

@@ -1,7 +1,7 @@
 """RedisNodes: the server at a URL, or the nodes of its cluster: connections to them, and which node holds a key.
 
 redis-py connects, authenticates, does TLS and keeps the map of a cluster's slots; everything else is in resp.py. All
-failures are OSErrors.
+failures of the network and the servers are OSErrors.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class RedisNodes:
                 self._cluster.close()
 
     def _run(self, function: Callable[[], T], discard: Callable[[Future[T]], None] | None, deadline: float) -> T:
-        """Return the result of a function run in the connecting thread. ConnectionError if no thread can be started,
-        TimeoutError after the deadline; then `discard` gets the function's future when it completes."""
+        """Return the result of a function run in the connecting thread, or raise its error. ConnectionError if no
+        thread can be started, TimeoutError after the deadline; then `discard`, if given, gets the function's future
+        when it completes, unless it had not begun."""
         try:
             future = self._connector.submit(function)
         except Overloaded as error:
@@ -132,14 +133,15 @@ class RedisNodes:
 
 
 class Links:
-    """Connections of one thread to all nodes."""
+    """Connections to the nodes, made when they are first needed. One call at a time uses them."""
 
     def __init__(self, nodes: RedisNodes) -> None:
         self._nodes = nodes
         self._connections: dict[Node, Connection] = {}
 
     def connection(self, node: Node, deadline: float) -> Connection:
-        """Return the connection to a node; a new one if there is none or the server has closed it."""
+        """Return the connection to a node; a new one if there is none, the server has closed it, or something
+        unexpected has arrived on it."""
         connection = self._connections.get(node)
         if connection is None or not connection.is_usable():
             if connection is not None:

@@ -2,7 +2,7 @@
 
 The value of `kv:<namespace, 16 hex digits>:<key, hex>` is an object in sealed form. A lookup counts a value of another
 length as missing, and a store replaces it; a load deletes a value that fails its check. Each call uses connections of
-its own while it runs, so no call waits for another.
+its own while it runs, so no call waits for the replies of another; only new connections are made one at a time.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class RemoteSource:
 
     def _try(self, kind: str, action: Action, deadline: float) -> bool:
         """Run an action with connections of its own; return whether it succeeded. A failure is counted. The action does
-        not run without a namespace, after the deadline, or while a breaker is open."""
+        not run without a namespace, after the deadline, while the breaker of the reads is open, or if the breaker of
+        its kind does not admit it."""
         form = self._form
         breaker = self._writes if kind in ("store", "clear") else self._reads
         if form is None or time.monotonic() >= deadline or self._reads.is_open or not breaker.admit():
