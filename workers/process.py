@@ -13,6 +13,7 @@ Exit codes: 0 after Stop, 2 for a configuration that cannot be served, 1 for a f
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -78,6 +79,20 @@ class StepFailedError(Exception):
 
 class StoppedError(Exception):
     """Raised when Stop arrives during the start."""
+
+
+def import_worker() -> type[Worker]:
+    """Import torch and the Worker, and return it.
+
+    The garbage collector pauses meanwhile, and never visits what was imported: torch's modules create so many objects
+    that collections would take a sixth of the import, and they live as long as the process."""
+    gc.disable()
+    try:
+        from .worker import Worker
+    finally:
+        gc.freeze()
+        gc.enable()
+    return Worker
 
 
 class WorkerProcess:
@@ -152,10 +167,9 @@ class WorkerProcess:
         if "weights" not in self._asleep:
             start_readahead(self._model_folder)
         start_time = time.monotonic()
-        from .worker import Worker
-
+        worker_type = import_worker()
         self.supervisor.send(messages.Phase(name="import torch", duration_s=time.monotonic() - start_time))
-        worker = Worker(self._spec, self._rank.tp, self._generation)
+        worker = worker_type(self._spec, self._rank.tp, self._generation)
         if self._spec.group_keys is not None:
             worker.rendezvous = self._network_rendezvous(self._spec.group_keys)
         worker.on_progress, self._progress_time = self._on_progress, time.monotonic()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -273,3 +275,20 @@ def test_a_worker_ignores_sigint(pair: WorkerHarness) -> None:
 def test_workers_exit_with_their_parent(pair: WorkerHarness) -> None:
     pair.cut_lifelines()
     pair.exit_codes()
+
+
+def test_the_import_runs_no_garbage_collection_and_leaves_out_what_is_heavy() -> None:
+    """The import of torch is the longest part of a start."""
+    heavy = "{'torch._dynamo', 'torch._inductor', 'sympy', 'triton', 'transformers', 'tokenizers', 'yaml'}"
+    code = (
+        "import gc, sys\n"
+        "import tokenloom.workers.process as process\n"
+        "print('torch' in sys.modules)\n"
+        "collections = []\n"
+        "gc.callbacks.append(lambda phase, info: collections.append(info))\n"
+        "process.import_worker()\n"
+        "print(len(collections), gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        f"print('torch' in sys.modules, {heavy} & sys.modules.keys())\n"
+    )
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n0 True True\nTrue set()\n"
