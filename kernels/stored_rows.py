@@ -37,15 +37,16 @@ INT8_BY_ROW = CodeForm(8, is_by_row=True)
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """A matrix [out, in] in blocks of 32 or 256 inputs. Rows may have different formats that allow the same form.
+    """A matrix [out, in] in blocks of 32 or 256 inputs. Rows may have different formats, which become different forms.
 
     Row o begins at addresses[o], in memory that `owner` keeps mapped.
     """
 
     addresses: Tensor  # [out] int64; 0: a row of zeros, if the form is by row
     kinds: Tensor  # [out] uint8: an index of BLOCK_KINDS for each row; floats only if the form is by row
+    forms: Tensor  # [out] uint8: an index of `known_forms` for each row
+    known_forms: tuple[CodeForm, ...]  # a form by row is the only one
     num_inputs: int
-    form: CodeForm
     owner: object
     read_floats: Callable[[], Tensor]  # reads the matrix [out, in] by plain torch
 
@@ -53,10 +54,12 @@ class StoredRows:
     def shape(self) -> tuple[int, int]:
         return len(self.addresses), self.num_inputs
 
-    @property
-    def num_groups(self) -> int:
-        """The number of scales of a row."""
-        return 1 if self.form.is_by_row else self.num_inputs // GROUP
+    def joint_forms(self, rows: Tensor) -> Tensor:
+        """Return the form that each list of rows takes together: an index of `known_forms`, or their number for INT8 if
+        the rows have different ones. rows: [n, size] int64 → [n] int64"""
+        forms = self.forms[rows].long()
+        least = forms.amin(1)
+        return least.where(least == forms.amax(1), len(self.known_forms))
 
     def select_outputs(self, outputs: Tensor) -> StoredRows:
         """Return the matrix with only the given outputs, in the given order. outputs: [n] int64."""
@@ -64,5 +67,6 @@ class StoredRows:
             self,
             addresses=self.addresses[outputs],
             kinds=self.kinds[outputs],
+            forms=self.forms[outputs],
             read_floats=lambda: self.read_floats()[outputs],
         )

@@ -327,9 +327,8 @@ static void set_group(const Codes *codes, int64_t pair, int64_t group, int64_t o
     if (codes->mins != NULL) ((uint16_t *)codes->mins)[at] = (uint16_t)_cvtss_sh(min, _MM_FROUND_TO_NEAREST_INT);
 }
 
-/* Packs a pair of tiles whose groups are lines. rows: of its outputs, -1: none. */
-static void pack_lines(const Linear *w, const StoredRows *from, int64_t pair, const int64_t *rows) {
-    const Codes *codes = w->codes;
+/* Packs a pair of tiles of a part whose groups are lines. rows: of its outputs, -1: none. */
+static void pack_lines(const Linear *w, const Codes *codes, const StoredRows *from, int64_t pair, const int64_t *rows) {
     const int64_t line_bytes = LINE * codes->num_bits / 8, zero_steps = (int64_t)(8 / ZERO_STEP);
     uint8_t *to = (uint8_t *)codes->codes + pair * w->num_lines * code_line_bytes(codes);
     for (int64_t first = 0; first < w->num_lines; first += CHUNK) {
@@ -376,8 +375,9 @@ static Extent read_elements(const StoredRows *from, int64_t row, int64_t num_inp
     return extent;
 }
 
-/* Packs a pair of tiles with one scale for each output. */
-static void pack_whole_rows(const Linear *w, const StoredRows *from, int64_t pair, const int64_t *rows) {
+/* Packs a pair of tiles of a part with one scale for each output. */
+static void pack_whole_rows(const Linear *w, const Codes *part, const StoredRows *from, int64_t pair,
+                            const int64_t *rows) {
     const int64_t size = w->num_lines * LINE;
     uint8_t *codes = thread_scratch((PAIR_OUTPUTS + (int64_t)sizeof(element)) * size);
     element *elements = (element *)(codes + PAIR_OUTPUTS * size);
@@ -392,22 +392,23 @@ static void pack_whole_rows(const Linear *w, const StoredRows *from, int64_t pai
                 round_line((FloatLine){load16(elements + i, 0xffff), load16(elements + i + 16, 0xffff)}, scale, to + i);
         }
         memset(to + w->num_inputs, 0, (size_t)(size - w->num_inputs));
-        set_group(w->codes, pair, 0, output, scale, 0);
+        set_group(part, pair, 0, output, scale, 0);
     }
-    uint8_t *to = (uint8_t *)w->codes->codes + pair * w->num_lines * code_line_bytes(w->codes);
-    for (int64_t i = 0; i < w->num_lines; i++, to += code_line_bytes(w->codes)) write_line(codes + i * LINE, size, 8, to);
+    uint8_t *to = (uint8_t *)part->codes + pair * w->num_lines * code_line_bytes(part);
+    for (int64_t i = 0; i < w->num_lines; i++, to += code_line_bytes(part)) write_line(codes + i * LINE, size, 8, to);
 }
 
 #endif
 
-/* Fills w->codes, whose groups are lines, or rows if `is_by_row`. Outputs that do not exist have scale 0. */
+/* Fills the parts of a weight, whose groups are lines, or rows if `is_by_row`. Outputs that do not exist have scale 0. */
 EXPORT void pack_blocks(const Linear *w, const StoredRows *from, int num_threads) {
 #ifdef HAS_CODES
 #pragma omp parallel for num_threads(num_threads) schedule(dynamic)
     for (int64_t pair = 0; pair < w->num_pairs; pair++) {
         int64_t rows[PAIR_OUTPUTS];
         for (int64_t output = 0; output < PAIR_OUTPUTS; output++) rows[output] = row_of(w, pair, output);
-        (from->is_by_row ? pack_whole_rows : pack_lines)(w, from, pair, rows);
+        const Codes *part = part_of(w, pair);
+        (from->is_by_row ? pack_whole_rows : pack_lines)(w, part, from, pair - part->first_pair, rows);
     }
 #else
     (void)w, (void)from, (void)num_threads;

@@ -19,7 +19,7 @@ typedef struct {
 } PlainCodes;
 
 static void pack_line(const Linear *w, const uint8_t *const *rows, int64_t line, uint8_t *to) {
-    const int per_byte = 8 / w->codes->num_bits;
+    const int per_byte = 8 / w->parts->num_bits;
     for (int64_t step = 0; step < LINE_STEPS; step += per_byte)
         for (int64_t output = 0; output < PAIR_OUTPUTS; output++)
             for (int64_t i = 0; i < 4; i++) {
@@ -33,9 +33,9 @@ static void pack_line(const Linear *w, const uint8_t *const *rows, int64_t line,
             }
 }
 
-/* Fills w->codes. Outputs that do not exist have scale 0. */
+/* Fills the only part of a weight. Outputs that do not exist have scale 0. */
 EXPORT void pack_codes(const Linear *w, const PlainCodes *from, int num_threads) {
-    const Codes *codes = w->codes;
+    const Codes *codes = w->parts;
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t pair = 0; pair < w->num_pairs; pair++) {
         const uint8_t *rows[PAIR_OUTPUTS];

@@ -21,6 +21,13 @@
 #define ZERO_STEP 0.125f /* of a code: the unit of zeros of 4 bits */
 #define LINE_STEPS (LINE / 4)
 
+/* Returns the part that a pair of tiles belongs to. */
+INLINE const Codes *part_of(const Linear *w, int64_t pair) {
+    const Codes *part = w->parts + w->num_parts - 1;
+    while (part->first_pair > pair) part--;
+    return part;
+}
+
 INLINE int64_t code_line_bytes(const Codes *codes) { return 2 * 16 * LINE * codes->num_bits / 8; }
 
 /* Returns the row of the weight for an output of a pair of tiles, -1 if there is none. */
@@ -109,7 +116,7 @@ INLINE RowCodes take_codes(const Rows *x, int64_t first, int64_t end) {
 #include "codes_avx2.h"
 #endif
 
-/* The same for any number of rows. */
+/* The same for any number of rows. pair: of the part. */
 INLINE void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, const Codes *w, int64_t pair,
                                 int64_t line, int64_t end) {
     int64_t num_pieces = divide_up(x->num_rows, CODE_ROWS);

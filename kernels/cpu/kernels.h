@@ -214,8 +214,10 @@ typedef struct {
 /* As in contract.py; all but the last are also activations without gates. */
 typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, CLAMP, SWIGLU_CLAMPED } ActivationKind;
 
-/* A weight of 8 or 4 bits: (code - zero) * scale, code * scale - min, or a level * scale. See codes.h. */
+/* A part of a weight in 8 or 4 bits: (code - zero) * scale, code * scale - min, or a level * scale. See codes.h. Pairs of
+ * tiles are counted from first_pair. */
 typedef struct {
+    int64_t first_pair; /* of the weight's */
     const uint8_t *codes; /* [num_pairs][num_lines][2 tiles] */
     const float *scales; /* [num_pairs][32] of outputs that have one group, else NULL */
     const uint16_t *halves; /* [num_pairs][num_groups][32] in half precision of others */
@@ -228,7 +230,8 @@ typedef struct {
 
 typedef struct {
     const element *weight; /* [num_pairs][num_lines][2 tiles], or NULL with codes */
-    const Codes *codes; /* or NULL */
+    const Codes *parts; /* [num_parts] of codes, in the order of their pairs of tiles */
+    int64_t num_parts; /* 0: elements */
     const float *bias; /* [num_pairs][32], or NULL */
     int64_t num_inputs, num_outputs;
     int64_t num_lines; /* of one output's inputs */
@@ -244,7 +247,7 @@ typedef struct {
 void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *row_ids, int64_t num_rows,
                 int64_t num_columns, Team *team);
 
-/* Looks up rows of the unpacked weight, of elements or of codes of 8 bits; 0 for ids outside [first_id, first_id + num_outputs). */
+/* Looks up rows of the unpacked weight, of elements or of codes of 8 bits in one part; 0 for ids outside [first_id, first_id + num_outputs). */
 void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
                   Team *team);
 

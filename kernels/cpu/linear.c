@@ -53,7 +53,7 @@ typedef struct {
 /* Returns how often a block is multiplied by some lines of a pair of tiles. */
 INLINE int64_t num_chunks(const Linear *w) {
 #ifdef HAS_CODES
-    if (w->codes != NULL) return divide_up(w->num_lines, CODE_LINES);
+    if (w->num_parts) return divide_up(w->num_lines, CODE_LINES);
 #endif
     return divide_up(w->num_lines, CACHED_LINES);
 }
@@ -302,10 +302,12 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 static void multiply_codes(Block *block, const RowCodes *x, int64_t row, const Linear *w, int64_t pair,
                            Block *before) {
     const RowCodes rows = block_of(x, row);
+    const Codes *part = part_of(w, pair);
     finish_rows(before, BLOCK_ROWS);
     for (int64_t line = 0; line < w->num_lines; line += CODE_LINES) {
         if (block->expansion.num_left) fetch_expansion(&block->expansion);
-        multiply_codes_rows(block->sums, &rows, w->codes, pair, line, min64(w->num_lines, line + CODE_LINES));
+        multiply_codes_rows(block->sums, &rows, part, pair - part->first_pair, line,
+                            min64(w->num_lines, line + CODE_LINES));
     }
 }
 
@@ -346,7 +348,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
             if (pair == w->num_pairs - 1 && product < last) next = product[1].weight->weight;
             int64_t start = part * product->part_rows, end = min64(product->num_rows, start + product->part_rows);
 #ifdef HAS_CODES
-            if (taken != part && w->codes != NULL) codes = take_codes(&product->x, start, end), taken = part;
+            if (taken != part && w->num_parts) codes = take_codes(&product->x, start, end), taken = part;
 #endif
             if (taken != part) operands = take_operands(&product->x, start, end), taken = part;
             Ahead ahead = {(const char *)next, divide_up(32, divide_up(end - start, BLOCK_ROWS))};
@@ -358,7 +360,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
 #endif
                 describe(block, product, pair, row, count);
 #ifdef HAS_CODES
-                if (w->codes != NULL) multiply_codes(block, &codes, row - start, w, pair, before);
+                if (w->num_parts) multiply_codes(block, &codes, row - start, w, pair, before);
                 else
 #endif
                 multiply(block, operands + (row - start) * product->x.stride, weight, w->num_lines, count, &ahead,

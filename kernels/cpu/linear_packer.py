@@ -10,13 +10,25 @@ from torch import Tensor
 
 from ..contract import Activation
 from ..quantized import QuantizedWeight, Weight, as_floats, unpack_halves
-from ..stored_rows import GROUP, StoredRows
+from ..stored_rows import GROUP, INT8, CodeForm, StoredRows
 from . import library as c
 from .arena import PackedMemory
 
 PAIR_OUTPUTS = 32  # outputs of a pair of tiles (see kernels.h)
 PAIR_LINE_BYTES = 2048  # bytes of a pair of tiles that holds elements
 ZERO_CODE = 128  # the 8-bit code of 0
+ALIGNMENT = 64  # bytes of a line, where the codes of a part begin
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The layout of a part of a weight with codes; see Codes in kernels.h."""
+
+    num_bits: int
+    num_groups: int
+    group_lines: int
+    sizes: dict[str, int]  # by name, the bytes of the numbers that each output and group has
+    levels: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +103,8 @@ class LinearPacker:
         present = {name: each.contiguous() for name, each in numbers.items() if each is not None}
         sizes = {name: each.itemsize for name, each in present.items()}
         group_lines = struct.num_lines if num_groups == 1 else weight.group_size // self._line
-        owner, num_bytes = self._allocate_codes(struct, num_bits, num_groups, group_lines, sizes, weight.levels, bias)
+        layout = _Layout(num_bits, num_groups, group_lines, sizes, weight.levels)
+        owner, num_bytes = self._allocate_codes(struct, [(0, layout)], bias)
         plain = plain.contiguous()
         given = c.PlainCodes(codes=plain.data_ptr(), **{name: each.data_ptr() for name, each in present.items()})
         self._library.pack_codes(byref(struct), byref(given), torch.get_num_threads())
@@ -99,50 +112,59 @@ class LinearPacker:
         return owner, num_bytes
 
     def _pack_rows(self, struct: Structure, rows: StoredRows, bias: Tensor | None) -> tuple[object, int]:
-        form, num_groups = rows.form, rows.num_groups
+        forms = [*rows.known_forms, INT8]
+        by_pair: list[int] = rows.joint_forms(_rows_of_pairs(struct)).tolist()
+        starts = [pair for pair, form in enumerate(by_pair) if pair == 0 or form != by_pair[pair - 1]]
+        parts = [(pair, self._layout_of(forms[by_pair[pair]], struct)) for pair in starts]
+        owner, num_bytes = self._allocate_codes(struct, parts, bias)
+        addresses, kinds = rows.addresses.contiguous(), rows.kinds.contiguous()
+        is_by_row = forms[0].is_by_row
+        given = c.StoredRows(rows=addresses.data_ptr(), kinds=kinds.data_ptr(), is_by_row=is_by_row)
+        self._library.pack_blocks(byref(struct), byref(given), torch.get_num_threads())
+        self._pack_bias(struct, bias)
+        return owner, num_bytes
+
+    def _layout_of(self, form: CodeForm, struct: Structure) -> _Layout:
+        num_groups = 1 if form.is_by_row else struct.num_inputs // GROUP
         sizes = {"halves": 2} if num_groups > 1 else {"scales": 4}
         if form.has_zeros:
             sizes["zeros"] = 1
         if form.has_mins:
             sizes["mins"] = 2
         group_lines = struct.num_lines if num_groups == 1 else GROUP // self._line
-        owner, num_bytes = self._allocate_codes(
-            struct, form.num_bits, num_groups, group_lines, sizes, form.levels, bias
-        )
-        addresses, kinds = rows.addresses.contiguous(), rows.kinds.contiguous()
-        given = c.StoredRows(rows=addresses.data_ptr(), kinds=kinds.data_ptr(), is_by_row=form.is_by_row)
-        self._library.pack_blocks(byref(struct), byref(given), torch.get_num_threads())
-        self._pack_bias(struct, bias)
-        return owner, num_bytes
+        return _Layout(form.num_bits, num_groups, group_lines, sizes, form.levels)
 
     def _allocate_codes(
-        self,
-        struct: Structure,
-        num_bits: int,
-        num_groups: int,
-        group_lines: int,
-        sizes: dict[str, int],
-        levels: tuple[int, ...] | None,
-        bias: Tensor | None,
+        self, struct: Structure, parts: list[tuple[int, _Layout]], bias: Tensor | None
     ) -> tuple[object, int]:
-        """Allocate codes and, behind them, the numbers of each output and group, named as in Codes and with the given
-        sizes in bytes; set struct.codes. Return the owner of the memory and the number of bytes."""
-        begins, num_bytes = {}, struct.num_pairs * struct.num_lines * PAIR_LINE_BYTES * num_bits // 16
-        for name, size in sizes.items():
-            begins[name] = num_bytes
-            num_bytes += struct.num_pairs * num_groups * PAIR_OUTPUTS * size
+        """Allocate the codes and numbers of parts, each given with its first pair of tiles; set struct.parts. Return
+        the owner of the memory and the number of bytes."""
+        num_bytes = 0
+        begins: list[dict[str, int]] = []
+        ends = [*(first for first, _ in parts[1:]), struct.num_pairs]
+        for (first, layout), end in zip(parts, ends, strict=True):
+            begins.append({"codes": num_bytes})
+            num_bytes += (end - first) * struct.num_lines * PAIR_LINE_BYTES * layout.num_bits // 16
+            for name, size in layout.sizes.items():
+                begins[-1][name] = num_bytes
+                num_bytes += (end - first) * layout.num_groups * PAIR_OUTPUTS * size
+            num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         address, owner, num_bytes = self._allocate(struct, num_bytes, bias)
-        stored_levels = None if levels is None else (c_uint8 * 16)(*(level + ZERO_CODE for level in levels))
-        codes = c.Codes(
-            codes=address,
-            num_groups=num_groups,
-            group_lines=group_lines,
-            num_bits=num_bits,
-            levels=None if stored_levels is None else addressof(stored_levels),
-            **{name: address + begin for name, begin in begins.items()},
-        )
-        struct.codes = addressof(codes)
-        return (owner, codes, stored_levels), num_bytes
+        codes = (c.Codes * len(parts))()
+        kept: list[object] = []
+        for part, (first, layout), begin in zip(codes, parts, begins, strict=True):
+            part.first_pair = first
+            part.num_bits = layout.num_bits
+            part.num_groups = layout.num_groups
+            part.group_lines = layout.group_lines
+            for name, offset in begin.items():
+                setattr(part, name, address + offset)
+            if layout.levels is not None:
+                levels = (c_uint8 * 16)(*(level + ZERO_CODE for level in layout.levels))
+                part.levels = addressof(levels)
+                kept.append(levels)
+        struct.parts, struct.num_parts = addressof(codes), len(parts)
+        return (owner, codes, kept), num_bytes
 
     def _pack_bias(self, struct: Structure, bias: Tensor | None) -> None:
         if bias is not None:
@@ -159,3 +181,13 @@ class LinearPacker:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _rows_of_pairs(struct: Structure) -> Tensor:
+    """Return the rows of the outputs of each pair of tiles, the last row for outputs that do not exist: [num_pairs, 32]
+    int64."""
+    outputs = torch.arange(PAIR_OUTPUTS)
+    last = int(struct.num_outputs) - 1
+    size = PAIR_OUTPUTS // 2 if struct.is_gated else PAIR_OUTPUTS
+    firsts = torch.arange(0, struct.num_pairs * size, size)[:, None]
+    return (firsts + outputs % size).clamp(max=last) + outputs // size * (last + 1)

@@ -52,9 +52,9 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
 static void embed_codes(const Linear *w, int64_t row, int64_t token, const Rows *out) {
     bool is_ours = row >= 0 && row < w->num_outputs;
     int64_t pair = is_ours ? row / PAIR_OUTPUTS : 0, output = is_ours ? row % PAIR_OUTPUTS : 0;
-    const uint8_t *at = w->codes->codes + pair * w->num_lines * code_line_bytes(w->codes) + output * 4;
-    float scale = is_ours ? w->codes->scales[pair * PAIR_OUTPUTS + output] : 0;
-    for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(w->codes)) {
+    const uint8_t *at = w->parts->codes + pair * w->num_lines * code_line_bytes(w->parts) + output * 4;
+    float scale = is_ours ? w->parts->scales[pair * PAIR_OUTPUTS + output] : 0;
+    for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(w->parts)) {
         _Alignas(64) float values[LINE];
         for (int64_t i = 0; i < LINE; i++) values[i] = scale * (float)(at[i / 4 * 128 + i % 4] - ZERO_CODE);
         element *to = rows_at(out, token, line * LINE);
@@ -81,7 +81,7 @@ void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens,
                   Team *team) {
     for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
         for (int64_t token = range.start; token < range.stop; token++)
-            (w->codes != NULL ? embed_codes : embed_token)(w, token_ids[token] - first_id, token, out);
+            (w->num_parts ? embed_codes : embed_token)(w, token_ids[token] - first_id, token, out);
 }
 
 static void fill_row(const Rows *panel, int64_t row, const element *from, int64_t num_columns) {

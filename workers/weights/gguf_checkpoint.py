@@ -66,19 +66,19 @@ class GgufCheckpoint(Checkpoint):
         return self.load(*slices) if codes is None else codes
 
     def load_blocks(self, *slices: TensorSlice) -> StoredRows | None:
-        """Return slices, concatenated along axis 0, as rows that will become the codes of `load_codes`; None if one is
-        stored as floats or cuts a block, or `keeps_blocks` is False."""
+        """Return slices, concatenated along axis 0, as rows that will become the codes of `load_codes` for each slice
+        alone; None if one is stored as floats or cuts a block, or `keeps_blocks` is False."""
         if not self.keeps_blocks:
             return None
         tensors = [self._checked(wanted) for wanted in slices]
         if any(t.kind in FLOATS or _cuts_block(t, w) for t, w in zip(tensors, slices, strict=True)):
             return None
-        return self._stored(slices, _form_of(tensors))
+        return self._stored(slices, [FORMS.get(tensor.kind, INT8) for tensor in tensors])
 
     def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
         if not self.keeps_blocks or self._checked(wanted).added:
             return None
-        return self._stored([wanted], INT8_BY_ROW)
+        return self._stored([wanted], [INT8_BY_ROW])
 
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.
@@ -137,16 +137,19 @@ class GgufCheckpoint(Checkpoint):
             )
         return data[tensor.offset : end]
 
-    def _stored(self, slices: Sequence[TensorSlice], form: CodeForm) -> StoredRows:
+    def _stored(self, slices: Sequence[TensorSlice], forms: Sequence[CodeForm]) -> StoredRows:
         self._give_back()
         addresses = [self._addresses(wanted) for wanted in slices]
         kinds = [BLOCK_KINDS.index(self._tensor(wanted.name).kind) for wanted in slices]
         lengths = torch.tensor([len(each) for each in addresses])
+        known = tuple(dict.fromkeys(forms))
+        places = [known.index(form) for form in forms]
         return StoredRows(
             addresses=torch.cat(addresses),
             kinds=torch.tensor(kinds, dtype=torch.uint8).repeat_interleave(lengths),
+            forms=torch.tensor(places, dtype=torch.uint8).repeat_interleave(lengths),
+            known_forms=known,
             num_inputs=slices[0].part_shape[1],
-            form=form,
             owner=tuple(self._open_files.values()),
             read_floats=partial(self.load, *slices),
         )

@@ -30,7 +30,7 @@ SMALL = (40, 160)  # with formats of 32 inputs: 5 lines
 NARROW = (33, 32)  # one line, so that a row has one scale
 WIDTHS = {"F32": 50, "F16": 50, "BF16": 50}  # inputs of a table of floats: no whole line
 QUANTIZED = [kind for kind in BLOCK_KINDS if kind not in FLOATS]
-MIXED = ("Q4_K", "Q6_K", "Q4_1")
+MIXED = [("Q4_K", "Q6_K", "Q4_1"), ("Q8_0", "Q4_0")]
 KINDS = [kind for kind in kinds() if kind[0] == torch.bfloat16]
 
 pytestmark = pytest.mark.parametrize("kind", KINDS, indirect=True, ids=str, scope="session")
@@ -68,17 +68,27 @@ def whole(checkpoint: GgufCheckpoint, name: str) -> TensorSlice:
 
 
 def packed_bits(ops: CpuOps, weight: Weight | None, activation: Activation = NO_ACTIVATION) -> list[np.ndarray]:
-    """Pack a weight and return its codes, scales, zeros and mins. Codes with a scale that is not finite become 0, as
-    they stand for no number, and all NaNs are alike."""
+    """Pack a weight and return, for each part, its codes, scales, zeros and mins, and at last the biases. Codes with a
+    scale that is not finite become 0, as they stand for no number, and all NaNs are alike."""
     assert weight is not None
     bias = torch.arange(weight.shape[0]).to(ops.dtype)
     packed = ops.pack_linear(weight, bias, activation)
     assert isinstance(packed, CpuLinear)
     linear = packed.struct
-    codes = ctypes.cast(linear.codes, ctypes.POINTER(c.Codes)).contents
-    shape = (linear.num_pairs, linear.num_lines, 8 * codes.num_bits // 8, 32, 4)
+    parts = (c.Codes * linear.num_parts).from_address(linear.parts)
+    ends = [*(part.first_pair for part in parts[1:]), linear.num_pairs]
+    found = [
+        each
+        for part, end in zip(parts, ends, strict=True)
+        for each in bits_of_part(part, end - part.first_pair, linear.num_lines)
+    ]
+    return [*found, array_at(linear.bias, np.float32, (linear.num_pairs, 32))]
+
+
+def bits_of_part(codes: ctypes.Structure, num_pairs: int, num_lines: int) -> list[np.ndarray]:
+    shape = (num_pairs, num_lines, 8 * codes.num_bits // 8, 32, 4)
     tiles = array_at(codes.codes, np.uint8, shape).copy()
-    groups = (linear.num_pairs, codes.num_groups, 32)
+    groups = (num_pairs, codes.num_groups, 32)
     present = [
         array_at(address, dtype, groups)
         for address, dtype in (
@@ -90,10 +100,9 @@ def packed_bits(ops: CpuOps, weight: Weight | None, activation: Activation = NO_
         if address
     ]
     if codes.num_bits == 8:
-        is_broken = ~np.isfinite(present[0]).repeat(linear.num_lines // codes.num_groups, 1)
+        is_broken = ~np.isfinite(present[0]).repeat(num_lines // codes.num_groups, 1)
         tiles[np.broadcast_to(is_broken[:, :, None, :, None], shape)] = 0
-    biases = array_at(linear.bias, np.float32, (linear.num_pairs, 32))
-    return [tiles, *(np.nan_to_num(each, nan=-1, posinf=-2, neginf=-3) for each in present), biases.copy()]
+    return [tiles, *(np.nan_to_num(each, nan=-1, posinf=-2, neginf=-3) for each in present)]
 
 
 def array_at(address: int, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
@@ -141,17 +150,32 @@ def test_shards_and_orders_of_rows_are_those_of_plain_torch(
         check(packed_bits(ops, stored_rows.select_outputs(order)), packed_bits(ops, codes.select_outputs(order)))
 
 
-@pytest.mark.parametrize("parts", [("Q4_K", "Q4_K"), ("Q4_K", "Q4_1"), MIXED, ("Q8_0", "Q4_0")], ids="-".join)
-def test_layers_of_several_matrices_are_those_of_plain_torch(
+@pytest.mark.parametrize("parts", MIXED, ids="-".join)
+def test_matrices_of_a_layer_keep_their_forms_but_where_they_share_tiles(
     parts: tuple[str, ...], ops: CpuOps, checkpoint: GgufCheckpoint
 ) -> None:
     slices = [whole(checkpoint, f"tame.{each}") for each in parts]
-    found, expected = checkpoint.load_blocks(*slices), checkpoint.load_codes(*slices)
-    assert found is not None and expected is not None
-    order = torch.randperm(expected.shape[0])
-    check(packed_bits(ops, found), packed_bits(ops, expected))
-    check(packed_bits(ops, found.select_outputs(order)), packed_bits(ops, expected.select_outputs(order)))
-    if len(parts) == 2:
+    rows, in_8_bits = checkpoint.load_blocks(*slices), checkpoint.load_codes(*slices)
+    assert rows is not None and in_8_bits is not None and not in_8_bits.is_packed
+    x = torch.randn(3, SHAPE[1]).bfloat16()
+
+    def outputs(weight: Weight | None) -> Tensor:
+        assert weight is not None
+        return ops.logits(x, ops.pack_linear(weight, None))
+
+    alone, joint = torch.cat([outputs(checkpoint.load_blocks(each)) for each in slices], dim=1), outputs(in_8_bits)
+    matrices = torch.arange(len(parts)).repeat_interleave(SHAPE[0])
+    in_order = torch.arange(len(matrices))
+    for order in (in_order, torch.randperm(len(matrices)), in_order.flip(0)):
+        is_alike = torch.cat([pair.eq(pair[0]).all().expand(len(pair)) for pair in matrices[order].split(32)])
+        expected = alone[:, order].where(is_alike, joint[:, order])
+        assert torch.equal(outputs(rows.select_outputs(order)), expected)
+
+
+def test_gates_and_ups_of_different_forms_meet_in_8_bits(ops: CpuOps, checkpoint: GgufCheckpoint) -> None:
+    for parts in (("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")):
+        slices = [whole(checkpoint, f"tame.{each}") for each in parts]
+        found, expected = checkpoint.load_blocks(*slices), checkpoint.load_codes(*slices)
         check(packed_bits(ops, found, GATED_SILU), packed_bits(ops, expected, GATED_SILU))
 
 
