@@ -40,7 +40,8 @@ HOLDS_CONTENT = (SlotState.READY, SlotState.CLOSED)
 
 @dataclass(eq=False)
 class AdapterSlot:
-    """One slot. `digest`: the digest of the adapter that the slot holds or is being filled with; empty if neither."""
+    """One slot. `digest`: the digest of the adapter that the slot holds or is being filled with; that of a failed fill
+    until every rank has answered; else empty."""
 
     number: int
     state: SlotState = SlotState.EMPTY
@@ -96,7 +97,8 @@ class AdapterTable:
         return sum(slot.state is state for slot in self.slots)
 
     def fill(self, slot: AdapterSlot, adapter: AdapterRef, step: int, now: float, num_waiting: int = 1) -> FillSlot:
-        """Start to fill a free slot; return the order for the workers, to be sent with `step`. now: by the clock."""
+        """Start to fill a free slot; return the order for the workers, to be sent with `step`. now: by the clock.
+        num_waiting: adapters that wait for a slot, this one included."""
         assert slot.num_rows == 0 and adapter.digest not in self._slot_by_digest, "the slot is used, or not needed"
         slot.move(SlotState.FILLING)
         self.filling.append(slot)

@@ -1,7 +1,8 @@
 """GrammarCursor: the position of one answer in its grammar, and the tokens that must follow.
 
-If the mask leaves one token, that token needs no sampling: the matcher advances past it and all such tokens after it,
-until several are allowed. The answer's tokens catch up later, one by one; until then the matcher is ahead.
+If the mask leaves one token, that token needs no sampling: the matcher advances past it and such tokens after it, until
+several are allowed, or it is MAX_AHEAD tokens ahead, or AHEAD_S have passed. The answer's tokens catch up later, one by
+one; until then the matcher is ahead.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class GrammarCursor:
                 return
 
     def _single(self, words: Words) -> int | None:
-        """Return the only token that a mask allows; None if it allows none or several."""
+        """Return the only token that a mask allows; None if it allows none or several, or one that is not in the
+        model's vocabulary."""
         used = np.flatnonzero(words)
         if len(used) != 1:
             return None

@@ -1,7 +1,7 @@
 """HelperWatch: what the grammar helper has been asked and has not answered, and when it counts as hung.
 
-A helper that compiles may be silent for START_TIMEOUT_S. Other messages are answered within ANSWER_TIMEOUT_S, so a
-helper that compiles and owes no other answer is asked for a sign of life every SIGN_S.
+A grammar may take START_TIMEOUT_S to be opened. Other messages are answered within ANSWER_TIMEOUT_S, so a helper that
+compiles and owes no other answer is asked for a sign of life after each SIGN_S of silence.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@
 The GrammarProver (prover.py) compiles what no helper has compiled yet, in a process of its own. A GrammarHelper
 (helper.py) then compiles it once more and makes masks; nothing here waits for either. A request waits
 (WaitReason.GRAMMAR) until its grammar is open. A helper that ends or hangs is replaced, and all grammars continue from
-their tokens; a request at which MAX_LOSSES helpers have ended fails.
+their tokens; a request fails at which MAX_LOSSES helpers have ended without a new token of it in between.
 
 A step waits LATE_S for masks at most. Then it goes on without the rows whose masks are late: their requests return to
-the queue, where they wait for their masks or for another helper, and only the last block of their tokens is computed
-again. No token changes, since a token depends on those before it and on its draw alone.
+the queue, where they wait for their masks or for another helper. With prefix caching, only the last block of their
+tokens is computed again. No token changes, since a token depends on those before it and on its draw alone.
 
 If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The helper sends
 them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them

@@ -4,8 +4,9 @@
                   └─ longer than the limit, or it ended the process twice: refused
 
 A caller's grammar may keep a compiler busy forever, fill its memory or make it crash. Here only the prover's process is
-killed, and no other answer is affected; the other grammars that were being compiled are compiled again. Verdicts are
-kept by text, so that a grammar that is sent repeatedly costs nothing.
+killed, and no other answer is affected; the other grammars that were being compiled are compiled again. The last
+MAX_VERDICTS verdicts are kept by text, those of limits and crashes for REFUSED_S, so that a grammar that is sent
+repeatedly is tried once.
 
 Callers share the compilers by fair queueing over time: the caller that has used them least is next, and one that comes
 back starts no lower than the virtual time, which runs as fast as an equal share. Of one caller's waiting
@@ -149,7 +150,8 @@ class GrammarProver:
             caller.keys.pop(key, None)
 
     def _refuse_excess(self, caller: _Caller) -> None:
-        """Refuse the newest grammars of a caller that would wait for more than MAX_WAIT_S."""
+        """Refuse the newest grammars of a caller that would wait for more than MAX_WAIT_S, except those of resumed
+        requests and those that other callers wait for, too."""
         most = max(1, int(MAX_WAIT_S / max(caller.trial_s, 1e-6)))
         num_waiting = len(caller.keys)
         for key in list(islice(reversed(caller.keys), max(0, num_waiting - most))):

@@ -19,8 +19,8 @@ _OWNER_FACTOR = np.uint64(0xD1B54A32D192ED03)
 
 
 class Corpus:
-    """A ring of tokens, in which new answers overwrite the oldest, with a hash table of places. `num_bytes` never
-    changes."""
+    """A ring of tokens, in which new answers overwrite the oldest, with a hash table of places. `num_bytes`, the size
+    of both, never changes."""
 
     def __init__(self, num_tokens: int) -> None:
         self._tokens: Ids = np.full(num_tokens, _END, np.int32)
@@ -82,8 +82,9 @@ class Corpus:
         return ((hashes ^ np.uint64(number)) * _OWNER_FACTOR >> self._shift).astype(np.intp)
 
     def find(self, owner: bytes, text: Ids, end: int, hashes: Hashes, most: int) -> Match | None:
-        """Return the longest match of the tokens before `end` of `text` in the owner's answers, with up to `most`
-        tokens that follow it; None without one of two tokens or more. hashes: [len(LENGTHS)], of the text at `end`."""
+        """Return the longest match of the tokens before `end` of `text` at the places in the owner's answers that the
+        hash table names, with up to `most` tokens that follow it. None without a match of two tokens or more, and up to
+        MAX_LENGTH tokens of `text`. hashes: [len(LENGTHS)], of the text at `end`."""
         known = self._owner_by_name.get(owner)
         if known is None or end <= MAX_LENGTH:
             return None

@@ -52,8 +52,9 @@ class OwnIndex:
         return hashes[:, len(owners) :]
 
     def find(self, state: Rows, row: int, hashes: Hashes, most: int) -> Match | None:
-        """Return the longest match of a row's last tokens, with the `most` tokens that follow it; if these reach the
-        row's end, they are repeated. None without a match of two tokens. hashes: [len(LENGTHS)] of the row."""
+        """Return the longest match of a row's last tokens at the places that its table names, with the `most` tokens
+        that follow it; if these reach the row's end, they are repeated. None without a match of two tokens or more, and
+        for a row of up to MAX_LENGTH tokens. hashes: [len(LENGTHS)] of the row."""
         end, tokens = int(state.num_tokens[row]), state.tokens[row]
         if end <= MAX_LENGTH:
             return None

@@ -25,7 +25,8 @@ class Alternatives:
 
     def of(self, schema: object, level: int = 0) -> list[list[Schema]] | None:
         """Return the alternatives of a schema with unions, in the library's order. Each is a list of schemas without
-        $ref, allOf or unions that must all hold. None if there are too many, or if the schema refers to itself."""
+        $ref, allOf or unions that must all hold. None if there are more than MAX_ALTERNATIVES, or if references lead
+        through more than MAX_LEVELS others, as those of a schema that refers to itself do."""
         if not isinstance(schema, dict):
             return [] if schema is False else [[]]
         self._budget.spend(1)

@@ -44,7 +44,8 @@ class Names:
 
 
 def close(node: Schema, found: Names) -> None:
-    """Allow no other keys than those in `found`, unless the schema allows some explicitly."""
+    """Allow no other keys than those in `found`, unless the schema allows some explicitly, names none, has a single
+    part that is closed by itself, or asks for more keys (minProperties) than it names."""
     if "unevaluatedProperties" in node and "additionalProperties" not in node:
         rest = node.pop("unevaluatedProperties")
     elif "additionalProperties" in node or found.is_open or not found.has_any:

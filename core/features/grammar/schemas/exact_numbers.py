@@ -80,7 +80,7 @@ def integer_bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
 
 def decimal_bounds(schema: dict[str, Any]) -> dict[str, Any] | None:
     """Return a schema's bounds cut to numbers below 2^53, the only ones that float64 holds with decimals; None if no
-    such number is within the bounds."""
+    such number is within the bounds. A side without a bound stays without one."""
     bounds: dict[str, Any] = {}
     for names, sign in ((LOWER, 1), (UPPER, -1)):
         for bound, is_exclusive in _bounds(schema, *names):

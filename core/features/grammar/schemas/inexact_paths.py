@@ -46,7 +46,8 @@ def _is_inexact(schema: Schema) -> bool:
 
 
 def without_inexact(schema: Schema) -> Schema:
-    """Return the schema without its own numbers that would be rounded."""
+    """Return the schema itself if none of its own numbers would be rounded; else a copy without its bounds, and with 0
+    in place of such numbers in `const` and `enum`."""
     if not _is_inexact(schema):
         return schema
     schema = {name: value for name, value in schema.items() if name not in BOUNDS or not is_number(value)}

@@ -246,8 +246,8 @@ class _Adapter:
         del node["not"]
 
     def _opposite(self, condition: object, node: Schema) -> Schema | None:
-        """Return a schema of exactly the objects of `node` that do not conform to `condition`; None if there is no
-        such schema."""
+        """Return a schema of exactly the objects of `node` that do not conform to `condition`; None if that is no
+        condition on one property that can be inverted here."""
         if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type", "title"}:
             return None
         properties, required = condition.get("properties", {}), condition.get("required", [])

@@ -28,7 +28,7 @@ MAX_LOOK_AHEADS = 32
 
 def without_look_ahead(pattern: str) -> list[str]:
     """Return patterns that together match the same texts as `pattern`: the pattern itself, if it has no look-ahead or
-    one that cannot be replaced."""
+    one that cannot be replaced. Of pydantic's decimals only those of up to MAX_DIGITS digits match."""
     if pattern.count("(?") > MAX_LOOK_AHEADS:
         return [pattern]
     rest = _DIGITS.sub(lambda found: _digits(min(int(found[1][:9]) - 1, MAX_DIGITS)), pattern)
