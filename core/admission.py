@@ -33,8 +33,9 @@ class Admission:
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
-        """Raise RequestError if the request can never fit or exceeds one request's share of the queue, Overloaded if it
-        may fit later. A resubmission (an answer has tokens) is never refused because of the queue."""
+        """Raise RequestError if the request can never fit, exceeds one request's share of the queue, or has an adapter
+        or media that this engine does not take; Overloaded if it may fit later. A resubmission (an answer has tokens)
+        is never refused because of the queue."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if message.adapter is not None:
@@ -84,8 +85,8 @@ class Admission:
             )
 
     def _check_size(self, num_prompt: int, max_tokens: int, *, is_pooled: bool) -> None:
-        """Raise RequestError unless prompt and `max_tokens` fit into max_model_len and into an empty KV pool. A prompt
-        to embed has no output tokens: its `max_tokens` of 1 does not count."""
+        """Raise RequestError unless prompt and `max_tokens` fit into max_model_len and into an empty KV pool, and for
+        an empty prompt. A prompt to embed has no output tokens: its `max_tokens` of 1 does not count."""
         num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
         if num_prompt < 1 or num_prompt + max_tokens - is_pooled > self._max_model_len:
             raise RequestError(

@@ -198,8 +198,9 @@ class EngineCore:
         self.scheduler.kv_cache.pool.forget_all()
 
     def clear_kv_cache(self, done: Callable[[], None]) -> None:
-        """Empty the pool, the slots, the disk and the remote store; then call `done`. Running requests keep their
-        blocks. Blocks of closed tiers, which cannot be found, are removed before the tiers open."""
+        """Empty the pool, the slots, the disk and the remote store of blocks of these weights; then call `done`.
+        Running requests keep their blocks. If the tiers are closed, `done` is called at once: their blocks cannot be
+        found, and are removed before the tiers open."""
         self.reset_prefix_cache()
         if self.offload is None:
             done()
@@ -207,7 +208,8 @@ class EngineCore:
             self.offload.clear(done)
 
     def forget_computed(self) -> None:
-        """Drop all computed and cached blocks before weights change; requests then compute their tokens again."""
+        """Drop all blocks of the pool, and close the tiers, before weights change; requests then compute their tokens
+        again. Keys are in a random namespace until that of the new weights is known."""
         if self.offload is not None:
             self.offload.close()
         self._reset_scheduler()
@@ -271,7 +273,8 @@ class EngineCore:
                 self._outbox.of(request.frontend_id).started.append(started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:
-        """Apply the result of the oldest step in flight, and queue its tokens and the ends of requests."""
+        """Apply the result of the oldest step in flight, and queue its tokens and the ends of requests. ProtocolError
+        if it does not fit that step."""
         begun_at = time.monotonic()
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch

@@ -2,8 +2,9 @@
 
 It learns from finished steps: the longest time for each power of two of tokens. A step of k times as many tokens is
 assumed to take at most k times as long, so each known size gives a bound. The limit is the smallest bound, times
-MARGIN, and at least MIN_LIMIT_S. Steps that score prompts over the whole vocabulary are learned separately. A step that
-encodes media gets additional time, learned from such steps by their work in the encoder.
+MARGIN, and at least MIN_LIMIT_S; without a known size it is FIRST_LIMIT_S. Steps that score prompts over the whole
+vocabulary are learned separately. A step that encodes media gets additional time, learned from such steps by their work
+in the encoder.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class CoreStats:
         self.send_s += send_s
 
     def seconds_to_drain(self, num_tokens: int) -> float:
-        """Estimate the seconds to compute `num_tokens` at the mean rate of all steps so far, within [0.1, 60]."""
+        """Estimate the seconds to compute `num_tokens` at the mean rate of all steps so far (1,000 tokens per second
+        before the first), within [0.1, 60]."""
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 

@@ -1,8 +1,8 @@
 """BlockPool: ids and reference counts of KV blocks, an LRU list of free ones, and an index from content key to block.
 
-A free block keeps its key, and lookups find it, until it is allocated for new content. Block 0 is the null block: it is
-never allocated and always safe to reference. Observers follow which content the blocks hold. Knows no tokens and no
-requests.
+A free block keeps its key, and lookups find it, until it is allocated for new content or its key is removed. Block 0 is
+the null block: it is never allocated, and workers may name it where no block is needed. Observers follow which content
+the blocks hold. Knows no tokens and no requests.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class BlockPool:
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one reference from each block. Blocks freed first are reused first; blocks without a key are reused
-        before all others."""
+        """Remove one reference from each block. Of free blocks with a key, those freed first are reused first; blocks
+        without a key are reused before them."""
         for block in blocks:
             count = self._ref_count[block] - 1
             assert count >= 0, f"block {block} is freed more often than referenced"
@@ -116,7 +116,7 @@ class BlockPool:
 
     def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
         """Add `key` to the index, unless the index has another block with the same content. is_private: do not report
-        the block to observers, because no request uses this key after its own request has ended."""
+        to observers when the block is written, because only the answers of one request use this key."""
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
@@ -129,8 +129,8 @@ class BlockPool:
         self.mark_written([(block, key)])
 
     def take_pending(self) -> list[tuple[int, bytes]]:
-        """Return the blocks and keys cached since the last call. The next step writes them; once it is done, the caller
-        must pass them to `mark_written`."""
+        """Return the blocks and keys cached since the last call, without private ones; none if nobody observes the
+        pool. The next step writes them; once it is done, the caller must pass them to `mark_written`."""
         pending, self.pending = self.pending, []
         return pending
 
@@ -155,8 +155,8 @@ class BlockPool:
         return self._ref_count[block]
 
     def sample(self, count: int) -> bytes:
-        """Return the states of at most `count` blocks, evenly spread: 0 empty, 1 free and cached, 2 used by one
-        request, 3 used by several."""
+        """Return the states of at most `count` blocks, evenly spread, a byte each: 0 empty, 1 free and cached, 2 with
+        one reference, 3 with several."""
         stride = -(-(self.num_blocks - 1) // count)
         return bytes(
             min(1 + self._ref_count[block], 3) if self._ref_count[block] else self._key_by_block[block] is not None

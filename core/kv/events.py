@@ -23,7 +23,8 @@ ExtraKeys: TypeAlias = tuple[str | tuple[str, int], ...]  # (name, start relativ
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Blocks that follow one another and are now stored, with all their tokens."""
+    """Blocks that are now stored. In the pool they follow one another, and all their tokens are here; in slots they are
+    in no order, without tokens."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None

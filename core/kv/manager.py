@@ -60,8 +60,8 @@ class KVCacheManager:
         """Return how many of the request's first blocks may be read from a cache.
 
         They end before the last token, which must be computed to sample the next, and before prompt tokens whose
-        logprobs are requested. Mean pooling needs all hidden states and reads no blocks. A request that skips the cache
-        reads only blocks of its own prompt group."""
+        logprobs are requested and not delivered yet. Mean pooling needs all hidden states and reads no blocks. A
+        request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.method == "mean":
             return 0
         if request.params.skip_reading_prefix_cache and request.cache_root is None:
@@ -127,8 +127,8 @@ class KVCacheManager:
         return blocks
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let other requests find the first `num_blocks` blocks of this one. Without prefix caching, only the request's
-        own prompt group finds them.
+        """Let other requests find the first `num_blocks` blocks of this one. If the request has a `cache_root`, only
+        its own prompt group finds them; without that and without prefix caching, nobody does.
 
         All their tokens must be known, and the steps that write them must have been sent or be the next to send.
         `num_blocks` must not decrease from call to call."""

@@ -1,4 +1,4 @@
-"""EventPort: publishes KV events to any number of subscribers, and repeats the events that a subscriber has missed.
+"""EventPort: publishes KV events to any number of subscribers, and repeats the last batches to those that ask for them.
 
     PUB:    [topic "", number u64 big-endian, msgpack of [unix seconds, [events], replica]]
     ROUTER: ["", first number u64 big-endian] → ["", number, msgpack] …, then ["", 2^64 - 1, ""]      vLLM's form
@@ -43,7 +43,7 @@ class EventPort:
         replica: int = 0,
     ) -> None:
         """Bind both sockets. take: returns the events since its last call. zap: the context's ZapHandler, if it has
-        one. ConfigError if an address is invalid or cannot be bound."""
+        one. ConfigError if an address is invalid or cannot be bound, or the key file cannot be read."""
         assert config.kv_events is not None
         self._take, self._replica = take, replica
         self._encoder = msgspec.msgpack.Encoder()

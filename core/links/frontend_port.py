@@ -75,7 +75,7 @@ class FrontendPort:
         model_folder: str = "",
     ) -> None:
         """relay: sends an order to the supervisor. model_folder: folder of the weights in use, "" for those of the
-        spec."""
+        spec. ConfigError if the address of --core-listen cannot be used."""
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
         if spec.core_listen is not None:

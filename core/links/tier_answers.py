@@ -95,8 +95,9 @@ class TierAnswers:
 
     def take(self, host: int, message: TierToCore) -> Iterator[TierToCore]:
         """Process a message of a host and yield the messages for the core. A reply to an order is yielded once all
-        hosts have replied, that to a load or store in parts, as slots end on all hosts. A TierState is the sum over all
-        hosts. PinBlocks and other messages are yielded at once."""
+        hosts have replied, that to a load or store in parts, as slots end on all hosts. TierOpened is logged and not
+        yielded if the hosts differ. A TierState is the sum over all hosts, once each has sent one. PinBlocks and other
+        messages are yielded at once."""
         if self._num_hosts == 1:
             yield message
         elif isinstance(message, BlocksLoaded):

@@ -88,7 +88,7 @@ class TierLink:
             channel.send(message)
 
     def receive(self) -> Iterator[TierToCore]:
-        """Yield the messages that are complete, because all hosts have replied."""
+        """Yield the messages for the core: replies once all hosts have sent theirs, others at once."""
         for host, channel in enumerate(self._channels):
             for message in channel.receive():
                 yield from self._answers.take(host, message)

@@ -27,7 +27,8 @@ class Batches:
         self._drafts: Mapping[int, Draft] = {}
 
     def repeated(self) -> Batch | None:
-        """Return the last batch if the next step can use it again; None if rows have changed or get drafts."""
+        """Return the last batch if the next step can use it again; None if rows have changed or get drafts, the batch
+        has had all its steps, or there is none."""
         self._drafts = self.drafting.propose()
         if self._last is None or self._drafts or not self._last.repeats(self._rows):
             return None

@@ -35,7 +35,8 @@ class ChunkSizes:
 
     def _limit(self, request: Request) -> int:
         """Return the largest number of tokens of a request in this step. A lone request gets the whole budget, and so
-        does a resumed one (it has output tokens), unless the step samples: then resumed ones share a prompt's limit."""
+        does a resumed one (it has output tokens), unless the step samples: then it gets what the step's other chunks
+        have left of a prompt's limit, and at least 1."""
         is_alone = self._rows.num_active <= 1 and len(self._waiting) == 0
         if is_alone or (request.num_output_tokens and not self._brings_tokens()):
             return self._budget

@@ -1,7 +1,8 @@
 """Drafting: adds drafts, guesses of a row's next tokens, to the step that computes its last known token.
 
-A Proposer chooses them; a wrong draft costs time, but never changes an answer. Drafts get only what a step has left:
-the budget after all prompts, and blocks that are not reserved for a row.
+A Proposer chooses them. A wrong draft costs time; it changes no answer, except by rounding where the kernels compute
+rows with drafts differently (Initialize.has_exact_drafts is False). Drafts get only what a step has left: the budget
+after all prompts, and blocks that are not reserved for a row.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class PrefillThrottle:
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens that `num_decodes` decoding rows leave may go to `num_prompts` prompts
-        in the next step: all in a burst, or while the costs are unknown. If no step has had this size of batch, the
-        costs of the next smaller one apply. Call it once for each step whose rows may change."""
+        in the next step: all in a burst, for its last prompts, or while the costs are unknown; else at least
+        MIN_TOKENS, as far as the budget has them. If no step has had this size of batch, the costs of the next smaller
+        one apply. Call it once for each step whose rows may change."""
         if num_decodes <= CROWD * num_prompts:
             self._burst_steps += 1
             return budget

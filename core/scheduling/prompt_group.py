@@ -1,8 +1,8 @@
 """PromptGroups: the answers of one request share the computation of their prompt.
 
-Of n answers the first is the leader; the others wait (WaitReason.PROMPT) until the leader has computed the prompt, and
-then find its blocks in the cache. If the leader ends before that, the next answer leads. If computed blocks are lost,
-the group re-forms. Knows no rows, no blocks and no queue.
+Of n answers the first is the leader; the others wait (WaitReason.PROMPT) until the leader's whole prompt is scheduled,
+and then find its blocks in the cache. If the leader ends before that, the next answer leads. If computed blocks are
+lost, the group re-forms. Knows no rows, no blocks and no queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ..request import Request, WaitReason
 
 
 class PromptGroups:
-    """Groups by number. Each has at least two requests, all unfinished, and its leader has not computed the prompt."""
+    """Groups by number. Each has at least two requests, all unfinished, and its leader's prompt is not scheduled to its
+    end."""
 
     def __init__(self) -> None:
         self._members_by_group: dict[int, list[Request]] = {}  # the first leads

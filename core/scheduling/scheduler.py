@@ -129,7 +129,7 @@ class Scheduler:
         return self.num_steps
 
     def reset(self, *, shares_prompts: bool = True) -> None:
-        """Drop all computed blocks and steps in flight: running requests wait again, the cache is empty.
+        """Drop all computed blocks and steps in flight: running requests wait again, and the pool caches nothing.
 
         shares_prompts: prompt groups re-form, so that one request computes the prompt for all."""
         running = list(self.rows.requests())
@@ -343,7 +343,7 @@ class Scheduler:
 
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
         """Apply the result of the oldest step in flight; return its ledger entry, the new tokens and the finished
-        requests."""
+        requests. ProtocolError if it is the result of another step, or does not fit this one."""
         entry = self.ledger.oldest_of(output.step)
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)

@@ -25,4 +25,4 @@ class StepCopies(NamedTuple):
     loads: bytes
     slots: list[int]  # referenced until the step is done
     filled: list[tuple[int, bytes]]  # slots, and the content that they have when the step is done
-    writes: list[Write]  # of such slots
+    writes: list[Write]  # to order when the step is done: of slots that it fills, or that are filled already
