@@ -215,9 +215,9 @@ class FrontendProcess:
             self.supervisor.send(Drained())
 
     def _may_serve(self) -> bool:
-        """Return whether enough cores have welcomed this frontend to send Ready. The first frontend of an engine waits
-        for all cores, so that its first requests are spread over all. A replacement and a gateway need only one, since
-        others may be gone for long."""
+        """Return whether enough cores have welcomed this frontend to send Ready. A frontend that starts with its engine
+        waits for all cores, so that its first requests are spread over all. A replacement needs only one, since others
+        may be gone for long; so does a gateway, which after a while needs none (`may_begin`)."""
         needs_all = self._number == 0 and not self._spec.remote_cores
         return self._frontend.is_welcome(to_all=needs_all) or self._cores.may_begin(time.monotonic())
 

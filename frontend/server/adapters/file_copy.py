@@ -1,4 +1,4 @@
-"""copy_file: copies a file in one pass, in which each piece is checked, hashed and written before the next is read."""
+"""copy_file: copies a file in one pass, in which each piece is checked, hashed and buffered before the next is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def copy_file(
 ) -> None:
     """Copy a file; if the file system can, the copy shares the disk blocks of `source`. The bytes are added to the hash
     `content`. `pause` is called between pieces. `pages`: WINDOW_BYTES of memory from `new_pages` to use, None: new
-    memory. RequestError if `check` finds a NaN or an infinity, or if the source becomes shorter."""
+    memory. RequestError if `check` finds a NaN or an infinity, or if the source becomes shorter; OSError if a file
+    cannot be read or written."""
     check = check or FiniteCheck((), str(source))
     with FileIO(source) as old, FileIO(target, "w+") as new, PageFile(target, os.O_WRONLY) as file:
         is_shared = _share_blocks(old, new)

@@ -1,7 +1,7 @@
 """AdapterManager: answers clients' queries about adapters, and finds the adapter of each request.
 
 Adapters are loaded in threads. A request keeps the adapter that had its name when the request arrived, even if the name
-or the source changes later. Without --enable-lora everything is refused and no file is touched.
+or the source changes later. Without --enable-lora no adapter is loaded, the list is empty and no file is touched.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class AdapterManager:
 
     async def load(self, query: LoadAdapter, *, is_confined: bool = False) -> AdapterInfo:
         """Load an adapter and return it. With `is_confined`, only adapters in --adapter-folder are accepted. NotFound
-        if there is no such folder, RequestError if the adapter or its name is not accepted or the load takes too
-        long."""
+        if there is no such folder; RequestError if the adapter or its name is not accepted, or the load takes too long;
+        Overloaded if the disk is full or another resource is short."""
         return await self._run(partial(self._carry_out, query, is_confined))
 
     def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
@@ -174,8 +174,8 @@ class AdapterManager:
         return self._load(name, source, within=within, load=load, order_id=query.order_id)
 
     def unload(self, name: str, order_id: str = "") -> None:
-        """Remove the name of an adapter. NotFound if no adapter has it. An order that was carried out already is
-        ignored."""
+        """Remove the name of an adapter. NotFound if no adapter has it; Overloaded or InternalError if the file of
+        names cannot be written. An order that was carried out already is ignored."""
         if self.registry is not None and self.registry.has_done(order_id):
             return
         if self.registry is None or not self.registry.remove(name, order_id):
@@ -279,8 +279,8 @@ class AdapterManager:
             self._store.touch(ref.digest)
 
     async def find(self, name: str) -> AdapterInfo | None:
-        """Return the adapter with a name, loaded from --adapter-folder if necessary; None for the base model. NotFound
-        if there is none."""
+        """Return the adapter with a name, loaded from --adapter-folder if necessary; None for the base model, also if
+        it takes any name. NotFound if there is none."""
         if not name or name in self._spec.model_names:
             return None
         if self.registry is None:

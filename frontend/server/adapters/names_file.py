@@ -38,7 +38,8 @@ class NamesFile:
         self._read_fd = -1  # the file that was read or written last; open, so that its inode is not used again
 
     def read_new(self) -> Names | None:
-        """Return the content, if another process has replaced the file since it was last read or written; else None."""
+        """Return the content at the first call, and if another process has replaced the file since it was last read or
+        written; else None, also if there is no file."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:

@@ -107,7 +107,8 @@ class AdapterRegistry:
         return info
 
     def remove(self, name: str, order_id: str = "") -> bool:
-        """Remove a name; return whether an adapter had it."""
+        """Remove a name; return whether an adapter had it. Overloaded or InternalError if the file cannot be
+        written."""
         with self._changing():
             if (info := self._infos.get(name)) is None:
                 return False
@@ -118,7 +119,7 @@ class AdapterRegistry:
     @contextlib.contextmanager
     def loading_modules(self) -> Iterator[bool]:
         """Let one frontend load the adapters of --lora-modules, as a context that the others wait to enter. Yields
-        whether the caller must load the adapters; once it leaves the context they count as loaded."""
+        whether the caller must load the adapters; once it leaves the context without an error they count as loaded."""
         with self._file.starting():
             with self._lock:
                 self._refresh()
@@ -158,7 +159,7 @@ class AdapterRegistry:
 
     def release(self, digest: bytes) -> bool:
         """Count the end of a request that `hold` has counted. Return whether the adapter now has neither a name nor an
-        open request."""
+        open request in this frontend."""
         with self._lock:
             self._num_users[digest] -= 1
             if self._num_users[digest]:
@@ -194,8 +195,9 @@ class AdapterRegistry:
         return min(next(iter(self._idle.values()), math.inf) + LINGER_S, self._left_until)
 
     def expire(self, now: float) -> None:
-        """Remove adapters from the UsesFile whose last request ended at least LINGER_S ago, so that they may be
-        dropped. `now`: monotonic seconds."""
+        """Remove adapters from the UsesFile, so that they may be dropped: those whose last request ended at least
+        LINGER_S ago, and, LEFT_S after the start, those of the predecessor that no request has resumed. `now`:
+        monotonic seconds."""
         if now < self.next_expiry:
             return
         with self._lock:

@@ -5,7 +5,7 @@
     <root>/.engines/*   for each engine that uses the store, a link to its file of adapter names
 
 Engines and users' programs may share a store. A copy is written to a temporary folder and renamed when it is complete;
-later changes of the source have no effect. The methods block, and are called from threads.
+later changes of the source have no effect. `read`, `find`, `copy` and `place` block, and are called from threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """BodyPacker: reduces a large parsed body, so that the frontend's loop decodes it within milliseconds.
 
 Runs in the intake process. Prompts are taken out of the body: long texts and chats become token ids, and token ids
-become bytes; texts to score, or to embed for Cohere, stay texts. A text that cannot fit the model is refused. The rest
-of the body is bounded in bytes and in values. A body of at most SMALL_BYTES is always within these bounds, so the
-frontend does not check them.
+become bytes; texts to score, or to embed for Cohere, stay texts. Of the others, a text that cannot fit the model is
+refused, unless it is truncated. The rest of the body is bounded in bytes and in values. A body of at most SMALL_BYTES
+is always within these bounds, so the frontend does not check them.
 """
 
 from __future__ import annotations

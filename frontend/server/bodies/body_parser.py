@@ -37,8 +37,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 
 class ParsedBody(NamedTuple, Generic[BodyT]):
-    """Decoded body. `inputs`: its prompts, or the tokens to detokenize; a chat has one if an intake process tokenized
-    it, otherwise only the messages in `body`."""
+    """Decoded body. `inputs`: its prompts, the tokens to detokenize, or a form's files; a chat has one if an intake
+    process tokenized it, otherwise only the messages in `body`."""
 
     body: BodyT
     inputs: list[BodyInput]
@@ -50,8 +50,9 @@ def parse_body(
     raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
     """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
-    field. Unknown fields, and items that have no meaning here, are refused if `is_strict` or if the type is not a Body
-    but a control command; otherwise they are dropped and named in the result."""
+    field, if there is one. Unknown fields, and items that have no meaning here, are refused if `is_strict` or if the
+    type is not a Body but a control command, and always for the names of OTHER_FORMATS; otherwise they are dropped, and
+    the first MAX_NAMED of them are named in the result."""
     if raw.startswith(BOM_UTF8):  # RFC 8259, 8.1: a reader may ignore it
         raw = raw[len(BOM_UTF8) :]
     try:

@@ -82,7 +82,7 @@ class IntakeProcess:
 
     def _keep(self, medium: HeldMedium) -> None:
         """Put a medium of the body into the blob store, and pin it until the next question: the frontend has pinned it
-        by then. Waits while the store is full."""
+        by then. While the store is full, wait up to KEEP_S; then raise Overloaded."""
         end = time.monotonic() + KEEP_S
         while True:
             try:

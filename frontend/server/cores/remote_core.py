@@ -90,7 +90,8 @@ class RemoteCore:
     # ── receive ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float) -> Iterator[News]:
-        """Yield the core's messages, CoreUp for each new connection, and ReplicaDown for the end of a connection."""
+        """Yield the core's messages, except those handled here (Refused, and the reply to `catch_up`), CoreUp for each
+        new connection, and ReplicaDown for the end of a connection."""
         for message in self._channel.receive():
             self._heard_at = now
             if isinstance(message, Refused):

@@ -60,7 +60,8 @@ class RemoteCores:
         return [socket for core in self._cores for socket in core.sockets]
 
     def receive(self, now: float) -> Iterator[tuple[int, CoreToFrontend | CoreUp | Initialize]]:
-        """Yield all messages and events of the cores, each with the number of its core."""
+        """Yield the messages and events of the cores for the frontend, each with the number of its core. Reports are
+        those of all cores together; replies to orders, new weights and requests for blobs are handled here."""
         for number, core in enumerate(self._cores):
             for message in core.receive(now):
                 if isinstance(message, GatewayWelcome):

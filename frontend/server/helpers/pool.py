@@ -1,6 +1,6 @@
 """HelperPool: runs work that is too long for a loop in a few threads, with helper processes, and returns the results.
 
-Each thread takes jobs up to a size, so that short jobs never wait for the longest. A job is lent a helper, whose
+Each thread takes jobs up to a size, so that short jobs do not wait for the longest. A job is lent a helper, whose
 process starts with the first question: the one that was used last, so that there are no more processes than jobs at
 once. A cancelled job is dropped or its question interrupted; a job that waits too long for a thread is refused, and at
 once while no thread can be started. Knows nothing of the work itself.
@@ -29,7 +29,7 @@ WAIT_S = 120.0  # limit of a job's wait for a thread
 
 
 class PoolHelper(Protocol):
-    """What a job is lent: a Helper (helper.py), or NoHelper."""
+    """Interface of the helper that is lent to a job: a Helper (helper.py), or NoHelper."""
 
     @property
     def is_interrupted(self) -> bool: ...
@@ -42,7 +42,7 @@ class PoolHelper(Protocol):
 
 
 class NoHelper:
-    """What jobs that need no process are lent."""
+    """Helper without a process, for jobs that need none."""
 
     is_interrupted = False
 
@@ -97,7 +97,8 @@ class HelperPool(Generic[H]):
         wait_s: float = WAIT_S,
     ) -> PoolJob[H] | None:
         """Run `work` in a thread, with a helper, and return its job; the loop later calls `then` with the result or
-        error, or with Overloaded after `wait_s`, at most WAIT_S, in the queue.
+        error, or with Overloaded after `wait_s`, at most WAIT_S, in the queue. A job that is dropped while it waits has
+        no outcome.
 
         Returns None if `then` has been called already, with Overloaded because the queue is full or there is no
         thread."""

@@ -63,7 +63,7 @@ Work: TypeAlias = Coroutine[Reply[Any], None, None]  # it handles its errors its
 
 
 class Task:
-    """A coroutine that waits for a reply. Invariant: `_reply` is the one that it waits for; None while it runs, and
+    """A coroutine that waits for a reply. Invariant: `_reply` is the reply that it waits for; None while it runs, and
     after its end."""
 
     __slots__ = ("_reply", "_work")
@@ -84,8 +84,8 @@ class Task:
         reply.task = self
 
     def close(self) -> None:
-        """Close the coroutine where it waits; a reply that comes later is ignored. One that runs goes on: it is what
-        ends its own request."""
+        """Close the coroutine where it waits; a reply that comes later is ignored. If the coroutine is running, the
+        call comes from within it, as it ends its request: it goes on."""
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.task = None
@@ -113,8 +113,8 @@ async def reply_of(start: Callable[[Then[T]], J], cancel: Callable[[J], None]) -
 
 
 async def in_event_loop(work: Awaitable[T]) -> T:
-    """Return the result of `work`, an awaitable for tasks of the frontend, to a coroutine of the event loop. If the
-    coroutine is cancelled, close the frontend's task."""
+    """Return the result of `work`, an awaitable for tasks of the frontend, to a coroutine of the event loop, or raise
+    its error as a TokenloomError (`error_of`). If the coroutine is cancelled, close the frontend's task."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     task = run(_settle(future, work))
     try:

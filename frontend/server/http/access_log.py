@@ -1,10 +1,10 @@
-"""AccessLog: one line for each finished HTTP request, with client, path, status, size and time.
+"""AccessLog: a line for a finished HTTP request, with client, path, status, size and time.
 
     127.0.0.1:51234 POST /v1/completions 200 5312 bytes 0.532 s first 0.021 s tokens 12+34 id 6f1c…
 
 Query strings and bodies, and therefore prompts, are never logged. `all` costs two clock readings and a line per
-request, and a call per event of a stream. `errors`, the default, logs only failed requests, at most MAX_ERRORS_PER_S a
-second, so that a flood of them cannot fill a disk.
+request, and a call per event of a stream. `errors`, the default, logs only requests with a status of 400 or more, at
+most MAX_ERRORS_PER_S a second, so that a flood of them cannot fill a disk.
 """
 
 from __future__ import annotations

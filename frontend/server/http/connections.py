@@ -8,8 +8,8 @@ A head may have MAX_HEAD_BYTES and MAX_HEADERS, including trailers; above that t
 they arrive, before a key is checked. A refused client may continue to send for a while, since it may read its answer
 only after that.
 
-If the limit of connections is reached, a new one replaces the connection that has been idle longest. If none is idle,
-requests on the new connection get 503, except probes.
+If the limit of connections is reached, a new one replaces the connection that has been without a complete head or an
+open answer longest. If there is none, requests on the new connection get 503, except probes.
 """
 
 from __future__ import annotations

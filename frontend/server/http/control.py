@@ -1,7 +1,8 @@
 """ControlEndpoints: pause, reload, sleep, profile and similar commands over HTTP, as the client library has them.
 
-If --api-key is set, the key is required. Otherwise only callers on this machine are accepted: on unix sockets and
-loopback ports. Of web pages only our own are then accepted, because a browser lets any page post to a local port.
+If --api-key is set, the key is required. Otherwise, except for /is_sleeping, only callers on this machine are accepted:
+on unix sockets and loopback ports. Of web pages only our own are then accepted, because a browser lets any page post to
+a local port.
 """
 
 from __future__ import annotations

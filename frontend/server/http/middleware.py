@@ -1,10 +1,10 @@
-"""HttpMiddleware: checks the caller and the body size of every HTTP request, and turns exceptions into error answers.
+"""HttpMiddleware: checks the caller and the body size of HTTP requests, and turns exceptions into error answers.
 
 If API keys are set, a caller must send one of them. Otherwise the request must not come from a web page of another site
 (`listening/web_pages.py`).
 
-Errors have OpenAI's form, and Anthropic's on Anthropic's paths. Each answer gets `x-request-id` (the caller's or a new
-one), the caller's W3C trace context, and a `warning` if fields of the body were ignored. It is plain ASGI, because
+Errors have OpenAI's form, on Anthropic's and Ollama's paths theirs. Each answer gets `x-request-id` (the caller's or a
+new one), the caller's W3C trace context, and a `warning` if fields of the body were ignored. It is plain ASGI, because
 every streamed token passes through it.
 """
 
@@ -246,7 +246,8 @@ def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
 
 
 def _near_path(scope: Scope) -> str | None:
-    """Return the path that was probably meant: with /v1 before it, or once less, or without the slash at its end."""
+    """Return the path that was probably meant: without /v1 at its start, with /v1 before it, or without the slash at
+    its end; None if no endpoint has any of these."""
     known = {getattr(route, "path", "") for route in getattr(scope.get("router"), "routes", ())}
     path: str = scope["path"].rstrip("/")
     once = path.removeprefix("/v1")

@@ -1,7 +1,8 @@
 """OllamaEndpoints: Ollama's API over the served model and its adapters.
 
 Programs that know Ollama alone list models, chat, generate and embed here. One engine serves one model, so requests to
-pull, create, copy, push or delete others are refused with a sentence that says what serves them.
+create, copy, push or delete a model are refused with a sentence that says what does it, and so are pulls of a model
+that is not served (404).
 """
 
 from __future__ import annotations

@@ -75,8 +75,9 @@ class MediaDecoder:
     async def read(self, source: bytes, kind: MediaKind, detail: str = "auto", owner: str = "") -> ReadMedium:
         """Decode the blob `source`, which the caller pins meanwhile, into a media file. Owners take turns.
 
-        RequestError if the blob is not a medium of this kind that the model accepts, Overloaded if the blob store is
-        full. If the caller is cancelled, a medium that waits is dropped, and one that is being read is not tried again.
+        RequestError if the blob is not a medium of this kind that the model accepts; Overloaded if the blob store is
+        full, the queue is full, or no process can be started. If the caller is cancelled, a medium that waits is
+        dropped, and one that is being read is not tried again.
         """
         assert kind == self._processor.kind, "limits are checked before"
         if isinstance(self._processor, ImageProcessorConfig):

@@ -1,8 +1,8 @@
 """SharedCounts: the counts of each frontend of an engine in a file, so that each frontend can show the sums of all.
 
-A frontend writes its file at most once a second, and only if something has changed. The totals of a lost frontend stay,
-and its successor continues them: a total never falls. Momentary values, such as the number of open requests, count only
-while their frontend runs. An engine with one frontend has no file.
+A frontend writes its file at most once a second, and only if something has changed. The totals of a lost frontend stay
+as in its file, without its last second, and its successor continues them. Momentary values, such as the number of open
+requests, count only while their frontend runs. An engine with one frontend has no file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SharedCounts:
         self.next_at = NEVER
 
     def predecessor(self) -> FrontendCounts | None:
-        """Return the counts that this frontend's predecessor left; None if this is the first."""
+        """Return the counts that this frontend's predecessor left; None if this is the first, or the engine has one
+        frontend."""
         return _read(self._path) if self._paths else None
 
     @property

@@ -1,7 +1,7 @@
 """ResumePacer: limits how fast requests that have lost their core are sent to the other cores.
 
-When a core is lost, all its contexts have to be computed again at once. In any second each other core is sent at most
-FACTOR times as many tokens of such requests as it can compute: enough to keep it busy, and few enough not to fill its
+When a core is lost, all its contexts have to be computed again at once. In any second each other core is sent requests
+until they have FACTOR times as many tokens as it can compute: enough to keep it busy, and few enough not to fill its
 queue before the router has measured its progress. A core at its limit is skipped, so that the oldest request is resumed
 on the next best core. Pure: knows no clock and no requests.
 """

@@ -30,5 +30,5 @@ class ResumeQueue(Generic[RequestT]):
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> None:
-        """Remove `first`."""
+        """Remove the request that `first` has just returned."""
         heapq.heappop(self._heap)

@@ -216,7 +216,7 @@ class AnswerState:
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
         """Append tokens until a stop string or a repetition ends the answer; return whether any was new. `start`:
         output index of the first one. Known tokens are skipped; ProtocolError if tokens before `start` are missing.
-        `now`: unix seconds."""
+        With max_tokens 0 nothing is appended. `now`: unix seconds."""
         known = len(self.token_ids)
         if start != known:
             if start > known:

@@ -54,7 +54,7 @@ class HttpFetcher:
 
     async def fetch(self, text: str) -> AsyncGenerator[bytes]:
         """Yield the content of a URL in parts. RequestError if the URL may not or cannot be fetched, is too large or
-        takes too long."""
+        takes too long; Overloaded if a resource of this machine has run out."""
         url = parse_url(text)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for _ in range(MAX_REDIRECTS + 1):

@@ -1,7 +1,7 @@
 """MediaSources: puts the bytes of media that requests name by URL into the blob store, and remembers media by uuid.
 
-A uuid is a caller's own name for bytes that the engine has had before. It is valid only for callers of the same scope
-(their API key), and is never part of the key of a KV block.
+A uuid is a caller's own name for bytes that the engine has had before. It is valid only in requests of the same scope
+(their cache_salt), and is never part of the key of a KV block.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class MediaSources:
 
     async def fetch(self, url: str, user: str) -> bytes:
         """Put the content of an http(s): or file: URL into the store, pinned for `user`, and return its digest.
-        RequestError if the content may not or cannot be read, is empty or too large."""
+        RequestError if the content may not or cannot be read, is too large or, for http(s), empty; Overloaded if the
+        store is full or another resource is short."""
         if url[:5].lower() == "file:":
             return await asyncio.to_thread(self._store.put, self._files.read(url), user)
         async with self._turns:
@@ -62,8 +63,8 @@ class MediaSources:
                 writer.close()
 
     def note(self, scope: str, uuid: str, digest: bytes) -> None:
-        """Let callers of a scope refer to these bytes by `uuid`. A later call for the same uuid replaces the earlier
-        one."""
+        """Let requests of a scope refer to these bytes by `uuid`. A later call for the same uuid replaces the earlier
+        one. Only the MAX_UUIDS used last are remembered."""
         self._digest_by_uuid[scope, uuid] = digest
         self._digest_by_uuid.move_to_end((scope, uuid))
         if len(self._digest_by_uuid) > MAX_UUIDS:

@@ -15,8 +15,8 @@ GAP = "\n\n"  # between texts that become one message
 
 def other_forms(messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
     """Yield the chat in the forms to try after a template has refused it, each different from the one before: with one
-    system message, at the beginning, and the texts of users that follow each other joined; then without any, its text
-    before the first user's."""
+    system message, at the beginning, later ones as the user's, and the texts of users that follow each other joined;
+    then, if a user's message follows it, without the system message, whose text is put before that message."""
     first = 0
     while first < len(messages) and messages[first].role == "system":
         first += 1

@@ -1,4 +1,4 @@
-"""Bytes of a token, and the largest number of text bytes that one token can represent.
+"""Bytes of a token, and an upper bound of the text bytes that one token can represent.
 
 The limit allows refusing longer texts unread. A normalizer that shrinks text by a known factor (Unicode forms,
 lowercase) raises the limit by that factor. There is no limit if text may vanish: by a normalizer that strips, a
@@ -40,7 +40,7 @@ def bytes_of(spelling: str) -> bytes | None:
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """Return the largest number of UTF-8 bytes that one token can represent; None if there is no certain limit."""
+    """Return an upper bound of the UTF-8 bytes of text that one token can represent; None if none is certain."""
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
     shrink = _shrink(_parts(backend.normalizer, "normalizers"))

@@ -123,7 +123,7 @@ class Tokenizer:
 
     @cached_property
     def max_bytes_per_token(self) -> int | None:
-        """The largest number of UTF-8 bytes of text that one token can represent; None if there is no certain limit."""
+        """An upper bound of the UTF-8 bytes of text that one token can represent; None if none is certain."""
         return None if self.backend is None else max_bytes_per_token(self.backend)
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:

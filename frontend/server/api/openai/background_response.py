@@ -26,7 +26,8 @@ OPEN = ("queued", "in_progress")
 
 
 class BackgroundResponse:
-    """Response that is generated while no client waits. `response` is its newest state; one task executes `run`."""
+    """Response that is generated whether a client waits or not. `response` is its newest state; one task executes
+    `run`."""
 
     stream_end = b""
     task: asyncio.Task[None]
@@ -75,8 +76,9 @@ class BackgroundResponse:
         await self._end("cancelled")
 
     async def run(self) -> None:
-        """Generate the response; while the engine is overloaded, try again. Any other error ends the response as
-        failed. If the task is cancelled, the response stays open, and the next frontend continues it."""
+        """Generate the response; while the engine is overloaded, try again. Any other error, and an overload before the
+        prompt is made, ends the response as failed. If the task is cancelled, other than by `cancel`, the response
+        stays open, and the next frontend continues it."""
         unsent = _UnsentEvents(self._events or ())
         try:
             creation = await self._start()

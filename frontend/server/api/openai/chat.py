@@ -54,7 +54,7 @@ class ChatCompletion(ChoicesResponse):
         reasoning_parser: str,
     ) -> ChatCompletion:
         """Check all fields, make the prompt and return the response; `whole` or `events` starts the generation.
-        RequestError for invalid fields, or for tools if the model's chat template cannot show them."""
+        RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_calls(body), chat_params(body)
         has_tools = shows_tools(body)
@@ -103,7 +103,7 @@ class ChatCompletion(ChoicesResponse):
         return [self.choice(index, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
-        """Yield each delta of the only answer with its parts, one list per turn of the frontend. `run`: the value of
+        """Yield each delta of the only answer with its parts, in lists as `Run.deltas` yields them. `run`: the value of
         the entered `self.run()`."""
         text = AnswerText(self._style)
         async for deltas in run.deltas():

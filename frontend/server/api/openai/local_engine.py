@@ -99,8 +99,9 @@ class Run:
             self._waiter.set_result(None)
 
     async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
-        """Yield (choice, delta) pairs, one list per turn of the frontend, until all choices have ended. Raise the first
-        error of a choice."""
+        """Yield lists of (choice, delta) pairs until all choices have ended: the deltas that have arrived since the
+        list before, usually those of one turn of the frontend; a list may be empty. Raise the first error of a
+        choice."""
         while self._num_prompts_open or self._updates:
             if not self._updates:
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -139,7 +140,8 @@ class Run:
 
     @property
     def num_cache_writes(self) -> int:
-        """The number of prompt tokens that were not in the prefix cache and that an equal prompt will find there."""
+        """The number of prompt tokens that were not in the prefix cache and that an equal prompt would find there, as
+        long as their blocks stay."""
         if not self._block_size:
             return 0
         size = self._block_size
@@ -198,8 +200,9 @@ class LocalEngine:
         self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
 
     async def model_of(self, body: object) -> str:
-        """Return the name to report for the model that a body asks for: the served model's or an adapter's. Load the
-        adapter if needed. HttpError 404 if the name is unknown."""
+        """Return the name to report for the model that a body asks for: the served model's first or an adapter's. Load
+        the adapter if needed. HttpError 404 if the name is unknown; RequestError or Overloaded if the adapter cannot be
+        loaded."""
         name: str = getattr(body, "model", None) or ""
         try:
             info = await in_event_loop(self._frontend.adapters.find(name))
@@ -365,7 +368,7 @@ class LocalEngine:
 
     async def load_adapter(self, query: LoadAdapter) -> None:
         """Load an adapter from a folder in --adapter-folder. NotFound if it does not exist, RequestError if it cannot
-        be loaded."""
+        be loaded, Overloaded if a resource is short."""
         await in_event_loop(self._frontend.adapters.load(query, is_confined=True))
 
     def _on_reply(self, reply: Done | QueryFailed) -> None:

@@ -55,7 +55,8 @@ class StoredResponses:
     async def start(self, parsed: ParsedBody[ResponsesRequest], model: str) -> ResponseCreation | BackgroundResponse:
         """Check a request and return its response. A background response is also stored and started.
 
-        HttpError 400 if a background response cannot be stored; further errors as in `with_previous`."""
+        HttpError 400 if a background response may not be stored, Overloaded or InternalError if that fails; the errors
+        of `with_previous`, and RequestError for an invalid field."""
         body = parsed.body
         parsed = await self.with_previous(parsed)
         is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES

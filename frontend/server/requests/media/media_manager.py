@@ -95,9 +95,9 @@ class MediaManager:
         wait_s: float = WAIT_S,
     ) -> MediaJob[list[ReadMedium]]:
         """Start to read the media of a request and return the job. Its reply is the list of media in their order, or an
-        error after at most `wait_s` seconds. The media are pinned until the job is released. `need` is called with the
-        digests of bytes that the store lacks. `owner`: key of the caller, for fair queueing. `scope`: cache salt of the
-        request; uuids of media are shared only within it."""
+        error after at most `wait_s` seconds, or WAIT_S if that is less. The media are pinned until the job is released.
+        `need` is called with the digests of bytes that the store lacks. `owner`: key of the caller, for fair queueing.
+        `scope`: cache salt of the request; uuids of media are shared only within it."""
         job: MediaJob[list[ReadMedium]] = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
         self._submit(job, self._read_all, wait_s)
         return job

@@ -84,7 +84,8 @@ class MediaPuts:
         return await self.patiently(lambda: asyncio.to_thread(self._store.put, data, user))
 
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` until it does not raise Overloaded (a full store), for at most WAIT_S; return its result."""
+        """Run `work` again while it raises Overloaded (a full store), and return its result. After WAIT_S, raise the
+        Overloaded."""
         end = time.monotonic() + WAIT_S
         while True:
             self.released.clear()
