@@ -190,7 +190,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         return (await self._ask(wire.GetMetrics, wire.Metrics)).metrics
 
     async def list_adapters(self) -> list[AdapterInfo]:
-        """Return the LoRA adapters that requests may name."""
+        """Return the LoRA adapters that are loaded. Those in --adapter-folder are loaded when a request first names
+        them."""
         return (await self._ask(wire.ListAdapters, wire.Adapters)).adapters
 
     async def get_default_sampling_params(self) -> SamplingParams:

@@ -205,6 +205,6 @@ class BaseClient(Generic[DoneT]):
 
 
 def _on_engine(path: str | os.PathLike[str]) -> str:
-    """Return an existing path as an absolute one, since the engine runs in another folder; a hub id is returned
-    unchanged."""
+    """Return an existing path as an absolute one, since the engine runs in another folder; anything else, such as a
+    hub id, unchanged."""
     return os.path.abspath(path) if os.path.exists(path) else os.fspath(path)

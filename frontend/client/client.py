@@ -168,8 +168,8 @@ class Client(BaseClient[None]):
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
     ) -> Future[RequestOutput]:
-        """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort the
-        request."""
+        """Submit a request and return its future, without waiting for the answer. `future.cancel()` and
+        `abort(request_id)` abort the request."""
         check_options("submit", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         submit = self._new_submit(prompt, params, request_id, adapter=adapter)
@@ -230,7 +230,8 @@ class Client(BaseClient[None]):
         return self._ask(wire.GetMetrics, wire.Metrics).metrics
 
     def list_adapters(self) -> list[AdapterInfo]:
-        """Return the LoRA adapters that requests may name."""
+        """Return the LoRA adapters that are loaded. Those in --adapter-folder are loaded when a request first names
+        them."""
         return self._ask(wire.ListAdapters, wire.Adapters).adapters
 
     def get_default_sampling_params(self) -> SamplingParams:

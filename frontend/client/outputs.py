@@ -26,8 +26,8 @@ _SHOWN_CHARACTERS = 120
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or token id
-    that ended it."""
+    """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or the id of
+    stop_token_ids that ended it, or repetition_detected; None for any other end."""
 
     index: int
     text: str
@@ -53,7 +53,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request with its completions so far; `finished` if all of them have ended.
 
-    `prompt` is the text that was tokenized (for a chat, the rendered template); None if the prompt was token ids.
+    `prompt` is the text that was tokenized (for a chat, the rendered template); None if the prompt was token ids, or a
+    chat that is too long to be sent back.
     """
 
     request_id: str

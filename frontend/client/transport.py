@@ -53,7 +53,8 @@ class Transport(ABC):
         self._command(partial(self._protocol.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
-        """Abort a request; its sink gets a last delta with finish_reason abort. An unknown id is ignored."""
+        """Abort a request; its sink gets a last delta with finish_reason abort for each answer that has not ended. An
+        unknown id is ignored. RequestError if the transport is closed."""
         self._command(partial(self._protocol.abort, request_id))
 
     def cancel(self, request_id: str) -> None:
@@ -62,7 +63,8 @@ class Transport(ABC):
             self._command(partial(self._protocol.cancel, request_id))
 
     def query(self, make_query: Callable[..., Query], sink: QuerySink) -> None:
-        """Send the query that `make_query(query_id=…)` returns; `sink` gets its reply or error."""
+        """Send the query that `make_query(query_id=…)` returns; `sink` gets its reply or error. RequestError if the
+        transport is closed."""
         self._command(partial(self._protocol.query, make_query(query_id=next(self._query_ids)), sink))
 
     def _run_commands(self) -> None:

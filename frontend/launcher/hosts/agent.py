@@ -70,7 +70,8 @@ class HostAgent:
         self._last_obstacle = ""
 
     def run(self) -> None:
-        """Serve heads until a stop signal. ConfigError if the head refuses this host for good."""
+        """Serve heads until a stop signal. ConfigError if the head refuses this host for good, or this host cannot find
+        the checkpoint."""
         notify(READY, f"waits for {self._address.head}")
         try:
             while not self._signals.stops:
