@@ -6,7 +6,8 @@
 Further parts of a step, such as copies of blocks, adapters, media and vectors, are each a RunnerFeature.
 
 A step is started and later finished. On a GPU, a DeviceRunner runs the steps that sample without the host, and the next
-step may start before such a step is finished. Any other step waits for all earlier ones and is computed when it starts.
+step may start before such a step is finished. Any other step with rows waits for all earlier ones and is computed when
+it starts.
 
 Knows the model as a Protocol and the rows as an InputBatch; knows no socket and does not check the order of steps.
 Every rank of a group runs the same steps: rank 0 samples and broadcasts the ids, so that rows are equal on all ranks.

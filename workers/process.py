@@ -1,4 +1,4 @@
-"""The worker process: python -m tokenloom.workers.process --spec JSON --rank R --generation G
+"""The worker process: python -m tokenloom.workers.process --rank R --generation G
 
     hello → import torch → load → measured → (initialize) → ready → turns until Stop
 

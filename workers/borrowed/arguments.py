@@ -38,8 +38,8 @@ class Arguments:
         return _at(args, options, self.hidden_at), angles
 
     def drawn(self, scale: float, position: int) -> Arguments:
-        """Return similar arguments in float32 on the host: random hidden states of this scale, random cosines and
-        sines, and integers, such as positions, of `position` or more."""
+        """Return similar arguments: random hidden states of this scale, and random cosines and sines, all in float32 on
+        the host; tensors of integers, such as positions, with values of `position` or more; others as they are."""
         places = {place: self._drawn(place, each, scale, position) for place, each in enumerate(self.args)}
         options = {name: self._drawn(name, each, scale, position) for name, each in self.options.items()}
         return Arguments(tuple(places.values()), options, self.hidden_at, self.angles_at)
@@ -57,7 +57,8 @@ class Arguments:
 
 @contextlib.contextmanager
 def recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, Arguments]]:
-    """Yield a dict that, while models run in this context, gets the last arguments of each module that has children."""
+    """Yield a dict that, while `model` runs in this context, gets the last arguments of each of its modules that has
+    children and is given hidden states."""
     recorded: dict[nn.Module, Arguments] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -99,8 +99,8 @@ def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> 
 
 def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
     """Replace each plain nn.Linear of `dtype` by a PackedLayer, one at a time, so that at most one weight is in memory
-    twice. Embeddings tied to such a layer use its packed weight. A layer stays as it is if the code of its parent
-    module reads its weight."""
+    twice. Embeddings tied to such a layer without a bias use its packed weight. A layer stays as it is if the code of
+    its parent module reads its weight."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # by id() of the layer, which must not be kept alive here
     sources: dict[str, str] = {}
     for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:

@@ -46,8 +46,8 @@ def pack_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 
 def rms_norm_of(module: nn.Module) -> Norm | None:
-    """Return the RMS norm that the module computes; None if its results for random weights and inputs are not those of
-    one."""
+    """Return the RMS norm that the module computes; None if it is not called a norm, has more than one weight vector
+    and one input, or its results for random weights and inputs are not those of an RMS norm."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
     has_only_weight = len(list(module.parameters())) == 1 and not list(module.buffers()) and not list(module.children())

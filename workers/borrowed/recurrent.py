@@ -2,8 +2,9 @@
 
 transformers keeps the state of linear attention, state-space and convolution layers in a cache object that belongs to
 one batch of rows of equal length. Here every row of the engine has such an object, and a step calls the layer once for
-each row, with that row's tokens. A state belongs to exactly one position: a row starts at position 0 with a new state,
-and a step that does not continue where the state ends is an error.
+each row, with that row's tokens; if the self-check asks for it, once for each token that continues a state. A state
+belongs to exactly one position: a row starts at position 0 with a new state, and a step that does not continue where
+the state ends is an error.
 """
 
 from __future__ import annotations

@@ -67,9 +67,10 @@ class DeviceRunner:
 
     def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
         """Compute by graph the logits of a decode step that the host samples: [n, vocab] float32 on rank 0, [0, vocab]
-        on the others. The caller may overwrite them; the next step does.
+        on the others. The caller may overwrite them; the next such step does.
 
-        None if there are no graphs, or the step is not one in which every row decodes one token and samples.
+        None if there are no graphs, or the step is not one in which every row decodes one token behind its media and
+        samples.
         """
         graphs = self._graphs_for(inputs)
         if graphs is None:

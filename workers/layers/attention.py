@@ -21,7 +21,8 @@ NO_ROTATION = Rotary(None)
 
 
 class Attention:
-    """Attention block, x [T, hidden_size] → [T, hidden_size]; writes keys and values to one layer of the KV cache."""
+    """Attention block, x [T, hidden_size] → [T, hidden_size]. It writes keys and values to one layer of the KV cache,
+    or reads those of an earlier layer and has none of its own."""
 
     def __init__(
         self, loader: LayerLoader, prefix: str, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]

@@ -20,7 +20,8 @@ from ...kernels.contract import Rotary
 
 def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, device: torch.device) -> Rotary:
     """Compute the cosines and sines of each position in [0, max_model_len), multiplied by the magnitude of `rope`, and
-    the factors of the queries if the model scales them. ConfigError as in `rotary_frequencies`."""
+    the factors of the queries if the model scales them. ConfigError if the kind of `rope` is not supported or one of
+    its parameters is missing or invalid."""
     rotary_dim = rope.rotary_dim or config.head_dim
     frequencies, magnitude = rotary_frequencies(rope, rotary_dim, config.max_position_embeddings, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)
@@ -131,7 +132,8 @@ def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: 
 
 
 def _yarn_magnitude(rope: RopeConfig, factor: float) -> float:
-    """Return `attention_factor`, or the paper's value for `factor`."""
+    """Return `attention_factor` if it is given; else the paper's value for `factor`, or, with `mscale` and
+    `mscale_all_dim`, the ratio of the values for both."""
     given = rope.parameters.get("attention_factor")
     if given is not None:
         return _number(rope, "attention_factor")
@@ -146,7 +148,8 @@ def _yarn_magnitude(rope: RopeConfig, factor: float) -> float:
 
 
 def _longrope_magnitude(rope: RopeConfig, factor: float, original_length: float) -> float:
-    """Return `attention_factor`, or √(1 + ln factor / ln original length) (LongRoPE, arXiv 2402.13753)."""
+    """Return `attention_factor` if it is given; else √(1 + ln factor / ln original length) (LongRoPE, arXiv
+    2402.13753), and 1 for a factor up to 1."""
     if rope.parameters.get("attention_factor") is not None:
         return _number(rope, "attention_factor")
     return math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 else 1.0

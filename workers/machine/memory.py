@@ -40,8 +40,8 @@ class KVCacheLimits:
     def fit(self, free_bytes: int, share_bytes: int) -> int:
         """Return the number of blocks to allocate: the operator's number; or else as many as fit, but at most
         `useful_blocks`, in the operator's bytes or in `share_bytes`. `share_bytes` is raised to one request of
-        max_model_len if `free_bytes` allows it. ConfigError if the operator's limit exceeds `free_bytes`, or fewer than
-        MIN_BLOCKS fit."""
+        max_model_len if `free_bytes` allows it. ConfigError if the operator's limit exceeds `free_bytes`, or, without
+        the operator's number, if fewer than MIN_BLOCKS fit."""
         if self.num_blocks is not None:
             self._check(self.num_blocks * self.block_bytes, free_bytes, f"--num-kv-blocks {self.num_blocks} needs")
             return self.num_blocks
@@ -78,14 +78,16 @@ def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -
 
 def fit_on_cpu(limits: KVCacheLimits, free_bytes: int, local_ranks: int) -> int:
     """Return the number of blocks that each of `local_ranks` worker processes on this machine allocates. free_bytes:
-    available memory that nothing else will use. ConfigError as in `KVCacheLimits.fit`."""
+    available memory that nothing else will use. ConfigError if the operator's limit or MIN_BLOCKS do not fit into a
+    rank's part of it."""
     available = max(free_bytes, 0)
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 
 def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
     """Empty torch's cache and return the number of blocks that fit, together with weights, activations and other
-    programs, into the share `utilization` of the GPU's memory. Limits and ConfigError as in `KVCacheLimits.fit`."""
+    programs, into the share `utilization` of the GPU's memory, within `limits`. ConfigError if the operator's limit
+    does not fit into the free memory, or MIN_BLOCKS do not fit into the share."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES

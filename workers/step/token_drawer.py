@@ -42,7 +42,7 @@ class TokenDrawer:
         """Draw the tokens of a step, and score those that its rows keep. Processors are given the drafts that their
         rows keep.
 
-        logits: [s, vocab] float32; mask and processors overwrite them. metadata: of `inputs.sampled_rows`.
+        logits: [s, vocab] float32; mask and processors may overwrite them. metadata: of `inputs.sampled_rows`.
         """
         rows, original = inputs.sampled_rows, logits
         has_rules = bool(metadata.processors) or mask is not None

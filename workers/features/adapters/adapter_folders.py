@@ -24,8 +24,9 @@ class AdapterFolders(Protocol):
 
     @contextmanager
     def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
-        """Yield the folder of the adapter that `order` names. It exists until the end of the context. `pause` is called
-        between pieces of the work."""
+        """Yield the folder of the adapter that `order` names. It exists until the end of the context, unless the
+        engine's store changes it. RequestError if a blob with the adapter is in no store. `pause` is called between
+        pieces of the work."""
 
 
 class StoredAdapters:

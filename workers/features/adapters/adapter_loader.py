@@ -126,8 +126,8 @@ class AdapterLoader:
             raise ProtocolError(f"a row is admitted with adapter slot {slot}, filled are {filled}")
 
     def forget_orders(self) -> None:
-        """Send no replies to the open orders, because a new core does not expect them. If such an order ends well, its
-        slot is in `contents`, which a later core gets."""
+        """Send no replies to the open orders, because a new core does not expect them. The fill under way goes on, and
+        if it ends well, its slot is in `contents`, which a later core gets; the others are not carried out."""
         for job in self._open:
             job.is_orphan = True
 

@@ -43,7 +43,7 @@ class BaseWeights:
 
     def norms(self, part: AdaptedPart, a: Tensor, b: Tensor) -> Tensor:
         """Compute the Euclidean norm of each row of W + b @ a, for the part's outputs: [n] float32. a: [rank, in] of
-        all inputs; b: [n, rank]."""
+        all inputs; b: [n, rank]. RequestError if the checkpoint lacks the rows."""
         lengths = torch.empty(len(b))
         for places in self._pieces(len(b), part.weight.shape[1]):
             rows = self._rows(part, part.outputs[places.start : places.stop])
@@ -53,7 +53,7 @@ class BaseWeights:
 
     def holds(self, part: AdaptedPart, ids: range, matrix: Tensor) -> bool:
         """Return whether the rows `ids` of `matrix` [all ids, hidden] equal those of the part's weight, in the dtype of
-        `matrix`."""
+        `matrix`; True for dummy weights."""
         checkpoint = self._checkpoint
         if isinstance(checkpoint, DummyCheckpoint):
             return True

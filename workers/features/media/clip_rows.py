@@ -60,8 +60,8 @@ class ClipRows:
         self._entries[:] = 0
 
     def bind(self, bindings: I32) -> None:
-        """Bind clips to entries. bindings: [m, 3] row, index of the span, entry. ProtocolError unless the index is
-        0."""
+        """Bind clips to entries. bindings: [m, 3] row, index of the span, entry. ProtocolError unless the index is 0
+        and the entry at least 1."""
         for row, index, entry in bindings.tolist():
             if index or entry < 1:
                 raise ProtocolError(f"entry {entry} is bound to span {index} of row {row}, which has a clip alone")

@@ -128,7 +128,8 @@ def load_media(
     model: Model,
     ops: Ops | None = None,
 ) -> MediaRunner:
-    """Read the encoder that belongs to `model` from the checkpoint in `folder`. ConfigError as Encoder.load."""
+    """Read the encoder that belongs to `model` from the checkpoint in `folder`, and return its runner. ConfigError if
+    the checkpoint lacks the encoder or cannot be read."""
     config = spec.model.encoder
     assert config is not None
     is_dummy = spec.config.load_format == "dummy" and folder == Path(spec.model_folder)
