@@ -75,7 +75,8 @@ class Places:
             placement.is_lost = (was_taken or placement.is_lost) and not placement.is_taken
 
     def arrange(self, now: float) -> None:
-        """Reserve or release hosts until each place has exactly one."""
+        """Take the next step towards exactly one host for each place: release hosts that are not needed, or reserve one
+        more, unless one is being placed. Must be called again after each report, and at `next_at`."""
         num_taken = sum(placement.is_taken for placement in self.all)
         if num_taken >= self.num_wanted:
             self._num_failures = 0

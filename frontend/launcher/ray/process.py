@@ -1,8 +1,8 @@
 """The launcher process, `python -m tokenloom.frontend.launcher.ray.process`: lets Ray place the hosts of an engine.
 
 It reserves the devices of this host and of the others in Ray, starts an agent on each other host, and reports the end
-of an agent before the host's lease ends. Everything else passes between agents and head. It is the only process of an
-engine that imports ray. Its agents end with it, and its successor places new ones.
+of an agent before the host's lease ends. Everything else passes between agents and head. Only it and the agents that it
+has started import ray. These agents end with it, and its successor places new ones.
 """
 
 from __future__ import annotations

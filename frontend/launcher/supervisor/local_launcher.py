@@ -1,7 +1,7 @@
 """LocalLauncher: starts processes on this machine, by exec, each in a session of its own.
 
 The standard input of a process is its lifeline, which ends it when the supervisor ends. The last lines of its stderr
-are kept for errors. pids, descriptors and /proc are used only here.
+are kept for errors. The supervisor waits for processes, kills them and reads /proc only here.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class LocalProcess:
             return 0
 
     def take_starved_s(self) -> float:
-        """Return the seconds as specified by ChildProcess; also update the counts of OOM kills for `describe_exit`."""
+        """Return the seconds since the last call in which the main thread waited for a CPU or for the disk; also update
+        the counts of OOM kills for `describe_exit`."""
         self._oom_kills.update()
         before, self._sched_stat = self._sched_stat, SchedStat.of(self.pid)
         return self._sched_stat.starved_s(before)

@@ -1,7 +1,7 @@
 """Losses: the consequences of the loss of a process: which units are replaced, when, and the notices to others.
 
-A worker is lost with its whole group, a tier process with its core. Each further loss in a row delays the next start
-(RestartPolicy); after too many the unit is given up, rests, or ends the engine.
+If a worker is lost, its whole group is replaced; if a core is lost, its tier process, too. Each further loss in a row
+delays the next start (RestartPolicy); after too many the unit is given up, rests, or ends the engine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Losses:
         self.failure: EngineDead | None = None
 
     def on_loss(self, child: Child, reason: str) -> None:
-        """Replace the unit of a process that ended or hangs, and units that need it."""
+        """Replace the unit of a process that ended or hangs, and units that need it. After too many losses give up the
+        replica, or set `failure`."""
         logger.error("%s", reason)
         self.last = reason
         unit, delay_s = child.spec.unit, self._roster.on_failure(child)

@@ -113,7 +113,8 @@ class Orders(Generic[ReplicaT]):
         self._replies: dict[str, Ordered] = {}  # by id, the oldest first
 
     def add(self, order: Order) -> None:
-        """Carry out an order after those before it, or reply again to one that was carried out."""
+        """Carry out an order after those in the queue, or reply again to one that was carried out. A reload joins the
+        queue when its checkpoint is found."""
         if (ordered := self._replies.get(order.order_id)) is not None:
             self._reply(ordered)
         elif order.order_id not in self._open:

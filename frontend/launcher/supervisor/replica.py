@@ -91,5 +91,6 @@ class Replica:
         return read_touched(self._touched)
 
     def whole_progress(self) -> Progress:
-        """Return the core's last report, with totals since the engine's start."""
+        """Return the core's last report, with totals since the engine's start, unless the only frontend adds them up
+        itself (`on_core_lost`)."""
         return self.progress if self._is_only_one else add_up([self._before, self.progress])

@@ -4,7 +4,8 @@ Start: every rank sends Measured → all get the smallest number of blocks in In
 Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
 lost core is restarted while the workers keep running, a lost frontend at its address. Requests resume from their
 tokens. A tier process ends with its core, which gives it its orders; if it is lost, the engine runs without it until it
-is back. The loop waits on one poller; its only periodic timer is the HealthMonitor's.
+is back. The loop waits on one poller; its only periodic timers are the HealthMonitor's and, with several hosts, that of
+the pings to their agents.
 """
 
 from __future__ import annotations
