@@ -66,7 +66,8 @@ def engine_at(address: str, engines: Sequence[EngineRecord]) -> EngineRecord | N
 
 
 def engine_of(model: str, engines: Sequence[EngineRecord]) -> EngineRecord | None:
-    """Return the engine of this user that serves `model`, by the name in requests or as an operator gives it."""
+    """Return the engine of this user that serves `model`, by the name in requests or as an operator gives it; None if
+    there is none. Private engines do not count."""
     path = os.path.realpath(model) if os.path.exists(model) else None
     name = parse_hub_name(model)
     for engine in engines:
@@ -83,8 +84,8 @@ def engine_meant(model: str | None, engines: Sequence[EngineRecord], terminal: T
 
 
 def choose(engines: Sequence[EngineRecord], terminal: Terminal) -> EngineRecord | None:
-    """Return the one engine that a command without an address means, or None if none runs. Of several a person
-    chooses; ConfigError with the list if there is none to ask."""
+    """Return the one engine that a command without an address means, or None if none runs. Private engines do not
+    count. Of several a person chooses; ConfigError with the list if there is none to ask."""
     public = [engine for engine in engines if not engine.is_private]
     if len(public) < 2:
         return public[0] if public else None

@@ -68,7 +68,8 @@ class _Cards(msgspec.Struct, frozen=True):
 
 class HttpEngine:
     """An attached engine at `url`, with or without /v1; `api_key` is sent if there is one. Each answer has a
-    connection of its own. ConfigError, also of the constructor, if no server of OpenAI's API answers there."""
+    connection of its own. ConfigError, also of the constructor, if no server of OpenAI's API answers there;
+    RequestError if the server answers with another status than 200."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         parts = urlsplit(url)
@@ -110,7 +111,8 @@ class HttpEngine:
             return response.status == 200, {}
 
     def stream(self, prompt: str | list[ChatMessage], params: SamplingParams) -> Generator[str, None, End]:
-        """As Attached.stream. RequestError for a refused request, EngineDead if the stream is cut."""
+        """Yield the text of an answer as it is generated, with its reasoning; return how it ended. Closing the
+        generator aborts it. RequestError for a refused request, EngineDead if the stream is cut."""
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}} | _sampling(params)
         path = "/v1/completions"
         if isinstance(prompt, str):

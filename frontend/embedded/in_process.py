@@ -144,7 +144,8 @@ class InProcessEngine:
     def step(self, timeout_s: float) -> list[FrontendMessage]:
         """Run one turn, with at most one step of the model, and return the messages to the client.
 
-        Waits at most `timeout_s`, and only if a thread tokenizes a text or loads an adapter and nothing else can run.
+        Waits at most `timeout_s`, and only while threads work and nothing else can run: on a text, media, an adapter or
+        the search for a checkpoint.
         """
         if not self._core.num_requests and not self._frontend.outbox.to_cores[0]:
             self._wakeup.wait(timeout_s if self._frontend.is_busy or self._search.num_open else 0)

@@ -21,7 +21,7 @@ MAX_SAMPLE = 2.0**31  # accepts unscaled 32-bit integers; the power of larger sa
 
 
 def decode_audio(data: memoryview, max_seconds: float, max_samples: int = 0) -> Iterator[Samples]:
-    """Yield the samples of an audio file, block by block: float32, full scale is ±1.
+    """Yield the samples of an audio file, block by block: float32, mono at SAMPLE_RATE, full scale is ±1.
 
     `max_samples`: limit of the model for one clip; 0: none. RequestError, possibly between blocks, if the file is
     damaged, too long, empty or of another format, or the extra tokenloom[audio] is not installed."""

@@ -17,8 +17,9 @@ SEARCHED = 5 * SAMPLE_RATE  # samples at the end of a piece that are searched fo
 def cut_at_quiet_places(blocks: Iterable[Samples], most: int) -> Iterator[Samples]:
     """Yield the samples of `blocks` as pieces of at most `most` samples, which must be at least 0.4 s.
 
-    A piece ends in the middle of the quietest 100 ms in the last 5 s of its longest possible extent (of several equal
-    places, the last). No more than a piece and a block are in memory."""
+    Each piece but the last ends in the middle of the quietest 100 ms in the last 5 s of its longest possible extent, or
+    in the last half of it if that is less (of several equal places, the last). At most two copies of a piece and a
+    block are in memory."""
     held: list[Samples] = []
     num_held = 0
     for block in blocks:

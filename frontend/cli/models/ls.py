@@ -77,8 +77,8 @@ def row_of_cached(model: CachedModel, machine: Machine | None) -> Row:
 
 
 def rows_below(path: Path, machine: Machine | None) -> Iterator[Row]:
-    """Yield a row for each GGUF file and each checkpoint at a path, in it, or in a folder in it. ConfigError if there
-    is no such path."""
+    """Yield a row for the file or checkpoint at a path. For any other folder yield one for each GGUF file in it or in a
+    folder in it, and for each folder in it that is a checkpoint. ConfigError if there is no such path."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
     if path.is_file() or (path / "config.json").is_file():
