@@ -38,7 +38,6 @@ from .cli.command import (
 )
 from .cli.serve import new_serve_parser
 from .launcher.engine_record import EngineRecord
-from .launcher.hosts.hosts import Hosts
 from .launcher.options.arguments import given_options
 from .launcher.options.environment import check_environment
 from .launcher.options.given import Given
@@ -175,6 +174,8 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
         is_placed = config.distributed_executor_backend == "ray"
         launcher: Launcher = LocalLauncher(spec.environment(), is_placed=is_placed)
         if config.hosts > 1:
+            from .launcher.hosts.hosts import Hosts
+
             launcher = Hosts(spec, launcher)
         supervisor = Supervisor(spec, run_directory, listeners, launcher, announce)
     except BaseException:

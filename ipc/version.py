@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +26,8 @@ def numerics_digest(root: Path = ROOT) -> str:
 
 
 def _version_of(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # imports a parser of mails
+
     try:
         return version(package)
     except PackageNotFoundError:  # a checkout that was never installed

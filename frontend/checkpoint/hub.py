@@ -12,7 +12,6 @@ from pathlib import Path
 from ...ipc.errors import ConfigError
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.weight_files import INDEX_NAME, check_regular, file_by_tensor
-from .downloads.fetch import fetch
 from .downloads.hub_name import HubName, not_of_the_hub, parse_hub_name
 from .gguf.choice import SUFFIX
 from .gguf.folder import checkpoint_folder, gguf_in
@@ -51,6 +50,8 @@ def find_checkpoint(
     found = parse_hub_name(name)
     if found is None or _is_file_name(found):
         raise ConfigError(f"{option} {_no_model(name)}")
+    from .downloads.fetch import fetch  # a tenth of the imports of a start
+
     config = config or EngineConfig()
     has_weights = option != "--tokenizer" and config.load_format != "dummy"
     fetched = fetch(found, revision, f"{option} {name}", config, has_weights=has_weights)

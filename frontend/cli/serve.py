@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 from ...ipc.version import tokenloom_version
 from ..launcher.options.arguments import add_engine_arguments
 from ..launcher.options.help import HelpAction
 from ..launcher.options.parser import OptionParser
 from .command import ALL_COMMANDS, list_examples, list_in_columns
+
+
+class VersionAction(argparse.Action):
+    """argparse action of --version: prints the version and ends the program. Looks it up only then."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser._print_message(f"tokenloom {tokenloom_version()}\n", sys.stdout)
+        parser.exit()
 
 
 def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
@@ -32,8 +48,9 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
     parser.add_argument(
         "-h", "--help", nargs="?", metavar="WORD", action=HelpAction, default=argparse.SUPPRESS, help="print this help"
     )
-    version = f"tokenloom {tokenloom_version()}"
-    parser.add_argument("-v", "--version", action="version", version=version, help="print the version")
+    parser.add_argument(
+        "-v", "--version", nargs=0, action=VersionAction, default=argparse.SUPPRESS, help="print the version"
+    )
     if takes_model:
         text = "a folder, a GGUF file, a hub id or demo, as --model"
         parser.add_argument("named_model", nargs="?", metavar="MODEL", help=text)

@@ -17,7 +17,6 @@ import msgspec
 from ....ipc.sockets.endpoints import DEFAULT_PORT
 from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.option_groups import GROUPS
-from .config_file import read_config_file
 from .environment import with_key
 from .options import KINDS, Given, Kind
 from .parser import value_parser
@@ -70,6 +69,8 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
     `has_http`: serve HTTP on DEFAULT_PORT unless an option gives an address. ConfigError for a bad file."""
     options = with_key({}, os.environ)
     if arguments.config:
+        from .config_file import read_config_file  # imports yaml
+
         options |= read_config_file(Path(arguments.config))
     typed = {name: value for name, value in vars(arguments).items() if name in (*KINDS, *SWITCHES, *VLLM_OPTIONS)}
     spellings: dict[str, str] = getattr(arguments, "spellings", {})
