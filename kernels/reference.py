@@ -44,6 +44,7 @@ from .plain_weights import plain_table as plain_table
 from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
 from .reference_attention import attend, gather, mask_of
+from .stored_rows import StoredRows
 
 
 class ReferenceOps:
@@ -72,7 +73,8 @@ class ReferenceOps:
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """Look up rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others: [T, hidden].
 
-        A table that is tied to the head is passed packed. token_ids: [T] int32 or int64.
+        A table that is tied to the head is passed packed, one of blocks as `pack_table` returned it. token_ids: [T]
+        int32 or int64.
         """
         weight = plain_table(table)
         rows = token_ids.long() - first_id
@@ -81,6 +83,10 @@ class ReferenceOps:
         if self._plain_space is not None:
             self._plain_space.update_embedding(embedded, rows, is_foreign)
         return embedded
+
+    def pack_table(self, rows: StoredRows) -> Tensor | PackedLinear:
+        """Return an embedding's table for `embedding`: the rows as floats of their checkpoint's dtype, or opaque."""
+        return rows.read_floats()
 
     def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """Compute `embedding`, with token id −1 − r replaced by the last token of row r."""

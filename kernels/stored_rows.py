@@ -18,6 +18,8 @@ BLOCK_KINDS = (  # formats of blocks that can be packed; the first three are flo
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 
+NUM_FLOAT_KINDS = 3
+
 
 @dataclass(frozen=True)
 class CodeForm:

@@ -375,6 +375,17 @@ static Extent read_elements(const StoredRows *from, int64_t row, int64_t num_inp
     return extent;
 }
 
+static int64_t row_bytes_of(int32_t kind, int64_t num_columns) {
+    return num_columns / LINE / FORMS[kind].num_lines * FORMS[kind].num_bytes;
+}
+
+/* Unpacks a row of blocks to elements, for embed_blocks.c. Kernels without codes do nothing. */
+void unpack_row(int32_t kind, const uint8_t *row, int64_t num_columns, element *to) {
+    const uint8_t number = (uint8_t)kind;
+    const StoredRows from = {&row, &number, 0};
+    read_elements(&from, 0, num_columns, num_columns / LINE, to);
+}
+
 /* Packs a pair of tiles of a part with one scale for each output. */
 static void pack_whole_rows(const Linear *w, const Codes *part, const StoredRows *from, int64_t pair,
                             const int64_t *rows) {
@@ -398,7 +409,18 @@ static void pack_whole_rows(const Linear *w, const Codes *part, const StoredRows
     for (int64_t i = 0; i < w->num_lines; i++, to += code_line_bytes(part)) write_line(codes + i * LINE, size, 8, to);
 }
 
+#else
+
+void unpack_row(int32_t kind, const uint8_t *row, int64_t num_columns, element *to) {
+    (void)kind, (void)row, (void)num_columns, (void)to;
+}
+
+static int64_t row_bytes_of(int32_t kind, int64_t num_columns) { return (void)kind, (void)num_columns, 0; }
+
 #endif
+
+/* Returns the bytes of a row of blocks, a kind that is none of floats. */
+EXPORT int64_t block_row_bytes(int32_t kind, int64_t num_columns) { return row_bytes_of(kind, num_columns); }
 
 /* Fills the parts of a weight, whose groups are lines, or rows if `is_by_row`. Outputs that do not exist have scale 0. */
 EXPORT void pack_blocks(const Linear *w, const StoredRows *from, int num_threads) {

@@ -34,6 +34,7 @@ from ..contract import (
 )
 from ..quantized import Kind, QuantizedWeight, Weight, has_four_bits, new_int4
 from ..reference import PlainExperts, ReferenceOps
+from ..stored_rows import NUM_FLOAT_KINDS, StoredRows
 from . import library as c
 from .compiler import Unavailable
 from .cpu_experts import CpuExperts, padded_scores
@@ -43,6 +44,7 @@ from .layer_structs import head_rules, norm_struct, scoring
 from .linear_packer import CpuLinear, LinearPacker
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
+from .stored_table import CpuTable, copy_table
 
 MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels
 KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
@@ -118,11 +120,10 @@ class CpuOps(ReferenceOps):
         if isinstance(table, Tensor):
             rows = super().embedding(token_ids, table, first_id)
         else:
-            assert isinstance(table, CpuLinear)
+            assert isinstance(table, CpuLinear | CpuTable)
+            look_up = self.library.op_embed_packed if isinstance(table, CpuLinear) else self.library.op_embed_stored
             rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
-            self.library.op_embed_packed(
-                byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), num_threads
-            )
+            look_up(byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), num_threads)
         adapted = None if self.space is None else self.space.rows(len(ids))
         if self.space is not None and self.space.embedding is not None and adapted is not None:
             updates, hidden_size = self.space.embedding.table, rows.shape[1]
@@ -130,6 +131,10 @@ class CpuOps(ReferenceOps):
                 updates, byref(adapted), ids.data_ptr(), first_id, hidden_size, rows.data_ptr(), num_threads
             )
         return rows
+
+    def pack_table(self, rows: StoredRows) -> Tensor | PackedLinear:
+        has_blocks = self.library.op_has_codes() and not (rows.kinds < NUM_FLOAT_KINDS).any()
+        return copy_table(self.library, rows) if has_blocks else super().pack_table(rows)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         return self._packer.pack(weight, bias, activation)

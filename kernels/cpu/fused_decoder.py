@@ -12,7 +12,9 @@ from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeigh
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
+from .linear_packer import CpuLinear
 from .low_rank import CpuAdapterSpace
+from .stored_table import CpuTable
 
 MAX_POSITIONS = (1 << 31) - 1  # of a model without rotary or position tables: lengths are int32
 
@@ -140,7 +142,8 @@ class CpuDecoder:
             logit_scale=weights.logit_scale,
             logit_softcap=weights.logit_softcap,
             final_norm=norm_struct(weights.norm),
-            packed_table=None if isinstance(table, Tensor) else addressof(linear_struct(table)),
+            packed_table=addressof(table.struct) if isinstance(table, CpuLinear) else None,
+            stored_table=addressof(table.struct) if isinstance(table, CpuTable) else None,
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
             learned_positions=None if positions is None else positions.data_ptr(),

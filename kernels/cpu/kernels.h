@@ -247,6 +247,17 @@ typedef struct {
 void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *row_ids, int64_t num_rows,
                 int64_t num_columns, Team *team);
 
+/* An embedding whose rows are blocks, as GGUF files store them. */
+typedef struct {
+    const uint8_t *blocks; /* [num_rows][row_bytes] */
+    int64_t num_rows, row_bytes, num_columns; /* num_columns: elements of a row, whole blocks */
+    int32_t kind; /* a BlockKind of blocks.c that is not a kind of floats */
+} StoredTable;
+
+/* Looks up rows as elements; 0 for ids outside [first_id, first_id + num_rows). out: not a panel. */
+void embed_stored(const StoredTable *table, const int32_t *token_ids, int64_t num_tokens, int64_t first_id,
+                  const Rows *out, Team *team);
+
 /* Looks up rows of the unpacked weight, of elements or of codes of 8 bits in one part; 0 for ids outside [first_id, first_id + num_outputs). */
 void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
                   Team *team);

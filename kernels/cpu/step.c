@@ -32,6 +32,7 @@ typedef struct {
     float embedding_scale, residual_scale, logit_scale, logit_softcap;
     Norm final_norm;
     const Linear *packed_table; /* the embedding as the packed weight of the tied head, or NULL */
+    const StoredTable *stored_table; /* else as rows of blocks, or NULL */
     const element *table; /* else as [vocabulary][hidden_size] */
     int64_t num_ids;
     const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
@@ -142,6 +143,10 @@ static void embed(const Decoder *d, const Step *step, const Rows *out, Team *tea
     int64_t num_tokens = step->num_tokens;
     if (d->packed_table != NULL) {
         embed_packed(d->packed_table, step->token_ids, num_tokens, 0, out, team);
+        return;
+    }
+    if (d->stored_table != NULL) {
+        embed_stored(d->stored_table, step->token_ids, num_tokens, 0, out, team);
         return;
     }
     for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))

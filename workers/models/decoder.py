@@ -159,10 +159,9 @@ class DecoderModel:
         is_tied = config.tie_word_embeddings
         head = names.embedding if is_tied else names.head
         self._head = loader.pack_head(head, config.vocab_size, config.hidden_size, head_bias)
-        self._table: Tensor | PackedLinear = self._head  # the embedding; packed if it is also the weight of the head
+        self._table: Tensor | PackedLinear = self._head  # the embedding; the packed head if they are tied
         if not is_tied:
-            self._table = loader.vocabulary(names.embedding, config.vocab_size, config.hidden_size)
-            loader.num_bytes += self._table.nbytes
+            self._table = loader.embedding(names.embedding, config.vocab_size, config.hidden_size)
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # on this rank
         self.adapted = loader.adapted

@@ -76,7 +76,7 @@ class GgufCheckpoint(Checkpoint):
         return self._stored(slices, [FORMS.get(tensor.kind, INT8) for tensor in tensors])
 
     def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
-        if not self.keeps_blocks or self._checked(wanted).added:
+        if self._checked(wanted).added:
             return None
         return self._stored([wanted], [INT8_BY_ROW])
 

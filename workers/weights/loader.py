@@ -43,8 +43,8 @@ def stacked(name: str, sizes: Sequence[int], shards: Sequence[range]) -> list[Pr
 
 
 class LayerLoader:
-    """Loader of layers from an open checkpoint. `num_bytes`: bytes of the parameters returned so far, without those of
-    `vocabulary`. `adapted`: is given the layers that adapters may update; None without adapters."""
+    """Loader of layers from an open checkpoint. `num_bytes`: bytes of the parameters returned so far.
+    `adapted`: is given the layers that adapters may update; None without adapters."""
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup, adapted: AdaptedLayers | None = None
@@ -131,11 +131,11 @@ class LayerLoader:
     def pack_head(self, name: str, vocab_size: int, hidden_size: int, bias: Tensor | None) -> PackedLinear:
         """Load and pack this rank's rows of the head's weight, `name`.weight [vocab_size, hidden_size]. With products
         as integers it is rounded to int8, with one scale for each row."""
-        rows = self.checkpoint.load_rows(self._of_vocabulary(name, vocab_size, hidden_size))
-        if rows is not None:
-            return self.pack(rows, bias)
-        table = self.vocabulary(name, vocab_size, hidden_size)
-        return self.pack(quantize(table, "int8") if self.ops.has_integer_products else table, bias)
+        wanted = self._of_vocabulary(name, vocab_size, hidden_size)
+        if not self.ops.has_integer_products:
+            return self.pack(self.checkpoint.load(wanted), bias)
+        rows = self.checkpoint.load_rows(wanted)
+        return self.pack(quantize(self.checkpoint.load(wanted), "int8") if rows is None else rows, bias)
 
     def pack_experts(
         self,
@@ -162,9 +162,14 @@ class LayerLoader:
         self.num_bytes += values.nbytes
         return values
 
-    def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
-        """Load this rank's rows of `name`.weight [vocab_size, hidden_size], zero-padded. Not counted in `num_bytes`."""
-        return self.checkpoint.load(self._of_vocabulary(name, vocab_size, hidden_size))
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedLinear:
+        """Load this rank's rows of `name`.weight [vocab_size, hidden_size], padded with zeros. Rows of a GGUF file stay
+        in their blocks if the kernels can look them up there."""
+        wanted = self._of_vocabulary(name, vocab_size, hidden_size)
+        rows = self.checkpoint.load_rows(wanted)
+        table = self.checkpoint.load(wanted) if rows is None else self.ops.pack_table(rows)
+        self.num_bytes += table.nbytes
+        return table
 
     def _of_vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> TensorSlice:
         return TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, self.group.shard_vocab(vocab_size))

@@ -96,7 +96,8 @@ def pack(folder: Path, num_layers: int, way: str, num_threads: int) -> Cost:
                 activation = GATED_SILU if len(parts) == 2 else NO_ACTIVATION
                 kept.append(ops.pack_linear(checkpoint.load_matrix(*slices), None, activation))
         table = TensorSlice(EMBEDDING, (IDS, HIDDEN))
-        kept.append(ops.pack_linear(checkpoint.load_rows(table) or quantize(checkpoint.load(table), "int8"), None))
+        rows = checkpoint.load_rows(table) if way == "blocks" else None
+        kept.append(ops.pack_linear(quantize(checkpoint.load(table), "int8") if rows is None else rows, None))
     after, wall_s = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - begun
     return Cost(
         after.ru_utime - before.ru_utime,
