@@ -24,7 +24,7 @@ class PlainSlots:
                 replace(part, a=part.a.to(to, torch.float32, copy=True), b=part.scaled_b.to(to), factor=1.0)
                 for part in update.parts
             ]
-            scale = None if update.scale is None else update.scale.to(self._device)
+            scale = None if update.scale is None else update.scale.to(to)
             update = LowRankUpdate(parts, scale)
         self.updates[slot] = update
 

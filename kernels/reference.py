@@ -47,6 +47,15 @@ from .reference_attention import attend, gather, mask_of
 from .stored_rows import StoredRows
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Compute sigmoid(x). The bits of an element do not depend on the others.
+
+    On a CPU torch computes dense elements as vectors, but the last ones one by one, which rounds differently; it
+    computes strided elements all one by one.
+    """
+    return torch.stack((x, x), -1)[..., 0].sigmoid()
+
+
 class ReferenceOps:
     """The operations in plain torch. The only state between calls are the slots of adapters.
 
@@ -193,10 +202,10 @@ class ReferenceOps:
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalize x [..., n] over its last axis."""
-        weight, wide = norm.weight, x.float()
+        wide = x.float()
         if norm.kind == "rms":
-            return F.rms_norm(wide, x.shape[-1:], weight, norm.eps).to(x.dtype)
-        return F.layer_norm(wide, x.shape[-1:], weight, norm.bias, norm.eps).to(x.dtype)
+            return F.rms_norm(wide, x.shape[-1:], norm.weight, norm.eps).to(x.dtype)
+        return F.layer_norm(wide, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(x.dtype)
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add x to `residual` in place, then return norm(residual). x, residual: [T, n]."""
@@ -215,6 +224,8 @@ class ReferenceOps:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return gate * torch.sigmoid(gate * 1.702) * (up + 1)
         return _ACTIVATIONS[kind](gate).mul_(up)
+
+    sigmoid = staticmethod(sigmoid)
 
     def qk_norm_rope_cache(
         self,
@@ -334,7 +345,7 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """Return weights [T, top_k] float32 and ids [T, top_k] of the chosen experts, by falling score (choice_bias
     included) and, if equal, by rising id. scores: [T, E], the router's outputs."""
     wide = scores.float()
-    probabilities = {"softmax": wide.softmax(dim=-1), "sigmoid": wide.sigmoid()}.get(routing.score, wide)
+    probabilities = {"softmax": wide.softmax(dim=-1), "sigmoid": sigmoid(wide)}.get(routing.score, wide)
     choice = probabilities if routing.choice_bias is None else probabilities + routing.choice_bias
     if routing.num_groups > 1:
         groups = choice.view(len(choice), routing.num_groups, choice.shape[1] // routing.num_groups)

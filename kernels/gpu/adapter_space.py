@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..contract import Activation, PackedExperts, PackedLinear
+from ..contract import PackedExperts, PackedLinear
 from ..reference import PlainLinear, plain_table
 from .linear.adapter_rows import SlotTiles, list_slots
 from .linear.adapter_slots import HostCopies, SlotShape, TritonExpertSlots, TritonLinearSlots
@@ -106,7 +106,7 @@ class TritonAdapterSpace:
         """Compute Ops.linear, in `dtype`, of a layer for which `has_updates` is true. x: [T, in] with dense rows. sums:
         function that computes the base model's outputs with the bias, before the activation."""
         matrices, tiles = self._linears[id(packed)][1].matrices, self._tiles_of(len(x))
-        bias, activation = _parts_of(packed)
+        assert isinstance(packed, PlainLinear | QuantizedLinear)
         if self._side is not None and torch.cuda.is_current_stream_capturing():
             inner = inner_like(x, matrices, tiles)
             self._side.wait_stream(torch.cuda.current_stream())
@@ -116,7 +116,7 @@ class TritonAdapterSpace:
             torch.cuda.current_stream().wait_stream(self._side)
         else:
             inner, base = shrink(x, matrices, tiles), sums(x, packed)
-        return expand(base, inner, matrices, tiles, dtype, bias, activation)
+        return expand(base, inner, matrices, tiles, dtype, packed.bias, packed.activation)
 
     def update_embedding(
         self,
@@ -148,11 +148,6 @@ class TritonAdapterSpace:
         if self._tiles is None:
             self._tiles = list_slots(self._slots, self.num_slots)
         return self._tiles
-
-
-def _parts_of(packed: PackedLinear) -> tuple[Tensor | None, Activation]:
-    assert isinstance(packed, PlainLinear | QuantizedLinear)
-    return packed.bias, packed.activation
 
 
 def _matrix_of(packed: PackedLinear) -> tuple[torch.dtype, torch.device, int, int]:

@@ -171,6 +171,7 @@ class TritonOps(ReferenceOps):
         return normalize(x, residual, norm)
 
     activate = staticmethod(activate)
+    sigmoid = staticmethod(torch.sigmoid)  # on a GPU all elements are computed alike
 
     def qk_norm_rope_cache(
         self,

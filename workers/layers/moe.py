@@ -60,7 +60,7 @@ class SparseMLP:
         if self._shared is not None:
             shared = self._shared.partial(x)
             if weights.shared_gate is not None:
-                shared = shared * torch.sigmoid(self._ops.linear(x, weights.shared_gate))
+                shared *= self._ops.sigmoid(self._ops.linear(x, weights.shared_gate))
             mixed = mixed + shared
         return self._group.all_reduce(mixed)
 

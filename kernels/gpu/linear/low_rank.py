@@ -169,7 +169,7 @@ def shrink(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, output: Tenso
     x: one row per row of the tiles, or per token; rows may be strided. output: memory for the result, from
     `inner_like`.
     """
-    num_inputs, max_ranks = matrices.a.shape[3], matrices.a.shape[2]
+    *_, max_ranks, num_inputs = matrices.a.shape
     shape = low_rank_shape(x.element_size())
     split = split_inputs(num_inputs, shape.inputs)
     inner = inner_like(x, matrices, tiles) if output is None else output

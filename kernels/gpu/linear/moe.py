@@ -255,9 +255,9 @@ def _adapted_outputs(
 ) -> Tensor:
     """Compute the weighted outputs [pairs, hidden] float32 of each token's experts with their adapters' updates."""
     tiles = list_slots(adapters.slots, adapters.num_slots, lists)
-    ups, downs, activation, bias = adapters.ups, adapters.downs, packed.activation, packed.gate_up_bias
+    ups, downs, bias = adapters.ups, adapters.downs, packed.gate_up_bias
     sums = matmul(x, packed.gate_up, bias, torch.float32, lists, is_batch_invariant=is_batch_invariant)
-    inner = expand(sums, shrink(x, ups, tiles), ups, tiles, x.dtype, bias, activation)
+    inner = expand(sums, shrink(x, ups, tiles), ups, tiles, x.dtype, bias, packed.activation)
     bias = packed.down_bias
     sums = matmul(inner, packed.down, bias, torch.float32, lists, is_batch_invariant=is_batch_invariant)
     return expand(sums, shrink(inner, downs, tiles), downs, tiles, torch.float32, bias, row_scales=weights)
