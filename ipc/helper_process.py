@@ -152,7 +152,7 @@ class HelperProcess(Generic[A]):
             raise HelperLost(f"sent a {error}", running.num_answers) from None
 
     def wait(self, timeout_s: float) -> None:
-        """Block until `receive` has something to do, but at most `timeout_s`."""
+        """Block until `receive` has something to do, but at most `timeout_s`; not at all without a process."""
         if self._running is not None:
             self._running.poller.poll(timeout_s)
 

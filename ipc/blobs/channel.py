@@ -31,7 +31,8 @@ class BlobSource(Protocol):
     """Interface of a store that blobs are served from."""
 
     def open(self, digest: bytes) -> Blob | None:
-        """Return the undamaged blob with this SHA-256, readable while it is referenced; None if the store lacks it."""
+        """Return the blob with this SHA-256, readable while it is referenced; None if the store lacks it or has found
+        it damaged. The receiver checks the digest, too."""
 
 
 class BlobServer:

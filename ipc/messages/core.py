@@ -1,7 +1,7 @@
 """Messages between frontends (or a gateway's frontends) and the core, over DEALER/ROUTER.
 
 Frontends send EngineCoreRequest, AbortRequests and Prefetch. The core sends EngineCoreOutputs (columns: arrays with an
-element for each answer), Prefetched and Load. Gateways have no supervisor next to the core, so they also send Order to
+element for each entry), Prefetched and Load. Gateways have no supervisor next to the core, so they also send Order to
 the core, and get Ordered, Progress, ReplicaDown, WorkersUp, WeightsChanged and requests for blobs from it."""
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class KeyLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="outputs"):
-    """New output of one turn of the core for one frontend, in columns: one entry per answer with new tokens. The core
-    adds to it until it is sent, so it is not a frozen Message."""
+    """New output of one turn of the core for one frontend, in columns: one or more entries, in order, for each answer
+    with new tokens. The core adds to it until it is sent, so it is not a frozen Message."""
 
     keys: bytes = b""  # int32
     starts: bytes = b""  # int32: output index of the first token

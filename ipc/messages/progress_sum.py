@@ -22,8 +22,8 @@ _NOW = (  # fields that are not totals but the current state of a running core
 
 
 def add_up(parts: Sequence[Progress]) -> Progress:
-    """Return the sum of at least one Progress. step_age_s is the largest of the cores that have work, and kv_map has
-    evenly spread bytes of all maps."""
+    """Return the sum of at least one Progress. step_age_s is the largest of the cores that have work, or the smallest
+    of all if none has, and kv_map has evenly spread bytes of all maps."""
     if len(parts) == 1:
         return parts[0]
     total: Progress = parts[0]

@@ -28,7 +28,7 @@ STORE_ON_DISK, STORE_REMOTELY = 1, 2  # bits of `targets`
 
 class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
     """Order to read the digest of the weights and to open all sources under the namespace made from it, which replaces
-    the one that was open before. The reply is TierOpened."""
+    the one that was open before. The reply is TierOpened; none comes if the weights cannot be read."""
 
     serial: int
     model_folder: str  # empty: the folder of the start, which has another path on each host
@@ -83,8 +83,8 @@ class PinnedBlocks(Message, frozen=True, kw_only=True, tag="pinned_blocks"):
 
 
 class ClearTier(Message, frozen=True, kw_only=True, tag="clear_tier"):
-    """Order to remove every object of the open namespace from the disk and the remote store. The reply is
-    TierCleared."""
+    """Order to remove every object of the open namespace from the disk and the remote store. The reply is TierCleared,
+    even if some objects could not be removed."""
 
     serial: int
 

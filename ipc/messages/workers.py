@@ -133,8 +133,9 @@ class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
 
 
 class SlotFilled(StepMessage, frozen=True, kw_only=True, tag="slot_filled"):
-    """Reply of each rank to each FillSlot, once, when the slot may be used or the load has failed. `step` is the step
-    with the FillSlot. A rank fills one slot after the other, in the order of the steps."""
+    """Reply of each rank to each FillSlot, once, when the slot may be used or the load has failed; none to the orders
+    of a core that another one has replaced. `step` is the step with the FillSlot. A rank fills one slot after the
+    other, in the order of the steps."""
 
     rank: Rank
     slot: int

@@ -60,8 +60,9 @@ class SamplingParams(
     Fields may be assigned. Submission takes a validated copy (`checked`), which later assignments do not change.
 
     The token at a position is argmax(logit / T − log E) over the tokens that the filters keep. E is exponential noise
-    from a counter-based generator keyed by `seed`, token id and position, so a seed gives the same tokens in any batch
-    and after any restart. Names, meanings and the order of operations are vLLM's:
+    from a counter-based generator keyed by `seed`, token id and position: a seed gives the same noise in any batch and
+    after any restart, and the same tokens if logits are equal to the bit (--deterministic). Names, meanings and the
+    order of operations are vLLM's:
 
         1. logprobs are computed from the model's logits, before anything below;
            structured_outputs: tokens that cannot continue a conforming text become −∞
@@ -229,7 +230,7 @@ class SamplingParams(
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
         """Return parameters with the given fields; None means the default, except for max_tokens. Keys of logit_bias
-        may be text, as in JSON. RequestError if a value is invalid."""
+        may be text, as in JSON. RequestError if a value is invalid, TypeError if there is no such field."""
         given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:

@@ -1,7 +1,8 @@
 """The lifeline: a child exits when its parent ends. Its standard input is a pipe; only the parent has the write end.
 
 A thread blocks on the read end, which the kernel closes however the parent ends. If the child's threads do not run,
-because it is stopped (SIGSTOP, a debugger) or hangs with the GIL, a signal from the kernel ends it.
+because it is stopped (SIGSTOP, a debugger) or hangs with the GIL, a signal from the kernel ends it or, if it has to do
+something before it exits, lets a stopped one continue.
 """
 
 from __future__ import annotations

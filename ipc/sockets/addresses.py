@@ -134,7 +134,7 @@ def sweep(base: Path) -> int:
 
 
 def live_directories() -> list[Path]:
-    """Return the run directories of this user whose engines live; a start or an end at this moment is waited for."""
+    """Return the run directories of this user whose engines live; a start at this moment is waited for."""
     base = base_directory()
     found: list[Path] = []
     with _locked(base):  # a test of the lock must not meet an engine that takes it

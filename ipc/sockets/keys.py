@@ -51,7 +51,8 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Keys:
-        """Read a file written by `engine-launch keygen`; ConfigError if it is invalid or others can read it."""
+        """Read a file written by `engine-launch keygen`; ConfigError if it cannot be read, is invalid or is open to
+        others."""
         try:
             keys = msgspec.json.decode(read_private(path, str(path)), type=cls)
         except OSError as error:
@@ -71,7 +72,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def listen(self, socket: zmq.Socket[bytes], zap_domain: bytes, address: str) -> str:
         """Secure a socket and bind it to a tcp address, in addition to addresses that it is bound to already. Return
-        `address` with the port that was bound."""
+        `address` with the port that was bound. ZMQError if it cannot be bound."""
         self.secure_server(socket, zap_domain)
         socket.bind(address)
         port = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode().rpartition(":")[2]

@@ -79,7 +79,8 @@ class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_adapter(
     folder: Path, model: ModelConfig, *, max_rank: int, target_modules: Sequence[str] | None = None
 ) -> AdapterFile:
-    """Read and check the adapter in `folder` with a new AdapterReader. RequestError if it does not fit the model."""
+    """Read and check the adapter in `folder` with a new AdapterReader. RequestError if it cannot be read or does not
+    fit the model; Overloaded if the system is short of something."""
     return AdapterReader(model, max_rank=max_rank, target_modules=target_modules).read(folder)
 
 

@@ -31,7 +31,7 @@ class Digest(Protocol):
 
 def begin_digest(folder: Path) -> Digest:
     """Return a digest that covers the config of the adapter in `folder`; the caller adds the bytes of its tensor file.
-    RequestError if the config cannot be read."""
+    RequestError if the config cannot be read; Overloaded if the system is short of something."""
     fields = read_config(folder).canonical_bytes()
     return hashlib.sha256(PREFIX + len(fields).to_bytes(8, "little") + fields)
 

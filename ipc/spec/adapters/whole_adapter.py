@@ -53,7 +53,7 @@ class WholeAdapter:
 
 def unpack(content: memoryview, folder: Path, pause: Callable[[], None]) -> None:
     """Write the files of a whole adapter, the blob `content`, to an empty folder. `pause` is called between pieces of
-    the work. RequestError if the blob is damaged."""
+    the work. RequestError if the blob's head is damaged; its tensors are not checked."""
     end = _HEAD_BYTES + int.from_bytes(content[len(PREFIX) : _HEAD_BYTES], "little")
     try:
         if content[: len(PREFIX)] != PREFIX:
