@@ -24,7 +24,8 @@ class AttentionMetadata:
 
     Every step needs a new object: implementations cache attention plans by its identity. Decode rows (exactly one query
     token) come first, then prefill rows (any number). The host copies have the same values as the tensors, so that a
-    launch does not wait for the device.
+    launch does not wait for the device; but if the device computes the lengths (`begin_decode`), those of the host are
+    upper bounds.
     """
 
     positions: Tensor  # [T] int64: each token's row in the rotary table; without media, its index in its request
@@ -202,8 +203,8 @@ class AdapterSpace(Protocol):
     """Slots 1 … num_slots for adapters in the layers of one model on one rank; slot 0 means no adapter.
 
     A row with a slot is computed as `LowRankUpdate` says: a @ x and the sums are float32, and parts are added in their
-    order, before scale, bias and activation. A row's bits depend only on the row and its slot, and a row of slot 0 has
-    the bits of the base model."""
+    order, before scale, bias and activation. A row of slot 0 has the bits of the base model. Other slots in the step
+    do not change a row's bits if the operations are batch-invariant."""
 
     num_slots: int
 

@@ -1,8 +1,8 @@
 """Counter-based noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
 The bits of a draw depend only on (seed, token id, position, purpose), so that every process, batch, step and device
-draws the same. This is the specification; kernels must match it bit for bit. It computes 32-bit words in numpy's
-64-bit integers.
+draws the same. This is the specification: kernels must make the same bits; their logarithms may round the last places
+of a double differently. It computes 32-bit words in numpy's 64-bit integers.
 
     key      (seed & 0xffffffff, seed >> 32)
     counter  (token_id // 4, position, purpose, 0); the token's bits are word token_id % 4 of the output

@@ -57,7 +57,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 class ReferenceOps:
-    """The operations in plain torch. The only state between calls are the slots of adapters.
+    """The operations in plain torch. The only state between calls are adapters: their slots, and those of the tokens.
 
     All tensors are on one device and have the model's dtype unless stated otherwise. Shapes are not checked.
     """
@@ -114,8 +114,8 @@ class ReferenceOps:
         """Prepare a decode step of the rows `row_ids` [n] int64, each at most once; return their last tokens'
         embeddings [n, hidden].
 
-        Writes the metadata's positions, slots, seq_lens and block tables (only the entries that a row uses), adds 1 to
-        the rows' num_computed, and passes the rows' adapter slots to AdapterSpace.begin_step. Row −1 is padding:
+        Writes the metadata's positions, slots, seq_lens and block tables (at least the entries that a row uses), adds 1
+        to the rows' num_computed, and passes the rows' adapter slots to AdapterSpace.begin_step. Row −1 is padding:
         position 0, slot −1, length 0 and an embedding of zeros.
         """
         is_padding = row_ids < 0

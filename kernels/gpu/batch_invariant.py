@@ -43,8 +43,8 @@ class BatchInvariantTritonOps(TritonOps):
         return linear(x, packed.weight, packed.bias, torch.float32)
 
     def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
-        """Return the tiles of all rows, planned once per step. Those of decode rows are made on the device, because a
-        CUDA graph cannot record a copy from the host."""
+        """Return the tiles of all rows, planned once per step. Those of decode rows are made on the device: a CUDA
+        graph would copy from the same host memory at each replay."""
         tiles = plans.tiles.get(shape.block_m // group)
         if tiles is None:
             metadata = plans.metadata

@@ -1,7 +1,8 @@
 """TritonOps: the operations of `reference.py` on CUDA, in Triton.
 
-Unquantized products of several rows use torch (cuBLAS), as does every operation that is not overridden. The host reads
-nothing back: kernels compute everything that depends on lengths, so a CUDA graph can capture a decode step.
+Unquantized products of several rows, except those of experts, use torch (cuBLAS), as does every operation that is not
+overridden or has an unsupported shape. The host reads nothing back: kernels compute everything that depends on lengths,
+so a CUDA graph can capture a decode step if attention has kernels for the model's heads (`supports`).
 """
 
 from __future__ import annotations

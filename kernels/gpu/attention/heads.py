@@ -1,7 +1,7 @@
 """Ops.qk_norm_rope_cache in one launch: normalize and rotate query and key heads, store keys and values.
 
-A program processes some heads of one token, all query, all key or all value heads. A head is in three parts: two halves
-of PAIRS elements, which are rotated against each other, and the rest.
+A program processes some heads of one token: either query heads, key heads or value heads. A head is in three parts: two
+halves of PAIRS elements, which are rotated against each other, and the rest.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 

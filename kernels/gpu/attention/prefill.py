@@ -1,8 +1,9 @@
 """Prefill attention of rows with any number of query tokens over the paged cache, causal or up to `see_until`.
 
-A program takes BLOCK_M query rows: tokens of one request times the query heads of one KV head, at least 64 so that
-sm_90 uses wgmma. It processes the request's keys in three loops: masked at the start of the window, unmasked, and
-masked along the diagonal. Keys of earlier chunks come from the cache.
+A program takes BLOCK_M query rows: tokens of one request times the query heads of one KV head; for 16-bit elements on
+sm_90 at least 64, so that it uses wgmma. It processes the request's keys in three loops: masked at the start of the
+window, unmasked, and masked along the diagonal; a batch-invariant one masks all in a single loop. All keys come from
+the cache.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 

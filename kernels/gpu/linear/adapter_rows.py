@@ -1,4 +1,4 @@
-"""SlotTiles: the rows of a step in tiles that use one adapter; a program of a low-rank product computes one tile.
+"""SlotTiles: the rows of a step in tiles that use one adapter; a program of a low-rank product has rows of one tile.
 
     slots of the tokens → order: rows sorted by slot → tiles: up to ROWS consecutive rows with one slot
 

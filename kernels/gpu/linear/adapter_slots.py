@@ -1,8 +1,8 @@
 """Device memory of adapters' updates, by slot, and the copies that fill it.
 
-All memory is allocated when a layer is attached, so that a fill allocates nothing and a recorded CUDA graph reads the
-new contents at the same addresses. The copies to a GPU run on a separate stream, from pinned memory: no step waits for
-them.
+All of it is allocated when a layer is attached, so that a fill allocates nothing on the device and a recorded CUDA
+graph reads the new contents at the same addresses. The copies to a GPU run on a separate stream, from pinned memory: no
+step waits for them.
 """
 
 from __future__ import annotations

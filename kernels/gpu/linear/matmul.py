@@ -1,8 +1,8 @@
 """Matrix products with int8, fp8 or int4 weights, and with one matrix per expert; dequantizes inside the kernel.
 
 A program computes a tile [BLOCK_N outputs, BLOCK_M rows]. The weight is the left operand: it is dequantized in
-registers, and outputs fill the 64 rows of a wgmma even if there are few tokens. Each output is summed over the inputs
-in one fixed order, which does not depend on the number of rows.
+registers, and outputs fill the 64 rows of a wgmma even if there are few tokens. One program adds up all inputs of an
+output, tile by tile in order; tiles may have another shape for another number of rows, except if batch-invariant.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
