@@ -133,8 +133,8 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
             if name in SamplingParams.__struct_fields__:
                 hint = f": it is a parameter of a request, write SamplingParams({name}=…) there"
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
-    values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
-    given = with_key(_keywords(owner, values), os.environ)
+    values = {"model": model, **options}
+    given = with_key(_keywords(owner, {"log_level": LIBRARY_LOG_LEVEL}) | _keywords(owner, values), os.environ)
     config = new_config(given)
     check_environment(config, os.environ)
     log_ignored(given)
