@@ -66,10 +66,13 @@ def parse_body(
             raise invalid_body(broken, raw) from None
         if not ignored:
             raise
-        if lost := [name for each in ignored if (name := each.partition(" ")[0]) in OTHER_FORMATS]:
-            message = f"{lost[0]} is another server's name of response_format: give the schema, or the like, there"
-            raise BodyError(message, param=lost[0]) from None
         parsed = _parse(known, body_type, limits)
+        for name in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]):
+            if name in OTHER_FORMATS and name not in body_type.__struct_encode_fields__:
+                raise BodyError(
+                    f"{name} is another server's name of response_format: give the schema, or the like, there",
+                    param=name,
+                ) from None
         return ParsedBody(parsed.body, parsed.inputs, ignored)
 
 
@@ -91,10 +94,10 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
         if body.input is not None:
             yield from body_inputs("input", body.input, limits)
     elif isinstance(body, CohereEmbedRequest):
-        yield from body_inputs("texts", list[str | int | list[int]](body.texts), limits)
+        yield from body_inputs("texts", [*body.texts], limits)
     elif isinstance(body, GenerativeScoringRequest):
         yield from body_inputs("query", body.query if isinstance(body.query, str) else [*body.query], limits)
-        yield from body_inputs("items", list[str | int | list[int]](body.items), limits)
+        yield from body_inputs("items", [*body.items], limits)
     elif isinstance(body, TokenizeRequest):
         _check_one("prompt", body.prompt, body.messages)
         if body.prompt is not None:

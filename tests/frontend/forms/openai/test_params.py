@@ -22,6 +22,7 @@ from tokenloom.frontend.forms.prompt_limits import PromptLimits
 from tokenloom.frontend.server.api.openai.chat import chat_params
 from tokenloom.frontend.server.bodies.body_error import BodyError
 from tokenloom.frontend.server.bodies.body_parser import OTHER_FORMATS, parse_body
+from tokenloom.frontend.server.bodies.unknown_fields import MAX_NAMED
 from tokenloom.ipc.errors import RequestError
 
 LIMITS = PromptLimits(max_model_len=100, max_answers=1, max_tokens=1000)
@@ -124,7 +125,7 @@ def test_constraints_that_differ_or_are_missing_are_refused(fields: dict[str, ob
 @pytest.mark.parametrize("name", sorted(OTHER_FORMATS))
 def test_a_schema_in_a_field_that_is_not_read_is_refused_by_name(name: str) -> None:
     with pytest.raises(BodyError, match=f"{name} is another server's name of response_format") as refused:
-        chat(**{name: SCHEMA})
+        chat(**{f"unread {i}": i for i in range(MAX_NAMED)}, **{name: SCHEMA})
     assert refused.value.param == name
 
 
