@@ -76,18 +76,22 @@ class BackgroundResponse:
         await self._end("cancelled")
 
     async def run(self) -> None:
-        """Generate the response; while the engine is overloaded, try again. Any other error, and an overload before the
-        prompt is made, ends the response as failed. If the task is cancelled, other than by `cancel`, the response
-        stays open, and the next frontend continues it."""
+        """Generate the response; try again while the engine refuses the prompt as overloaded. Any other error ends the
+        response as failed. If the task is cancelled, other than by `cancel`, the response stays open, and the next
+        frontend continues it."""
         unsent = _UnsentEvents(self._events or ())
+        has_begun = False
         try:
             creation = await self._start()
             while not self._is_over:
                 try:
                     async for turn in creation.progress():
+                        has_begun = True
                         await asyncio.shield(self._publish([each for event in turn for each in unsent.of(event)]))
                     self._finish()
-                except Overloaded as error:  # raised only before the first event: the response is still queued
+                except Overloaded as error:
+                    if has_begun:  # of the store: `creation` cannot start over
+                        raise
                     await asyncio.sleep(error.retry_after_s)
         except Exception as error:
             if not isinstance(error, (HttpError, TokenloomError)):

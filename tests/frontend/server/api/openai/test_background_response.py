@@ -48,7 +48,9 @@ class Creation:
             yield turn
 
 
-def followed(folder: Path, creation: Creation, stored: Turn, after: int) -> list[dict[str, Any]]:
+def followed(
+    folder: Path, creation: Creation, stored: Turn, after: int, end: str = "completed"
+) -> list[dict[str, Any]]:
     """Return the events after number `after` of a response, of which `stored` exist already."""
     store = ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder)))
 
@@ -63,7 +65,7 @@ def followed(folder: Path, creation: Creation, stored: Turn, after: int) -> list
         response.task = asyncio.create_task(response.run())
         received = b"".join([chunk async for chunk in response.follow(after)])
         record = await store.get("resp_1")
-        assert record is not None and not record.is_open and json.loads(record.response)["status"] == "completed"
+        assert record is not None and not record.is_open and json.loads(record.response)["status"] == end
         assert b"".join((await store.events("resp_1"))[after + 1 :]) == received
         return received
 
@@ -86,3 +88,13 @@ def test_a_repeated_answer_sends_only_new_text(tmp_path: Path) -> None:
     found = followed(tmp_path, again, stored, 2)
     assert [each.get("delta") for each in found] == ["ma", " i", "s", "", " big", None, None]
     assert [each["sequence_number"] for each in found] == list(range(3, 10))
+
+
+def test_an_overload_after_the_first_event_ends_the_response_as_failed(tmp_path: Path) -> None:
+    class Late(Creation):
+        async def progress(self) -> AsyncGenerator[Turn, None]:
+            yield BEGIN
+            raise Overloaded("full", retry_after_s=0.001)
+
+    found = followed(tmp_path, Late(), [], -1, "failed")
+    assert [each["type"] for each in found] == [*(kind for kind, _ in BEGIN), "response.failed"]
