@@ -25,7 +25,6 @@ def select_ops(
     dtype: torch.dtype,
     enforce_reference: bool = False,
     is_batch_invariant: bool = False,
-    has_byte_cache: bool = False,
     spare_folder: Path | None = None,
     cpu_isa: str = "auto",
     has_integer_products: bool = False,
@@ -33,8 +32,8 @@ def select_ops(
     """Choose the implementation for models of `dtype` on `device` and log it, with a warning if it is plain torch;
     `enforce_reference` chooses plain torch and logs nothing.
 
-    `has_byte_cache` (see byte_cache.py) rules out the C kernels. `spare_folder`: folder for compiled C kernels if the
-    user's cache folder cannot be used; created on demand. `cpu_isa`: the highest instruction level of the C kernels.
+    `spare_folder`: folder for compiled C kernels if the user's cache folder cannot be used; created on demand.
+    `cpu_isa`: the highest instruction level of the C kernels.
     `has_integer_products`: the C kernels multiply int8 and int4 weights as integers. Raises ValueError if
     the C kernels are tried and the processor lacks `cpu_isa`.
     """
@@ -42,7 +41,7 @@ def select_ops(
     if enforce_reference:
         plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    ops = _fast_ops(device, dtype, is_batch_invariant, has_byte_cache, spare_folder, cpu_isa, has_integer_products)
+    ops = _fast_ops(device, dtype, is_batch_invariant, spare_folder, cpu_isa, has_integer_products)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("using plain torch, at half the speed of the kernels or less: %s", ops)
@@ -55,7 +54,6 @@ def _fast_ops(
     device: torch.device,
     dtype: torch.dtype,
     is_batch_invariant: bool,
-    has_byte_cache: bool,
     spare_folder: Path | None,
     cpu_isa: str,
     has_integer_products: bool,
@@ -66,8 +64,6 @@ def _fast_ops(
         from .gpu.load import load_gpu_ops
 
         return load_gpu_ops(device, is_batch_invariant)
-    if has_byte_cache:
-        return "the C kernels do not support a KV cache of 8 bits: leave out --kv-cache-dtype"
     from .cpu.compiler import Unavailable
     from .cpu.cpu_ops import load_cpu_ops
 

@@ -157,7 +157,6 @@ class ModelLoader:
             self._dtype,
             enforce_reference=config.enforce_reference,
             is_batch_invariant=is_batch_invariant,
-            has_byte_cache=self._cache_dtype != self._dtype,
             spare_folder=self.spare_folder,
             cpu_isa=config.cpu_isa,
             has_integer_products=self._spec.has_integer_products,

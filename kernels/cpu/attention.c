@@ -12,6 +12,18 @@
 
 /* ── one task ────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+#ifdef __AVX512F__
+#define SCORED 16 /* keys per call of score_keys */
+#else
+#define SCORED 32 /* a pair of tiles */
+#endif
+
+/* Bytes to prefetch. */
+typedef struct {
+    const char *from;
+    int64_t num_bytes;
+} Span;
+
 typedef struct {
     int64_t num_rows; /* query rows: token by token, each with its heads */
     const element *queries[TASK_ROWS];
@@ -19,9 +31,12 @@ typedef struct {
     float largest[TASK_ROWS], sum[TASK_ROWS]; /* of the scores so far, and of 2^(score - largest) */
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][HEAD_STRIDE]; /* weighted sums, in the order of load32 */
-    const element *keys[CHUNK], *value_rows[CHUNK]; /* addresses of the chunk's keys and values */
-    const element *next[2 * CHUNK]; /* keys, then values, of the next chunk or task, prefetched line by line */
-    int64_t num_next, next_row, next_column;
+    const char *keys[CHUNK], *value_rows[CHUNK]; /* addresses of the chunk's keys and values */
+    _Alignas(64) float key_scales[CHUNK], value_scales[CHUNK]; /* in a cache of bytes */
+    const element *scored[SCORED]; /* keys as elements, whose scores are computed next */
+    _Alignas(64) element widened[SCORED * MAX_HEAD_DIM]; /* those of a cache of bytes */
+    Span next[4 * CHUNK]; /* keys, then values, of the next chunk or task, prefetched line by line */
+    int64_t num_next, next_span, next_offset;
 #if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #elif !defined(__AVX512F__)
@@ -57,9 +72,18 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
 /* Chunks begin at multiples of 16 keys, so that 16 keys are adjacent in a block; keys before first_key are masked. */
 INLINE int64_t first_chunk(const AttentionTask *task) { return task->first_key / 16 * 16; }
 
-#ifdef __AVX512F__
+/* Finds SCORED keys; those past `count` repeat the last one. */
+INLINE void find_keys(Task *t, int64_t at, int64_t count, const int64_t head_dim, const CacheKind kind) {
+    for (int64_t i = 0; i < SCORED; i++) {
+        const char *key = t->keys[min64(at + i, count - 1)];
+        element *wide = t->widened + i * round_up(head_dim, 32);
+        t->scored[i] = kind == ELEMENT_CACHE ? (const element *)key : wide;
+        if (kind == ELEMENT_CACHE) continue;
+        for (int64_t d = 0; d < head_dim; d += LINE) store_any(wide + d, load_cached(key, d, head_dim - d, kind));
+    }
+}
 
-#define SCORED 16 /* keys per call of score_keys */
+#ifdef __AVX512F__
 
 /* Returns a vector whose lane i is the sum of the lanes of v[i]. */
 INLINE __m512 reduce_16x16(const __m512 v[16]) {
@@ -76,12 +100,12 @@ INLINE __m512 reduce_16x16(const __m512 v[16]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(z[0], z[1], 0x88), _mm512_shuffle_f32x4(z[0], z[1], 0xdd));
 }
 
-/* Computes the scores of SCORED keys; keys past `count` repeat the last one. */
-INLINE void score_keys(Task *t, int64_t at, int64_t count, const int64_t head_dim) {
+/* Computes the scores of the keys found, which are those from `at` on. */
+INLINE void score_keys(Task *t, int64_t at, const int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
         Floats sums[16];
         for (int64_t i = 0; i < 16; i++) {
-            const element *key = t->keys[min64(at + i, count - 1)];
+            const element *key = t->scored[i];
             sums[i] = zero16();
             for (int64_t j = 0; j < head_dim; j += LINE)
                 sums[i] = dot_line(sums[i], load_line(t->queries[row] + j, head_dim - j),
@@ -93,15 +117,13 @@ INLINE void score_keys(Task *t, int64_t at, int64_t count, const int64_t head_di
 
 #else
 
-#define SCORED 32 /* keys per call of score_keys: a pair of tiles */
-
-/* Computes the scores of SCORED keys; keys past `count` repeat the last one. */
-static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
+/* Computes the scores of the keys found, which are those from `at` on. */
+static void score_keys(Task *t, int64_t at, int64_t head_dim) {
     _Alignas(64) element tiles[MAX_HEAD_DIM / LINE * 2 * TILE];
-    int64_t num_lines = divide_up(head_dim, LINE), last = count - 1 - at;
+    int64_t num_lines = divide_up(head_dim, LINE);
     for (int64_t i = 0; i < 2 * num_lines; i++) {
-        int64_t first = min64(i % 2 * 16, last), d = i / 2 * LINE;
-        pack_keys(tiles + i * TILE, t->keys + at + first, last - first, d, head_dim - d);
+        int64_t d = i / 2 * LINE;
+        pack_keys(tiles + i * TILE, t->scored + i % 2 * 16, 15, d, head_dim - d);
     }
     for (int64_t row = 0; row < t->num_rows; row++)
         for (int64_t i = at; i < at + SCORED; i += 16) store_floats(t->scores[row] + i, zero16());
@@ -120,18 +142,19 @@ static void configure_tiles(void) {
     _tile_loadconfig(&config);
 }
 
-/* Computes the scores of 16 keys that are adjacent in one block. */
-static void score_tile(Task *t, int64_t at, int64_t head_dim) {
+/* Computes the scores of the keys found, which are `stride` elements apart. */
+static void score_tile(Task *t, int64_t at, int64_t head_dim, int64_t stride) {
     _Alignas(64) float sums[16][16];
-    int64_t stride = head_dim * (int64_t)sizeof(element), line = 0;
+    int64_t line = 0;
+    stride *= (int64_t)sizeof(element);
     _tile_zero(0);
     for (; (line + 1) * LINE <= head_dim; line++) {
-        _tile_loadd(1, t->keys[at] + line * LINE, stride);
+        _tile_loadd(1, t->scored[0] + line * LINE, stride);
         _tile_loadd(2, t->query_tiles[line], 64);
         _tile_dpbf16ps(0, 1, 2);
     }
     if (head_dim % LINE) {
-        _tile_loadd(3, t->keys[at] + line * LINE, stride);
+        _tile_loadd(3, t->scored[0] + line * LINE, stride);
         _tile_loadd(4, t->query_tiles[line], 64);
         _tile_dpbf16ps(0, 3, 4);
     }
@@ -142,14 +165,15 @@ static void score_tile(Task *t, int64_t at, int64_t head_dim) {
 }
 #endif
 
-/* Turns the chunk's scores into weights 2^(score - largest); masked keys get 0. */
-static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring, int64_t head_dim) {
+/* Turns the chunk's scores into weights 2^(score - largest), with has_scales times the values' scales; masked keys get 0. */
+static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring, int64_t head_dim, bool has_scales) {
     Floats factor = fill16(exponent_factor(scoring));
     int64_t padded = round_up(count, LINE);
     for (int64_t row = 0; row < t->num_rows; row++) {
         float *scores = t->scores[row];
         int64_t low = t->low[row] - first, high = min64(count, t->high[row] - first);
         Floats highest = fill16(-INFINITY);
+        if (has_scales) scale_scores(scores, t->key_scales, padded);
         if (scoring->softcap) cap_scores(scores, padded, scoring);
         for (int64_t i = 0; i < padded; i += 16) {
             Mask seen = lanes(high - i) & (Mask)~lanes(low - i);
@@ -162,8 +186,9 @@ static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring,
         Floats offset = fill16(largest == -INFINITY ? 0 : largest), sum = zero16();
         for (int64_t i = 0; i < padded; i += 16) {
             Floats weight = exp2_16(subtract16(load_floats(scores + i), offset));
-            store_floats(scores + i, weight);
             sum = add16(sum, weight);
+            if (has_scales) weight = multiply16(weight, load_floats(t->value_scales + i));
+            store_floats(scores + i, weight);
         }
         if (t->largest[row] != -INFINITY && t->largest[row] != largest) { /* rescale the earlier sums */
             Floats alpha = exp2_16(fill16(t->largest[row] - largest));
@@ -177,19 +202,27 @@ static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring,
 }
 
 /* Prefetches in the order of memory, which the hardware prefetcher follows. */
-INLINE void fetch_next(Task *t, const int64_t head_dim) {
-    if (t->next_row >= t->num_next) return;
-    _mm_prefetch((const char *)(t->next[t->next_row] + t->next_column), _MM_HINT_T1);
-    t->next_column += LINE;
-    if (t->next_column >= head_dim) t->next_column = 0, t->next_row++;
+INLINE void fetch_next(Task *t) {
+    if (t->next_span >= t->num_next) return;
+    const Span *span = &t->next[t->next_span];
+    _mm_prefetch(span->from + t->next_offset, _MM_HINT_T1);
+    t->next_offset += 64;
+    if (t->next_offset >= span->num_bytes) t->next_offset = 0, t->next_span++;
 }
 
 #ifdef __AVX512F__
 
 #define HELD_ROWS 8 /* rows whose sums of 32 elements stay in registers */
 
+/* Loads elements [d, d + 32) of a value, of which `left` exist, in the order of store_value. */
+INLINE Floats32 load_value(const char *from, int64_t d, int64_t left, const CacheKind kind) {
+    if (kind == ELEMENT_CACHE) return load32((const element *)from + d, left);
+    return (Floats32){load_numbers(from + d, lanes(left), kind), load_numbers(from + d + 16, lanes(left - 16), kind)};
+}
+
 /* values[first .. first + rows) += weights * value rows; every call passes a constant `rows`. */
-INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head_dim, const int rows) {
+INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head_dim, const CacheKind kind,
+                       const int rows) {
     for (int64_t d = 0; d < head_dim; d += 32) {
         Floats a[HELD_ROWS], b[HELD_ROWS];
         for (int row = 0; row < rows; row++) {
@@ -197,8 +230,8 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head
             b[row] = load_floats(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
-            fetch_next(t, head_dim);
-            Floats32 value = load32(t->value_rows[i] + d, head_dim - d);
+            fetch_next(t);
+            Floats32 value = load_value(t->value_rows[i], d, head_dim - d, kind);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
                 Floats weight = fill16(t->scores[first + row][i]);
@@ -213,26 +246,39 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head
     }
 }
 
-INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim) {
+INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim, const CacheKind kind) {
     for (int64_t row = 0; row < t->num_rows;) {
         int64_t left = t->num_rows - row;
-        if (left >= 8) add_values(t, row, count, head_dim, 8), row += 8;
-        else if (left >= 4) add_values(t, row, count, head_dim, 4), row += 4;
-        else if (left == 3) add_values(t, row, count, head_dim, 3), row += 3;
-        else if (left == 2) add_values(t, row, count, head_dim, 2), row += 2;
-        else add_values(t, row, count, head_dim, 1), row += 1;
+        if (left >= 8) add_values(t, row, count, head_dim, kind, 8), row += 8;
+        else if (left >= 4) add_values(t, row, count, head_dim, kind, 4), row += 4;
+        else if (left == 3) add_values(t, row, count, head_dim, kind, 3), row += 3;
+        else if (left == 2) add_values(t, row, count, head_dim, kind, 2), row += 2;
+        else add_values(t, row, count, head_dim, kind, 1), row += 1;
     }
 }
 
 #else
 
-static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
+/* Packs elements [d, d + 32) of the values of a line of tiles from `at` on; values past `count` repeat the last one. */
+INLINE void pack_values(Task *t, element *tiles, int64_t at, int64_t count, int64_t d, int64_t left, const CacheKind kind) {
+    _Alignas(64) element wide[LINE / 16][32];
+    const element *values[LINE / 16];
+    for (int64_t i = 0; i < LINE / 16; i++) {
+        const char *value = t->value_rows[min64(at + i, count - 1)];
+        values[i] = kind == ELEMENT_CACHE ? (const element *)value + d : wide[i];
+        if (kind == ELEMENT_CACHE) continue;
+        for (int64_t j = 0; j < 32; j += LINE) store_any(wide[i] + j, load_cached(value, d + j, left - j, kind));
+    }
+    pack_value(tiles, values, LINE / 16 - 1, 0, left);
+}
+
+INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim, const CacheKind kind) {
     _Alignas(64) element tiles[CHUNK / LINE * 2 * TILE]; /* for 32 elements of the values */
     int64_t num_lines = divide_up(count, LINE);
     for (int64_t d = 0; d < head_dim; d += 32) {
         for (int64_t i = 0; i < num_lines * LINE; i += LINE / 16) {
-            fetch_next(t, head_dim), fetch_next(t, head_dim);
-            pack_value(tiles + i / LINE * 2 * TILE + i % LINE * 16, &t->value_rows[i], count - 1 - i, d, head_dim - d);
+            fetch_next(t), fetch_next(t);
+            pack_values(t, tiles + i / LINE * 2 * TILE + i % LINE * 16, i, count, d, head_dim - d, kind);
         }
         multiply_near(t->values[0] + d, HEAD_STRIDE, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
     }
@@ -241,38 +287,73 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
 #endif
 
 INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring,
-                        const int64_t head_dim) {
+                        const int64_t head_dim, const CacheKind kind) {
+    int64_t num_lines = SCORED * divide_up(numbers_bytes(kind, head_dim), 64) + (kind != ELEMENT_CACHE);
     for (int64_t at = 0; at < count; at += SCORED) {
-        for (int64_t i = 0; i < SCORED * divide_up(head_dim, LINE); i++) fetch_next(t, head_dim);
+        for (int64_t i = 0; i < num_lines; i++) fetch_next(t);
+        find_keys(t, at, count, head_dim, kind);
 #ifdef HAS_TILES
+        if (kind != ELEMENT_CACHE && head_dim % 16 == 0) {
+            score_tile(t, at, head_dim, round_up(head_dim, 32));
+            continue;
+        }
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
-            score_tile(t, at, head_dim); /* keys past `count` are read to the block's end; they are finite and masked */
+            score_tile(t, at, head_dim, head_dim); /* keys past `count` are read to the block's end: finite and masked */
             continue;
         }
 #endif
-        score_keys(t, at, count, head_dim);
+        score_keys(t, at, head_dim);
     }
-    weigh(t, first, count, scoring, head_dim);
-    add_all_values(t, count, head_dim);
+    weigh(t, first, count, scoring, head_dim, kind != ELEMENT_CACHE);
+    add_all_values(t, count, head_dim, kind);
 }
 
 /* With code of its own for the usual sizes of heads. */
 static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring) {
-    if (cache->head_dim == 64) attend_keys(t, cache, first, count, scoring, 64);
-    else if (cache->head_dim == 128) attend_keys(t, cache, first, count, scoring, 128);
-    else attend_keys(t, cache, first, count, scoring, cache->head_dim);
+    int64_t head_dim = cache->head_dim;
+    if (cache->kind == E4M3_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, E4M3_CACHE);
+    else if (cache->kind == INT8_CACHE && head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, INT8_CACHE);
+    else if (cache->kind == INT8_CACHE && head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, INT8_CACHE);
+    else if (cache->kind == INT8_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, INT8_CACHE);
+    else if (head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, ELEMENT_CACHE);
+    else if (head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, ELEMENT_CACHE);
+    else attend_keys(t, cache, first, count, scoring, head_dim, ELEMENT_CACHE);
+}
+
+/* Lists the memory of keys or values [first, first + count), from to[0] on; returns the number of spans. */
+static int64_t list_spans(Span *to, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache, int side,
+                          int64_t first, int64_t count) {
+    int64_t num_bytes = numbers_bytes(cache->kind, cache->head_dim), num_spans = 0;
+    for (int64_t i = 0; i < count;) {
+        Piece piece = piece_at(plan, task, cache, side, first + i, count - i);
+        to[num_spans++] = (Span){piece.tile + piece.offset * num_bytes, piece.count * num_bytes};
+        if (cache->kind != ELEMENT_CACHE)
+            to[num_spans++] = (Span){(const char *)(scales_of(cache, piece.tile) + piece.offset), piece.count * 4};
+        i += piece.count;
+    }
+    return num_spans;
+}
+
+/* Stores 32 elements of a query row's output, of which `left` exist, in the order of load_value. */
+INLINE void store_value(element *to, int64_t left, Floats32 v, CacheKind kind) {
+    if (kind == ELEMENT_CACHE) {
+        store32(to, left, v);
+        return;
+    }
+    store16(to, lanes(left), v.a);
+    store16(to + 16, lanes(left - 16), v.b);
 }
 
 /* Writes one query row's output, its weighted values / sum; the last head also clears the panel's padding. */
-static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token, int64_t head, const float *values,
-                       float sum) {
+static void write_head(const AttentionPlan *plan, CacheKind kind, const Rows *out, int64_t token, int64_t head,
+                       const float *values, float sum) {
     int64_t head_dim = plan->head_dim;
     Floats share = fill16(1.0f / sum);
     _Alignas(64) element row[MAX_HEAD_DIM];
     for (int64_t i = 0; i < head_dim; i += 32) {
         Floats32 v = {multiply16(share, load_floats(values + i)),
                       multiply16(share, load_floats(values + i + 16))};
-        store32(row + i, min64(32, head_dim - i), v);
+        store_value(row + i, min64(32, head_dim - i), v, kind);
     }
     write_row(out, token, head * head_dim, row, head_dim);
     if (head == plan->num_heads - 1) clear_padding(out, token, plan->num_heads * head_dim);
@@ -282,7 +363,6 @@ static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token
 static void run_task(AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
                      const Cache *cache, const Scoring *scoring, const Rows *out, const AttentionTask *next,
                      bool is_fetched) {
-    int64_t bytes = plan->head_dim * (int64_t)sizeof(element);
     Task t;
     begin_task(&t, plan, task, query, query_stride, scoring);
 #ifdef HAS_TILES
@@ -293,22 +373,24 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         const AttentionTask *follower = after < task->end_key ? task : next;
         if (follower == next && next != NULL) after = first_chunk(next);
         int64_t num_after = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
-        locate(t.keys, plan, task, cache, 0, key, count);
-        locate(t.value_rows, plan, task, cache, 1, key, count);
-        if (!is_fetched)
-            for (int64_t i = 0; i < count; i++) prefetch(t.keys[i], bytes), prefetch(t.value_rows[i], bytes);
-        if (follower != NULL) {
-            locate(t.next, plan, follower, cache, 0, after, num_after);
-            locate(t.next + num_after, plan, follower, cache, 1, after, num_after);
+        if (!is_fetched) {
+            int64_t num_spans = list_spans(t.next, plan, task, cache, 0, key, count);
+            num_spans += list_spans(t.next + num_spans, plan, task, cache, 1, key, count);
+            for (int64_t i = 0; i < num_spans; i++) prefetch(t.next[i].from, t.next[i].num_bytes);
         }
-        t.num_next = 2 * num_after;
-        t.next_row = t.next_column = 0;
+        locate(t.keys, t.key_scales, plan, task, cache, 0, key, count);
+        locate(t.value_rows, t.value_scales, plan, task, cache, 1, key, count);
+        t.num_next = t.next_span = t.next_offset = 0;
+        if (follower != NULL) {
+            t.num_next = list_spans(t.next, plan, follower, cache, 0, after, num_after);
+            t.num_next += list_spans(t.next + t.num_next, plan, follower, cache, 1, after, num_after);
+        }
         is_fetched = true;
         attend_chunk(&t, cache, key, count, scoring);
     }
     for (int64_t row = 0; row < t.num_rows; row++) {
         if (task->partial < 0) {
-            write_head(plan, out, task->token + row / task->num_heads, task->first_head + row % task->num_heads,
+            write_head(plan, cache->kind, out, task->token + row / task->num_heads, task->first_head + row % task->num_heads,
                        t.values[row], t.sum[row]);
             continue;
         }
@@ -321,15 +403,16 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
 
 const char *take_upcoming(Upcoming *u, int64_t num_bytes) {
     const StepRows *rows = u->rows;
-    int64_t block_size = u->cache.block_size, end = 2 * u->cache.num_kv_heads * block_size * u->cache.head_dim;
+    int64_t block_size = u->cache.block_size;
+    int64_t end = layer_bytes(u->cache.kind, u->cache.num_kv_heads, block_size, u->cache.head_dim);
     for (; u->row < rows->num_rows; u->row++) {
         int64_t first = u->window ? max64(0, rows->seq_lens[u->row] - u->window) / block_size : 0;
         int64_t num_blocks = divide_up(rows->seq_lens[u->row], block_size) - first;
         if (u->block < num_blocks) {
             const int32_t *table = rows->block_tables + u->row * rows->table_stride;
-            const char *at = (const char *)cache_at(&u->cache, table[first + u->block], 0, 0) + u->offset;
+            const char *at = cache_at(&u->cache, table[first + u->block], 0, 0) + u->offset;
             u->offset += num_bytes;
-            if (u->offset >= end * (int64_t)sizeof(element)) u->offset = 0, u->block += u->step;
+            if (u->offset >= end) u->offset = 0, u->block += u->step;
             return at;
         }
         u->block -= max64(0, num_blocks);
@@ -338,8 +421,8 @@ const char *take_upcoming(Upcoming *u, int64_t num_bytes) {
 }
 
 /* Merges the partial results of decode tokens and one KV head; `task` is the first of their splits. */
-static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Scoring *scoring,
-                           const Rows *out) {
+static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, CacheKind kind,
+                           const Scoring *scoring, const Rows *out) {
     int64_t size = partial_floats(plan->head_dim);
     int64_t num_rows = (int64_t)task->num_tokens * task->num_heads, stride = num_rows * size;
     for (int64_t row = 0; row < num_rows; row++) {
@@ -358,7 +441,7 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
                 store_floats(values + d, multiply_add16(alpha, load_floats(partial + 16 + d),
                                                             load_floats(values + d)));
         }
-        write_head(plan, out, token, head, values, sum);
+        write_head(plan, kind, out, token, head, values, sum);
     }
 }
 
@@ -382,5 +465,5 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
     if (plan->num_partial_rows == 0) return;
     end_stage(team);
     for (int64_t i; (i = take_piece(team, num_tasks)) < num_tasks; finish_piece(team, num_tasks))
-        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], scoring, out);
+        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], cache->kind, scoring, out);
 }

@@ -2,7 +2,7 @@
 #ifndef TOKENLOOM_ATTENTION_H
 #define TOKENLOOM_ATTENTION_H
 
-#include "kernels.h"
+#include "bytes.h"
 
 #include <string.h>
 
@@ -18,7 +18,6 @@
 #define TASK_ROWS 24 /* more rows share the cost of packing a task's keys and values into tiles */
 #endif
 #define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
-#define MAX_HEAD_DIM 512
 #define HEAD_STRIDE (MAX_HEAD_DIM + 16) /* the padding spreads rows over the sets of the cache */
 
 typedef struct {
@@ -60,20 +59,45 @@ INLINE bool is_prefill(int64_t num_tokens, int64_t num_heads, int64_t head_dim) 
 #endif
 }
 
-/* Finds the addresses of the row's keys (side 0) or values (1) [first, first + count). */
-INLINE void locate(const element **at, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
-                   int side, int64_t first, int64_t count) {
-    const int32_t *table = plan->rows.block_tables + task->row * plan->rows.table_stride;
-    for (int64_t i = 0; i < count;) {
-        int64_t block = (first + i) / cache->block_size, offset = (first + i) % cache->block_size;
-        const element *from = cache_at(cache, table[block], side, task->kv_head) + offset * cache->head_dim;
-        for (; offset < cache->block_size && i < count; offset++, i++, from += cache->head_dim) at[i] = from;
-    }
+/* Keys or values of one block. */
+typedef struct {
+    char *tile;
+    int64_t offset, count; /* from the tile's first vector on */
+} Piece;
+
+/* Returns the first piece of the row's keys (side 0) or values (1) [first, first + count). */
+INLINE Piece piece_at(const AttentionPlan *plan, const AttentionTask *task, const Cache *cache, int side, int64_t first,
+                      int64_t count) {
+    int64_t block = first / cache->block_size, offset = first - block * cache->block_size;
+    int32_t id = plan->rows.block_tables[task->row * plan->rows.table_stride + block];
+    return (Piece){cache_at(cache, id, side, task->kv_head), offset, min64(count, cache->block_size - offset)};
 }
 
-/* Fetches keys or values into the L2 cache. */
-INLINE void prefetch(const element *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
+/* Finds the addresses of keys or values [first, first + count); of a cache of bytes also their scales, followed by 0 up to
+ * a multiple of 32. */
+INLINE void locate(const char **at, float *scales, const AttentionPlan *plan, const AttentionTask *task,
+                   const Cache *cache, int side, int64_t first, int64_t count) {
+    int64_t num_bytes = numbers_bytes(cache->kind, cache->head_dim), i = 0;
+    while (i < count) {
+        Piece piece = piece_at(plan, task, cache, side, first + i, count - i);
+        const char *from = piece.tile + piece.offset * num_bytes;
+        if (cache->kind != ELEMENT_CACHE)
+            memcpy(scales + i, scales_of(cache, piece.tile) + piece.offset, (size_t)piece.count * sizeof *scales);
+        for (int64_t end = i + piece.count; i < end; i++, from += num_bytes) at[i] = from;
+    }
+    if (cache->kind != ELEMENT_CACHE)
+        for (; i % 32; i++) scales[i] = 0;
+}
+
+/* Multiplies `count` scores at a multiple of 64 bytes by the scales of their keys. */
+INLINE void scale_scores(float *scores, const float *scales, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16)
+        store_floats(scores + i, multiply16(load_floats(scores + i), load_floats(scales + i)));
+}
+
+/* Fetches memory into the L2 cache. */
+INLINE void prefetch(const char *from, int64_t num_bytes) {
+    for (int64_t i = 0; i < num_bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T1);
 }
 
 /* Applies scale and soft cap to `count` scores at a multiple of 64 bytes. */

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..byte_cache import is_bytes
 from ..contract import (
     GATED_SILU,
     NO_ACTIVATION,
@@ -46,7 +47,7 @@ from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
 from .stored_table import CpuTable, copy_table
 
-MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels
+MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels, and of a cache of bytes
 KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 
 
@@ -205,10 +206,12 @@ class CpuOps(ReferenceOps):
         num_kv_heads = kv_cache.shape[3]
         num_heads = num_all - 2 * num_kv_heads
         assert heads.stride(1) == head_dim and heads.stride(2) == 1
+        if head_dim > MAX_HEAD_DIM and is_bytes(kv_cache):
+            return super().qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
         rules = head_rules(norms, rotary)
         work = c.HeadWork(addressof(rules), metadata.positions.data_ptr(), metadata.slots.data_ptr())
         fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)
-        cache = _cache_of(kv_cache, layer)
+        cache = _cache_of(kv_cache, layer, head_dim)
         self.library.op_qk_norm_rope_cache(byref(fused), byref(work), byref(cache), torch.get_num_threads())
         return heads[:, :num_heads]
 
@@ -228,7 +231,7 @@ class CpuOps(ReferenceOps):
         plan = self.plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, spec.window or 0)
         is_padded = num_tokens != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self.dtype)
-        cache = _cache_of(kv_cache, layer)
+        cache = _cache_of(kv_cache, layer, head_dim)
         self.library.op_attend(
             plan.address,
             query.data_ptr(),
@@ -351,7 +354,7 @@ def _with_dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _cache_of(kv_cache: Tensor, layer: int) -> Structure:
-    _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    address = kv_cache.data_ptr() + layer * kv_cache.stride(1) * kv_cache.element_size()
-    return c.Cache(address, kv_cache.stride(0), num_kv_heads, block_size, head_dim)
+def _cache_of(kv_cache: Tensor, layer: int, head_dim: int) -> Structure:
+    num_kv_heads, block_size, _ = kv_cache.shape[3:]
+    address, block_bytes = kv_cache[:, layer].data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
+    return c.Cache(address, block_bytes, num_kv_heads, block_size, head_dim, c.cache_kind(kv_cache))

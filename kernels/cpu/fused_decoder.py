@@ -87,6 +87,7 @@ class CpuDecoder:
             c.step_rows(metadata),
             kv_cache.data_ptr(),
             kv_cache.shape[4],
+            c.cache_kind(kv_cache),
             self._hidden.data_ptr(),
             logits_indices.data_ptr(),
             num_logits,
@@ -203,6 +204,7 @@ class CpuLayer:
             num_tokens=num_tokens,
             kv_cache=kv_cache[0, layer].data_ptr(),
             block_size=kv_cache.shape[4],
+            cache_kind=c.cache_kind(kv_cache),
             hidden=stream.data_ptr(),
         )
         scratch = self._owner.scratch(library.decoder_scratch(byref(self._decoder), num_tokens))

@@ -3,7 +3,7 @@
  * Full rotations, alone or after RMS norms of single heads with shared weights, have code of their own. Norms that span
  * the heads of a token make a token one piece of work.
  */
-#include "kernels.h"
+#include "bytes.h"
 
 #include <math.h>
 
@@ -64,6 +64,24 @@ static void turn_head(const Turn *turn, element *to, const element *from, int64_
     }
 }
 
+/* Stores a vector of a cache of bytes: its numbers, rounded once, and its scale. */
+static void store_vector(const Cache *cache, char *tile, int64_t offset, const element *from) {
+    int64_t head_dim = cache->head_dim;
+    char *to = tile + offset * head_dim;
+    bool is_int8 = cache->kind == INT8_CACHE;
+    Floats largest = zero16();
+    for (int64_t i = 0; i < head_dim; i += 16)
+        largest = larger16(largest, magnitude16(finite_or_zero(load16(from + i, lanes(head_dim - i)))));
+    float scale = largest_of(largest) / (is_int8 ? INT8_LARGEST : E4M3_LARGEST);
+    if (scale < 0x1p-126f) scale = 1; /* a quotient of a subnormal scale could pass the largest number */
+    for (int64_t i = 0; i < head_dim; i += 16) {
+        Mask mask = lanes(head_dim - i);
+        Floats v = divide16(finite_or_zero(load16(from + i, mask)), fill16(scale));
+        store_bytes(to + i, mask, is_int8 ? to_numbers(v, INT8_CACHE) : to_numbers(v, E4M3_CACHE));
+    }
+    scales_of(cache, tile)[offset] = scale;
+}
+
 static const Norm no_norm;
 
 static void rotate_in_place(const HeadWork *work, element *head, int64_t head_dim, const float *cos_sin) {
@@ -107,16 +125,23 @@ INLINE void process_head(const Heads *heads, const HeadWork *work, const Cache *
     int64_t block = slot / cache->block_size, offset = slot % cache->block_size;
     bool is_value = head >= num_rotated;
     int64_t kv_head = head - (is_value ? num_rotated : heads->num_heads);
-    element *to = cache_at(cache, block, is_value, kv_head) + offset * head_dim;
-    if (!is_value) {
-        if (is_usual) rotate_head(to, from, head_dim, &rules->key_norm, cos_sin, true);
-        else turn_any(work, to, from, head_dim, token, kv_head, true, spanning ? spanning + 1 : NULL);
+    char *tile = cache_at(cache, block, is_value, kv_head);
+    if (cache->kind != ELEMENT_CACHE && is_value) {
+        store_vector(cache, tile, offset, from);
         return;
     }
-    for (int64_t i = 0; i < head_dim; i += 16) {
-        Mask mask = lanes(head_dim - i);
-        store16(to + i, mask, finite_or_zero(load16(from + i, mask)));
+    _Alignas(64) element rounded[MAX_HEAD_DIM]; /* a key, before it becomes bytes */
+    element *to = cache->kind == ELEMENT_CACHE ? (element *)tile + offset * head_dim : rounded;
+    if (is_value) {
+        for (int64_t i = 0; i < head_dim; i += 16) {
+            Mask mask = lanes(head_dim - i);
+            store16(to + i, mask, finite_or_zero(load16(from + i, mask)));
+        }
+        return;
     }
+    if (is_usual) rotate_head(to, from, head_dim, &rules->key_norm, cos_sin, true);
+    else turn_any(work, to, from, head_dim, token, kv_head, true, spanning ? spanning + 1 : NULL);
+    if (cache->kind != ELEMENT_CACHE) store_vector(cache, tile, offset, to);
 }
 
 /* Processes all heads of a token, whose norms span them. */

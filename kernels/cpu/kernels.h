@@ -338,17 +338,39 @@ void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm,
 
 /* ── heads.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* The KV cache [num_blocks][num_layers][2][num_kv_heads][block_size][head_dim] at one layer. */
+/* The numbers of a KV cache: elements, or bytes with a float32 scale for each vector, see bytes.h. */
+typedef enum { ELEMENT_CACHE, INT8_CACHE, E4M3_CACHE } CacheKind;
+
+#define MAX_HEAD_DIM 512 /* in a cache of bytes, and in attention */
+
+/* The KV cache [num_blocks][num_layers][2][num_kv_heads][block_size][head_dim] at one layer. In a cache of bytes the scales
+ * [block_size] follow each tile [block_size][head_dim]. */
 typedef struct {
-    element *data; /* of block 0 in this layer */
-    int64_t block_stride; /* elements between blocks */
+    char *data; /* of block 0 in this layer */
+    int64_t block_stride; /* bytes between blocks */
     int64_t num_kv_heads, block_size, head_dim;
+    CacheKind kind;
 } Cache;
 
-INLINE element *cache_at(const Cache *cache, int64_t block, int side, int64_t head) {
-    int64_t tile = cache->block_size * cache->head_dim;
-    return cache->data + block * cache->block_stride + (side * cache->num_kv_heads + head) * tile;
+/* Returns the bytes of a vector's numbers. */
+INLINE int64_t numbers_bytes(CacheKind kind, int64_t head_dim) {
+    return head_dim * (kind == ELEMENT_CACHE ? (int64_t)sizeof(element) : 1);
 }
+
+/* Returns the bytes of a layer in a block. */
+INLINE int64_t layer_bytes(CacheKind kind, int64_t num_kv_heads, int64_t block_size, int64_t head_dim) {
+    int64_t scale_bytes = kind == ELEMENT_CACHE ? 0 : (int64_t)sizeof(float);
+    return 2 * num_kv_heads * block_size * (numbers_bytes(kind, head_dim) + scale_bytes);
+}
+
+/* Returns the address of a tile. */
+INLINE char *cache_at(const Cache *cache, int64_t block, int side, int64_t head) {
+    int64_t both = layer_bytes(cache->kind, 1, cache->block_size, cache->head_dim);
+    return cache->data + block * cache->block_stride + (side * cache->num_kv_heads + head) * (both / 2);
+}
+
+/* Returns the address of the scales of a tile in a cache of bytes. */
+INLINE float *scales_of(const Cache *cache, char *tile) { return (float *)(tile + cache->block_size * cache->head_dim); }
 
 /* One step's query, key and value heads, side by side: [num_tokens][num_heads + 2 * num_kv_heads][head_dim]. */
 typedef struct {

@@ -13,6 +13,9 @@ from ctypes import Structure
 from pathlib import Path
 from typing import get_args
 
+import torch
+from torch import Tensor
+
 from ..contract import ActivationKind, AttentionMetadata, ScoreKind
 from .compiler import SOURCE_FOLDER, Unavailable
 
@@ -26,9 +29,11 @@ _SCALARS: dict[str, type] = {
     "OutputKind": ctypes.c_int,
     "ActivationKind": ctypes.c_int,
     "NormKind": ctypes.c_int,
+    "CacheKind": ctypes.c_int,
     "ScoreKind": ctypes.c_int,
 }
 STORE, STORE_FLOAT = 0, 1  # values of OutputKind in C
+_CACHES = {torch.int8: 1, torch.uint8: 2}  # CacheKind of a cache of bytes
 ACTIVATIONS = {kind: number for number, kind in enumerate(get_args(ActivationKind))}
 SCORES = {kind: number for number, kind in enumerate(get_args(ScoreKind))}
 _SOURCES = {
@@ -90,6 +95,11 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         None if metadata.see_until is None else metadata.see_until.data_ptr(),
         None if metadata.has_drafts is None else metadata.has_drafts.data_ptr(),
     )
+
+
+def cache_kind(kv_cache: Tensor) -> int:
+    """Return the CacheKind of a cache tensor."""
+    return _CACHES.get(kv_cache.dtype, 0)
 
 
 def _type_of(declaration: str) -> type | None:

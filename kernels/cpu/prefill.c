@@ -25,8 +25,9 @@ typedef struct {
     _Alignas(64) float scores[2][STRIP][SCORE_STRIDE]; /* of two strips */
     _Alignas(64) element weights[2][2][KEYS / LINE][16][LINE]; /* of two strips of two groups */
     _Alignas(64) float sums[PREFILL_ROWS][HEAD_STRIDE]; /* weighted values */
+    _Alignas(64) float key_scales[KEYS], value_scales[KEYS]; /* in a cache of bytes */
     float largest[PREFILL_ROWS], sum[PREFILL_ROWS];
-    const element *key_rows[KEYS], *value_rows[KEYS];
+    const char *key_rows[KEYS], *value_rows[KEYS];
 } Scratch;
 
 /* A strip, and the range of staged keys, in whole lines, that any of its rows attends to. */
@@ -76,30 +77,38 @@ INLINE void transpose_16x16(__m512i r[16]) {
 }
 
 /* Packs 32 keys from `at` on into pairs of tiles, one pair for each line of them. */
-static void pack_keys(Scratch *s, int64_t at, int64_t head_dim) {
+INLINE void pack_keys(Scratch *s, int64_t at, int64_t head_dim, const CacheKind kind) {
     element *tile = s->keys + at / 32 * divide_up(head_dim, LINE) * 2 * TILE;
     for (int64_t i = 0; i < head_dim; i += LINE, tile += 2 * TILE)
         for (int side = 0; side < 2; side++) {
             __m512i rows[16];
-            const element **keys = s->key_rows + at + 16 * side;
-            for (int row = 0; row < 16; row++) rows[row] = load_line(keys[row] + i, head_dim - i);
+            const char **keys = s->key_rows + at + 16 * side;
+            for (int row = 0; row < 16; row++) rows[row] = load_cached(keys[row], i, head_dim - i, kind);
             transpose_16x16(rows);
             for (int row = 0; row < 16; row++) store_any(tile + side * SECOND_TILE + row * TILE_STEP, rows[row]);
         }
 }
 
+#ifdef ELEMENT_BF16
+/* Loads 16 elements from d on of a vector in the cache into the lower halves of words. */
+INLINE __m512i load_halves(const char *from, int64_t d, __mmask16 mask, const CacheKind kind) {
+    if (kind != ELEMENT_CACHE) return _mm512_srli_epi32(as_words(load_numbers(from + d, mask, kind)), 16);
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const element *)from + d));
+}
+#endif
+
 /* Packs elements [d, d + 32) of LINE values from `at` on into a pair of tiles. */
-static void pack_values(Scratch *s, int64_t at, int64_t d, int64_t head_dim) {
+INLINE void pack_values(Scratch *s, int64_t at, int64_t d, int64_t head_dim, const CacheKind kind) {
     for (int side = 0; side < 2; side++, d += 16) {
         element *tile = s->values[d / 32][at / LINE] + side * SECOND_TILE;
         for (int64_t i = at; i < at + LINE; i += LINE / 16, tile += TILE_STEP) {
 #ifdef ELEMENT_BF16
             __mmask16 mask = lanes(head_dim - d);
-            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, s->value_rows[i] + d));
-            __m512i odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, s->value_rows[i + 1] + d));
+            __m512i even = load_halves(s->value_rows[i], d, mask, kind);
+            __m512i odd = load_halves(s->value_rows[i + 1], d, mask, kind);
             store_any(tile, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
 #else
-            store_any(tile, load_line(s->value_rows[i] + d, head_dim - d));
+            store_any(tile, load_cached(s->value_rows[i], d, head_dim - d, kind));
 #endif
         }
     }
@@ -107,27 +116,34 @@ static void pack_values(Scratch *s, int64_t at, int64_t d, int64_t head_dim) {
 
 #define FETCHED_KEYS 64 /* keys are fetched into the L2 cache so long before they are packed, and their values */
 
-INLINE void fetch_rows(const element *const *rows, int64_t first, int64_t stop, int64_t head_dim) {
-    for (; first < stop; first++) prefetch(rows[first], head_dim * (int64_t)sizeof(element));
+INLINE void fetch_rows(const char *const *rows, int64_t first, int64_t stop, int64_t num_bytes) {
+    for (; first < stop; first++) prefetch(rows[first], num_bytes);
 }
 
 /* Packs keys and values [first, first + count) of the row into tiles; pads with zeros to a multiple of 32 keys. */
-static void stage_keys(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
-                       int64_t first, int64_t count) {
+INLINE void stage_kind(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
+                       int64_t first, int64_t count, const CacheKind kind) {
     static const element zeros[MAX_HEAD_DIM];
-    int64_t padded = round_up(count, 32);
-    locate(s->key_rows, plan, task, cache, 0, first, count);
-    locate(s->value_rows, plan, task, cache, 1, first, count);
-    for (int64_t i = count; i < padded; i++) s->key_rows[i] = s->value_rows[i] = zeros;
-    fetch_rows(s->key_rows, 0, min64(padded, FETCHED_KEYS), cache->head_dim);
+    int64_t padded = round_up(count, 32), head_dim = cache->head_dim, num_bytes = numbers_bytes(kind, head_dim);
+    locate(s->key_rows, s->key_scales, plan, task, cache, 0, first, count);
+    locate(s->value_rows, s->value_scales, plan, task, cache, 1, first, count);
+    for (int64_t i = count; i < padded; i++) s->key_rows[i] = s->value_rows[i] = (const char *)zeros;
+    fetch_rows(s->key_rows, 0, min64(padded, FETCHED_KEYS), num_bytes);
     for (int64_t at = 0; at < padded; at += 32) {
         int64_t ahead = min64(padded, at + FETCHED_KEYS);
-        fetch_rows(s->key_rows, ahead, min64(padded, ahead + 32), cache->head_dim);
-        fetch_rows(s->value_rows, at, at + 32, cache->head_dim);
-        pack_keys(s, at, cache->head_dim);
+        fetch_rows(s->key_rows, ahead, min64(padded, ahead + 32), num_bytes);
+        fetch_rows(s->value_rows, at, at + 32, num_bytes);
+        pack_keys(s, at, head_dim, kind);
     }
     for (int64_t at = 0; at < padded; at += LINE)
-        for (int64_t d = 0; d < cache->head_dim; d += 32) pack_values(s, at, d, cache->head_dim);
+        for (int64_t d = 0; d < head_dim; d += 32) pack_values(s, at, d, head_dim, kind);
+}
+
+static void stage_keys(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
+                       int64_t first, int64_t count) {
+    if (cache->kind == INT8_CACHE) stage_kind(s, plan, task, cache, first, count, INT8_CACHE);
+    else if (cache->kind == E4M3_CACHE) stage_kind(s, plan, task, cache, first, count, E4M3_CACHE);
+    else stage_kind(s, plan, task, cache, first, count, ELEMENT_CACHE);
 }
 
 #ifdef HAS_TILES
@@ -208,11 +224,13 @@ INLINE __m512 weight_of(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* Turns the scores of a query row into weights; it attends to keys [low, high) of the staged ones. */
-INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high,
-                      const Scoring *scoring, int64_t padded) {
+/* Turns the scores of a query row into weights, with has_scales times the values' scales; it attends to keys [low, high)
+ * of the staged ones. */
+INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high, const Scoring *scoring,
+                      int64_t padded, bool has_scales) {
     int64_t index = strip->number * STRIP + row, start = strip->start, stop = strip->stop;
     float *scores = s->scores[strip->number % 2][row], scale = exponent_factor(scoring);
+    if (has_scales) scale_scores(scores + start, s->key_scales + start, stop - start);
     if (scoring->softcap) cap_scores(scores + start, stop - start, scoring);
     if (low > start || high < stop)
         for (int64_t i = start; i < stop; i += 16) {
@@ -231,6 +249,10 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
         __m512 b = weight_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), factor, offset));
         sum_a = _mm512_add_ps(sum_a, a);
         sum_b = _mm512_add_ps(sum_b, b);
+        if (has_scales) {
+            a = _mm512_mul_ps(a, _mm512_load_ps(s->value_scales + i));
+            b = _mm512_mul_ps(b, _mm512_load_ps(s->value_scales + i + 16));
+        }
 #ifdef ELEMENT_BF16
         store_any(weights, narrow_pair(a, b));
 #else
@@ -278,7 +300,7 @@ static Strip strip_at(int64_t number, const AttentionPlan *plan, const Attention
 /* Pipelines three strips: scores of the newest, weights of the one before, weighted values of the oldest. Scores and
  * values use tiles, weights use vectors, so each piece of tile work is followed by some rows of vector work. */
 static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Strip strips[3],
-                    int64_t first, int64_t count, const Scoring *scoring) {
+                    int64_t first, int64_t count, const Scoring *scoring, bool has_scales) {
     int64_t padded = round_up(plan->head_dim, 32), num_lines = divide_up(plan->head_dim, LINE);
     const Strip *scored = &strips[0], *weighed = &strips[1], *added = &strips[2];
     int64_t num_scores = (scored->stop - scored->start) / 32;
@@ -296,7 +318,7 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
             int64_t index = weighed->number * STRIP + row;
             int64_t token = (int32_t)index / task->num_heads, end = seen_end(plan, task, token) - first;
             int64_t low = plan->window ? task->position + token - first - plan->window + 1 : 0;
-            weigh_row(s, weighed, row, low, min64(count, end), scoring, padded);
+            weigh_row(s, weighed, row, low, min64(count, end), scoring, padded, has_scales);
         }
     }
 }
@@ -332,7 +354,7 @@ void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const el
             strips[2] = strips[1];
             strips[1] = strips[0];
             strips[0] = i < num_strips ? strip_at(i, plan, task, first, count) : (Strip){i, 0, 0, 0};
-            advance(s, plan, task, strips, first, count, scoring);
+            advance(s, plan, task, strips, first, count, scoring, cache->kind != ELEMENT_CACHE);
         }
     }
     write_rows(s, plan, task, out);

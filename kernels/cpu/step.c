@@ -55,8 +55,9 @@ typedef struct {
     const int64_t *positions, *slots;
     int64_t num_tokens;
     StepRows rows;
-    element *kv_cache;
+    char *kv_cache;
     int64_t block_size;
+    CacheKind cache_kind;
     element *hidden; /* [num_tokens][hidden_size]: output, after the final norm */
     const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
     int64_t num_logits;
@@ -223,9 +224,11 @@ static Output to_stream(Run *run, const Norm *norm) {
 /* Returns the layer's part of the cache. Layers of an encoder take turns. */
 static Cache cache_of(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
-    int64_t block_size = run->step->block_size, layer_size = 2 * d->num_kv_heads * block_size * d->head_dim;
-    element *from = run->step->kv_cache + index % d->cache_layers * layer_size;
-    return (Cache){from, d->cache_layers * layer_size, d->num_kv_heads, block_size, d->head_dim};
+    const Step *step = run->step;
+    int64_t num_bytes = layer_bytes(step->cache_kind, d->num_kv_heads, step->block_size, d->head_dim);
+    char *from = step->kv_cache + index % d->cache_layers * num_bytes;
+    return (Cache){from,           d->cache_layers * num_bytes, d->num_kv_heads, step->block_size, d->head_dim,
+                   step->cache_kind};
 }
 
 /* Computes queries, and writes keys and values. */

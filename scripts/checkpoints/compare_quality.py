@@ -62,9 +62,7 @@ class Form:
         quantization = "none" if kind in (*FLOATS, "stored") else kind
         has_integers = "integers" in added
         config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
-        ops = select_ops(
-            CPU, self.dtype, has_byte_cache=self.cache_dtype != self.dtype, has_integer_products=has_integers
-        )
+        ops = select_ops(CPU, self.dtype, has_integer_products=has_integers)
         begun = time.perf_counter()
         model = served_model(config, folder)
         model = model if has_integers else with_floats(model)

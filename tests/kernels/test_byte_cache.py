@@ -8,7 +8,6 @@ import torch
 from tokenloom.kernels.byte_cache import LARGEST
 from tokenloom.kernels.contract import AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_bytes, from_bytes
 from tokenloom.tests.kernels.spans import dense_attention
 from tokenloom.tests.kernels.test_reference import scatter_rows
@@ -75,10 +74,3 @@ def test_attention_equals_that_over_dequantized_values(dtype: torch.dtype) -> No
     spec = AttentionSpec(32**-0.5)
     wanted = dense_attention(query, plain, 1, metadata, spec, [[]] * 3)
     torch.testing.assert_close(ops.paged_attention(query, cache, 1, metadata, spec), wanted, atol=2e-5, rtol=2e-5)
-
-
-def test_a_cpu_falls_back_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    ops = select_ops(torch.device("cpu"), torch.bfloat16, has_byte_cache=True)
-    assert type(ops) is ReferenceOps
-    (line,) = (record.message for record in caplog.records)
-    assert "plain torch" in line and "the C kernels do not support a KV cache of 8 bits" in line

@@ -130,6 +130,11 @@ class PagedRun:
             return {}
         return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))
 
+    def forget(self, name: str) -> None:
+        """Take a request's blocks, which stay as they are; its next step begins anew, in others."""
+        self._free[:0] = self._blocks.pop(name)
+        del self._computed[name]
+
     def _with_media(
         self, metadata: AttentionMetadata, ranges: dict[str, range]
     ) -> tuple[AttentionMetadata, StepMedia | None]:

@@ -108,7 +108,7 @@ class EngineOptions(TypedDict, total=False):
     """size of the KV pool in bytes; none: measured"""
     gpu_memory_utilization: float | None
     """share of the device's memory that a worker may use (default: 0.9)"""
-    kv_cache_dtype: Literal["auto", "int8", "fp8", "fp8_e4m3"] | None
+    kv_cache_dtype: Literal["auto", "int8", "fp8", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head"] | None
     """numbers of the KV cache; auto: the model's; int8, fp8 (e4m3): 8 bits, a scale per vector (default: auto)"""
     enable_prefix_caching: bool | None
     """share KV blocks of equal prefixes (default: True)"""

@@ -39,7 +39,7 @@ REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # alias of --reasoning-parse
 VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "distributed_executor_backend": {"auto": "mp"},
     "dtype": {"half": "float16", "float": "float32"},
-    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"},
     "max_model_len": {"auto": AUTO_LENGTH},
     "model_impl": {"vllm": "native"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},

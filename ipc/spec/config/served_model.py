@@ -61,8 +61,6 @@ def integer_obstacle(config: EngineConfig, model: ModelConfig, dtype: str) -> st
         return f"activations of {dtype}: give --dtype bfloat16"
     if model.implementation == "transformers":
         return "transformers' layers: leave it out"
-    if config.kv_cache_dtype != "auto":
-        return "plain torch for a KV cache of 8 bits: leave out --kv-cache-dtype"
     if config.enforce_reference:
         return "plain torch: leave out --enforce-reference"
     if not has_avx2():

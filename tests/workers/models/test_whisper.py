@@ -76,15 +76,23 @@ def reference_logits(folder: Path, clips: dict[str, Clip]) -> dict[str, Tensor]:
 class ClipRun:
     """Computes requests with clips by InputBatch and ClipRows. Stale blocks of the cache hold large numbers."""
 
-    def __init__(self, model: Model, cross: CrossConfig, clips: dict[str, Clip], seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cross: CrossConfig,
+        clips: dict[str, Clip],
+        seed: int = 0,
+        stored: torch.dtype | None = None,
+    ) -> None:
+        """stored: dtype of a cache of bytes."""
         self.model, self.cross, self.clips = model, cross.in_blocks(BLOCK_SIZE), clips
         self.batch = InputBatch(len(clips), 128, BLOCK_SIZE, NUM_BLOCKS)
         self.rows = ClipRows(len(clips), self.cross, BLOCK_SIZE)
         given = [clip.rows for clip in clips.values()]
-        padding, dtype = torch.zeros_like(given[0][:1]), given[0].dtype
+        padding, dtype = torch.zeros_like(given[0][:1]), stored or given[0].dtype
         self.inputs = ClipInputs(self.rows, lambda entry, first, n: given[entry - 1][first : first + n], padding)
         (spec,) = model.kv_cache_specs(BLOCK_SIZE, dtype)
-        self.kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1000.0, dtype=dtype)
+        self.kv_cache = torch.full(spec.shape(NUM_BLOCKS), 100, dtype=dtype)
         self.row_of = {name: row for row, name in enumerate(clips)}
         free = list(range(1, NUM_BLOCKS))
         random.Random(seed).shuffle(free)

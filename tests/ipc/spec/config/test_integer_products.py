@@ -35,7 +35,6 @@ def test_codes_are_multiplied_as_integers_by_default(layout: str) -> None:
         (model_of("scaled", "fp8"), {}, "bfloat16", "cpu"),
         (model_of("gguf"), {}, "float32", "cpu"),
         (model_of("gguf"), {"enforce_reference": True}, "bfloat16", "cpu"),
-        (model_of("gguf"), {"kv_cache_dtype": "fp8"}, "bfloat16", "cpu"),
         (model_of("gguf"), {"quantized_products": "floats"}, "bfloat16", "cpu"),
         (model_of("gguf"), {}, "bfloat16", "cuda"),
     ],
