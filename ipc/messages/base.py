@@ -104,11 +104,9 @@ class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
 
     def floats(self) -> array[float]:
         """Return the numbers of a vector; ProtocolError if its shape does not match its bytes."""
-        numbers = array("f")
-        numbers.frombytes(self.data)
-        if self.shape != [len(numbers)]:
-            raise ProtocolError(f"a vector of shape {self.shape} has {len(numbers)} numbers")
-        return numbers
+        if self.shape != [len(self.data) / 4]:
+            raise ProtocolError(f"a vector of shape {self.shape} has {len(self.data)} bytes")
+        return array("f", self.data)
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):

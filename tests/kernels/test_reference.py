@@ -95,8 +95,7 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros() -> None:
     output = ReferenceOps().paged_attention(
         torch.randn(9, 2, 8), torch.randn(20, 1, 2, 1, 8, 8), 0, metadata, AttentionSpec(1.0)
     )
-    assert output[:6].abs().amin() > 0
-    assert output[6:].abs().amax() == 0
+    assert output[:6].all() and not output[6:].any()
 
 
 def test_store_kv_writes_the_slots_of_its_layer_and_nothing_else() -> None:
@@ -117,7 +116,7 @@ def test_an_overflowed_request_does_not_poison_the_next_owner_of_its_block(poiso
     ops, kv_cache, stale = ReferenceOps(), torch.zeros(4, 1, 2, 1, 8, 8), torch.full((8, 1, 8), poison)
     ops.store_kv(stale, stale, kv_cache, 0, make_metadata([(0, 8, [2])], 8))
     metadata = make_metadata([(0, 3, [2])], 8)
-    key, value, query = (torch.randn(3, 1, 8) for _ in range(3))
+    key, value, query = torch.randn(3, 3, 1, 8)
     ops.store_kv(key, value, kv_cache, 0, metadata)
     assert ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0)).isfinite().all()
 
@@ -134,8 +133,8 @@ def test_a_token_has_the_same_sigmoids_alone_and_in_a_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_token_with_an_adapter_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    ops, x, token_slots = BatchInvariantOps(), torch.randn(7, 24).to(dtype), torch.tensor([0, 2, 1, 0, 3, 2, 1]).int()
-    packed = ops.pack_linear(torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype), GATED_SILU)
+    ops, x, token_slots = BatchInvariantOps(), torch.randn(7, 24, dtype=dtype), torch.IntTensor([0, 2, 1, 0, 3, 2, 1])
+    packed = ops.pack_linear(torch.randn(40, 24, dtype=dtype), torch.randn(40, dtype=dtype), GATED_SILU)
     space = ops.adapter_space(3, 8)
     slots = space.attach(packed, 2)
     for slot in (1, 2):

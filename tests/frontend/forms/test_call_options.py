@@ -141,8 +141,7 @@ def test_an_adapter_is_named_by_model_or_lora_request(fake: FakeFrontend, is_asy
 
 
 def with_vector(delta: Delta) -> Delta:
-    vector = BulkArray(dtype="float32", shape=[1], data=bytes(4))
-    return msgspec.structs.replace(delta, embedding=vector)
+    return msgspec.structs.replace(delta, embedding=BulkArray(dtype="float32", shape=[1], data=bytes(4)))
 
 
 def test_each_prompt_may_have_its_own_priority_and_adapter(fake: FakeFrontend, client: Client) -> None:
