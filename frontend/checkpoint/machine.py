@@ -14,10 +14,10 @@ from typing import NamedTuple
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib
 from ...ipc.spec.config.engine_config import EngineConfig
+from .memory_check import ENGINE_BYTES as ENGINE_BYTES
+from .memory_check import NUM_TOKENS as NUM_TOKENS
 from .resolve import device_of
 
-NUM_TOKENS = 2048  # of the request whose keys and values are counted
-ENGINE_BYTES = 512 << 20  # of the processes of an engine on a CPU, besides weights and KV cache
 GPU_RESERVE_BYTES = 1 << 30  # of a GPU, for activations, kernels and the allocator
 QUERY = ("nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 10.0

@@ -15,7 +15,7 @@ import msgspec
 from ...ipc.errors import ConfigError
 from ...ipc.processor import has_avx2
 from ...ipc.spec.config.engine_config import EngineConfig
-from ...ipc.spec.config.served_model import has_integer_products, served_model, with_floats
+from ...ipc.spec.config.served_model import served_model
 from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors
 from ...ipc.spec.models.config_file import read_json
 from ...ipc.spec.models.model_config import ModelConfig
@@ -26,8 +26,9 @@ from .gguf.choice import format_of
 from .gguf.folder import checkpoint_folder, gguf_in
 from .gguf.reader import read_gguf
 from .machine import NUM_TOKENS, Need
-from .resolve import device_of, dtype_of
-from .weight_memory import kv_bytes, weight_bytes
+from .memory_check import served_bytes
+from .resolve import as_served, device_of, dtype_of
+from .weight_memory import kv_bytes
 
 SMALL_FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "chat_template.json*", "*.jinja"]
 ROUNDED = "--quantization int8"
@@ -142,13 +143,9 @@ def _needs(folder: Path, tensors: dict[str, StoredTensor], others: tuple[str, ..
     found: list[Need] = []
     for options in ("", *others):
         config = EngineConfig(quantization="int8" if options == ROUNDED else "none")
-        model = served_model(config, folder)
-        dtype = dtype_of(config, model)
-        has_integers = has_integer_products(config, model, dtype, device_of(config))
-        if not has_integers:
-            model = with_floats(model)
-        size = weight_bytes(tensors, model, dtype, has_integer_products=has_integers)
-        found.append(Need(options, size + kv_bytes(model, dtype, NUM_TOKENS), model.num_heads))
+        served = as_served(config, served_model(config, folder))
+        num_bytes = served_bytes(tensors, served, config) + kv_bytes(served.model, served.dtype, NUM_TOKENS)
+        found.append(Need(options, num_bytes, served.model.num_heads))
     return found
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -38,11 +39,10 @@ from .gguf.folder import add_tokenizer
 from .given_name import default_name, name_as_given
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
-from .weight_memory import check_weights as check_weights
+from .memory_check import DType, Served, check_memory
 
 logger = logging.getLogger("tokenloom.supervisor")
 
-DType = Literal["float32", "bfloat16", "float16"]
 ANY_NAME = "*"  # of --served-model-name
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
 _LARGEST: dict[MediaKind, str] = {  # kind of media → the largest medium, with the remedy, for an error
@@ -72,18 +72,14 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     model = served_model(config, folder, generation)
     check_audio(model)
     check_parallel(model, config.tensor_parallel_size)
-    dtype, device = dtype_of(config, model), device_of(config)
-    has_integers = has_integer_products(config, model, dtype, device)
+    served = as_served(config, model)
+    dtype, device, has_integers = served.dtype, served.device, served.has_integer_products
     _log_products(config, model, dtype, device, has_integers=has_integers)
-    if not has_integers:
-        model = with_floats(model)
+    model = served.model
     if config.cores is None and config.load_format != "dummy":
-        num_ranks = config.tensor_parallel_size
-        num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
-        shown = config.model or "the demo model"
-        check_weights(
-            folder, model, dtype, device, num_local / num_ranks, has_integer_products=has_integers, shown=shown
-        )
+        num_local = len(range(0, config.tensor_parallel_size * config.data_parallel_size, config.hosts))
+        serve = partial(_serve, folder=folder, generation=generation)
+        check_memory(folder, config, serve, num_local, config.model or "the demo model")
     given = config.served_model_name or []
     names = [name for name in given if name != ANY_NAME] or [default_name(config.model)]
     check_adapter_options(config, model, names)
@@ -119,6 +115,17 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
+
+
+def as_served(config: EngineConfig, model: ModelConfig) -> Served:
+    """Return how an engine serves a model, of which `served_model` has read the config. ConfigError if it cannot."""
+    dtype, device = dtype_of(config, model), device_of(config)
+    has_integers = has_integer_products(config, model, dtype, device)
+    return Served(model if has_integers else with_floats(model), dtype, device, has_integers)
+
+
+def _serve(config: EngineConfig, folder: Path, generation: Path) -> Served:
+    return as_served(config, served_model(config, folder, generation))
 
 
 def _log_products(config: EngineConfig, model: ModelConfig, dtype: DType, device: str, *, has_integers: bool) -> None:

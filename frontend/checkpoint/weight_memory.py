@@ -2,75 +2,72 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
-from ...ipc.errors import ConfigError
-from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
-from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS
-from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors
+from ...ipc.spec.config.gguf_index import KEPT_BITS
+from ...ipc.spec.config.weight_files import StoredTensor
 from ...ipc.spec.models.model_config import ModelConfig
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # per weight that is quantized on load, with its share of scales and zeros
-
-
-def check_weights(
-    folder: Path,
-    model: ModelConfig,
-    dtype: str,
-    device: str,
-    local_share: float = 1.0,
-    *,
-    has_integer_products: bool = False,
-    shown: str,
-) -> None:
-    """Raise ConfigError if a weight file is missing, truncated or unreadable or, on a CPU, if `local_share` × the
-    weights need more than this machine's free memory and swap. `shown`: the model as the operator named it."""
-    tensors = stored_tensors(folder)
-    if device != "cpu":
-        return
-    num_bytes = int(weight_bytes(tensors, model, dtype, has_integer_products=has_integer_products) * local_share)
-    free_bytes = available_bytes() + swap_bytes()
-    if num_bytes > free_bytes:
-        raise ConfigError(
-            f"the weights of {shown} take {gib(num_bytes)} as {dtype}, {gib(free_bytes)} of memory can be had here: "
-            "free memory, raise the limit of its cgroup, or choose a smaller model"
-        )
+_ON_LOAD_BITS = {"int8": 8.0, "int4": 4.75, "fp8": 8.0}  # bits of a weight that is quantized on load, with its scales
+_CODES_PER_BYTE = {"I8": 1.0, "F8_E4M3": 1.0, "U8": 2.0, "I32": 2.0}  # in safetensors
+_SCALE_BYTES = 4  # of a head's row
 
 
 def weight_bytes(
-    tensors: dict[str, StoredTensor], model: ModelConfig, dtype: str, *, has_integer_products: bool = False
+    tensors: Mapping[str, StoredTensor],
+    model: ModelConfig,
+    dtype: str,
+    *,
+    keeps_codes: bool,
+    has_integer_products: bool = False,
+    keeps_blocks: bool = False,
 ) -> int:
-    """Return the bytes that a model's stored tensors take in memory, over all ranks."""
-    tensors = dict(tensors)
-    if model.tie_word_embeddings and not model.names.prefers_stored_head:
-        tensors.pop("lm_head.weight", None)
-    item_bytes: float = _ITEM_BYTES[dtype]
-    if has_integer_products and model.quantization is not None and model.quantization.layout == "on_load":
-        item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
-    keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
-    floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
-    num_bytes: float = sum(
-        each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
-    )
-    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not has_integer_products
-    if has_floats:  # a byte becomes two
-        num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
+    """Return the bytes that a model's stored tensors take in memory, over all ranks.
+
+    keeps_codes: quantized matrices stay codes, else they become floats. has_integer_products: the head becomes int8,
+    and blocks of GGUF files stay codes. keeps_blocks: an embedding of a GGUF file stays as it is stored.
+    """
+    embedding, head = f"{model.names.embedding}.weight", f"{model.names.head}.weight"
+    if model.tie_word_embeddings:
+        head = head if model.names.prefers_stored_head and head in tensors else embedding
+    item_bytes, num_bytes = _ITEM_BYTES[dtype], 0.0
+    for name, each in tensors.items():
+        if name == "lm_head.weight" != head and model.tie_word_embeddings:
+            continue
+        floats = each.num_elements * item_bytes
+        if name == head and has_integer_products:
+            num_bytes += each.num_elements * (1 + _SCALE_BYTES / model.hidden_size)
+        elif name == embedding != head:
+            num_bytes += each.num_bytes if keeps_blocks and each.dtype in KEPT_BITS else floats
+        elif each.dtype in KEPT_BITS and has_integer_products and _layout_of(model) == "gguf":
+            num_bytes += each.num_elements * KEPT_BITS[each.dtype] / 8
+        elif each.dtype in (*FLOATS, *KEPT_BITS):
+            is_rounded = keeps_codes and name != head and _layout_of(model) == "on_load"
+            num_bytes += each.num_elements * _on_load_bits(model) / 8 if is_rounded else floats
+        elif keeps_codes or each.dtype not in _CODES_PER_BYTE:
+            num_bytes += each.num_bytes
+        else:
+            num_bytes += each.num_bytes * _CODES_PER_BYTE[each.dtype] * item_bytes
     return int(num_bytes)
 
 
-def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int) -> int:
+def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False) -> int:
     """Return the bytes that the keys and values of `num_tokens` tokens take, over all ranks. As in the KV cache, each
-    layer has as much room as the largest."""
+    layer has as much room as the largest. is_8_bits: numbers take a byte, and each head of a token has a scale."""
     shapes = [model.at_layer(layer) for layer in range(model.num_layers)]
+    if is_8_bits:
+        width = max((each.num_kv_heads * (each.head_dim + 4) for each in shapes), default=0)
+        return model.num_cached_layers * 2 * width * num_tokens
     width = max((each.num_kv_heads * each.head_dim for each in shapes), default=0)
     return model.num_cached_layers * 2 * width * _ITEM_BYTES[dtype] * num_tokens
 
 
-def _bytes_kept(tensor: StoredTensor) -> float:
-    """Return the bytes in memory per element of a tensor that keeps its codes; a GGUF tensor has a scale and a minimum
-    for every 32 elements."""
-    if tensor.dtype in BLOCKS:
-        return CODE_BITS.get(tensor.dtype, 8) / 8 + 4 / 32
-    return tensor.num_bytes / max(tensor.num_elements, 1)
+def _layout_of(model: ModelConfig) -> str:
+    return "" if model.quantization is None else model.quantization.layout
+
+
+def _on_load_bits(model: ModelConfig) -> float:
+    assert model.quantization is not None
+    return _ON_LOAD_BITS[model.quantization.weight_dtype]

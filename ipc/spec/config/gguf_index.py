@@ -36,6 +36,15 @@ BLOCKS = {  # format → elements of a block, bytes of a block
     "MXFP4": (32, 17),
 }
 
+FLOAT_KINDS = ("F32", "F16", "BF16")
+# Bits of a weight in memory, with its share of scales and mins, if weights are multiplied as integers.
+KEPT_BITS = {
+    **dict.fromkeys(BLOCKS.keys() - set(FLOAT_KINDS), 8.5),
+    "Q4_0": 4.75,
+    **dict.fromkeys(("Q4_1", "Q4_K"), 5.0),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), 4.5),
+}
+
 # Bits of a code, for the formats that keep their codes if weights are multiplied as integers; others are rounded to 8
 # bits.
 CODE_BITS = {

@@ -58,7 +58,8 @@ def test_a_quantized_checkpoint_has_the_parameters_of_its_floats(form: str, kind
     quantized, plain = quantized_pair(tmp_path, form, "llama", **SIZES)
     facts = facts_of(quantized)
     assert facts.num_parameters == facts_of(plain).num_parameters and facts.format == f"safetensors {kind}"
-    assert facts.needs[0].num_bytes < facts_of(plain).needs[0].num_bytes
+    as_floats = facts_of(plain).needs[0].num_bytes
+    assert facts.needs[0].num_bytes == pytest.approx(as_floats, rel=0.05), "products in float32 are of floats"
 
 
 def test_a_gguf_file_has_what_its_metadata_say(tmp_path: Path) -> None:

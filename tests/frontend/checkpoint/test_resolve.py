@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.checkpoint import weight_memory
+from tokenloom.frontend.checkpoint import memory_check
 from tokenloom.frontend.checkpoint.resolve import (
     DEMO_FOLDER,
     GPU_NODES,
@@ -75,9 +75,9 @@ def test_an_error_about_a_gguf_file_names_the_file_and_not_the_folder_that_was_m
         resolved(tmp_path / "run", model="mine.gguf")
     assert str(caught.value).startswith("mine.gguf: generation_config.json: temperature must be in ")
     assert "cache" not in str(caught.value)
-    monkeypatch.setattr(weight_memory, "available_bytes", lambda: 1000)
-    monkeypatch.setattr(weight_memory, "swap_bytes", lambda: 0)
-    with pytest.raises(ConfigError, match=r"^the weights of mine\.gguf take .* of memory can be had here"):
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory_check, "swap_bytes", lambda: 0)
+    with pytest.raises(ConfigError, match=r"^mine\.gguf needs .* of memory .* can be had here"):
         resolved(tmp_path / "run", model="mine.gguf", generation_config="vllm")
 
 
@@ -182,7 +182,7 @@ def test_weights_larger_than_memory_are_refused_with_both_numbers(tmp_path: Path
     num_elements = total_bytes() + swap_bytes()
     write_weights(tmp_path, num_elements)
     message = refusal(tmp_path, dtype="float32")
-    assert f"take {gib(4 * num_elements)} as float32" in message and "of memory can be had here" in message
+    assert f"weights {gib(4 * num_elements)} as float32, KV cache" in message and "can be had here" in message
     write_weights(tmp_path, 1 << 20)
     assert resolved(tmp_path, model=str(tmp_path)).dtype == "bfloat16"
 

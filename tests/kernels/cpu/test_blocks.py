@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.spec.config.gguf_index import BLOCKS
+from tokenloom.ipc.spec.config.gguf_index import BLOCKS, KEPT_BITS
 from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, Activation
 from tokenloom.kernels.cpu import library as c
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
@@ -122,6 +122,15 @@ def test_blocks_become_the_codes_of_plain_torch(stored: str, ops: CpuOps, checkp
     for name in names:
         wanted = whole(checkpoint, f"{name}.{stored}")
         check(packed_bits(ops, checkpoint.load_blocks(wanted)), packed_bits(ops, checkpoint.load_codes(wanted)))
+
+
+@pytest.mark.parametrize("stored", QUANTIZED)
+def test_packed_weights_take_the_bits_that_estimates_count(
+    stored: str, ops: CpuOps, checkpoint: GgufCheckpoint
+) -> None:
+    rows = checkpoint.load_blocks(TensorSlice(f"tame.{stored}", SHAPE, 0, range(64)))
+    assert rows is not None
+    assert ops.pack_linear(rows, None).nbytes * 8 == KEPT_BITS[stored] * 64 * SHAPE[1]
 
 
 @pytest.mark.parametrize("stored", BLOCK_KINDS)
