@@ -58,8 +58,9 @@ class ModelLoader:
     def load(self, folder: Path, group: ParallelGroup, on_progress: Callable[[int, int], None] | None = None) -> Model:
         """Load the model from this rank's shard of the checkpoint in `folder`.
 
-        `on_progress` is called with the number of tensors read and the number of all. ConfigError: bad files, or, with
-        slots for adapters, too little memory of a GPU.
+        `on_progress` is called with the number of tensors read and the number of all, except if transformers reads
+        them. ConfigError: bad files, a model that transformers' layers cannot serve, or, with slots for adapters, too
+        little memory of a GPU.
         """
         ops = self.select_kernels()
         if self._spec.model.quantization is not None and not (self._has_gpu_kernels or ops.has_integer_products):

@@ -43,7 +43,7 @@ class TouchedAnswers:
         self._map[_HEAD_BYTES : _HEAD_BYTES + _ENTRY_BYTES] = _NONE
 
     def admit(self, identity: bytes, key: int) -> None:
-        """Record an answer that is about to be admitted to a step."""
+        """Record an answer that is about to be admitted to a step, if fewer than MAX_ENTRIES are recorded."""
         if self._num_admitted < MAX_ENTRIES:
             self._num_admitted += 1
             start = _HEAD_BYTES + self._num_admitted * _ENTRY_BYTES

@@ -195,7 +195,7 @@ class InputBatch:
 
     def layout(self, row_frame: bytes, count_frame: bytes) -> StepLayout:
         """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`, in frames of int32;
-        at least one row."""
+        at least one row. ProtocolError if a row is not in use or comes twice, or if a row has no count of 1 or more."""
         key = row_frame, count_frame
         if self._layout is None or self._layout_key != key:
             rows, counts = ids_of(row_frame), ids_of(count_frame)

@@ -73,8 +73,9 @@ class RowMedia(StepFeature):
             ahead[row] = min(int(ahead[row]), self._num_ready(request))
 
     def cut(self, request: Request, count: int, most: int) -> int:
-        """Return how many of the next `count` tokens lie before a medium that is not ready. A bidirectional span is
-        computed whole, even if that takes more than `count`, but at most `most`."""
+        """Return how many of the next `count` tokens to compute: those before a medium that is not ready. No
+        bidirectional span is cut: one that does not fit is left to a later step, and as the first of a step it is
+        computed whole, even if that takes more than `count`; 0 if it takes more than `most`."""
         if request not in self.left:
             return count
         count = min(count, self._num_ready(request))

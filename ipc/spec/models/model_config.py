@@ -250,8 +250,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_layer_weights(self) -> int:
-        """Number of elements by which one token is multiplied in all layers: elements of the layers' matrices, and of
-        the keys and values of cross attention."""
+        """Number of elements by which one token is multiplied in all layers: elements of the layers' matrices, except
+        routers and gates of shared experts, and of the keys and values of cross attention."""
         experts, total = self.experts, 0
         for layer in range(self.num_layers):
             own = self.at_layer(layer)

@@ -67,7 +67,8 @@ class LarkSchema:
         return dict(changed(self._root, self._narrowed))
 
     def text(self) -> str | None:
-        """Return the grammar in Lark; None if a number cannot be kept exact, or the grammar would be too large."""
+        """Return the grammar in Lark; None if a number cannot be kept exact, a reference is no pointer into the root,
+        the schema has no values, or the translation would be too large, too deep or too slow."""
         if self._has_other_references:
             return None
         self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
