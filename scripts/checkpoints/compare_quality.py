@@ -1,13 +1,16 @@
 """Compare the answers of a checkpoint's forms with those of its floats: what rounding costs.
 
-    python -m tokenloom.scripts.checkpoints.compare_quality MODEL [FORM ...] [--texts FILE ...]
+    python -m tokenloom.scripts.checkpoints.compare_quality MODEL [FORM ...] [--texts FILE ...] [--pieces N]
 
 MODEL is a folder or a GGUF file. A form is what engine-launch is told: `float32`, `bfloat16`, or a kind of
---quantization (int8, int4, fp8), with products as floats; `stored` keeps a file's own codes. After a +, `integers`
-stands for --quantized-products integers, `int8-cache` and `fp8-cache` for --kv-cache-dtype. Each form computes the same
-pieces of texts as prompts.
-`perplexity` is of their tokens. Over all places, `mean_kl` and `p99_kl` are the Kullback-Leibler divergence from the
-model in float32, in nats and over the whole vocabulary; `top1` is the share of places with the same likeliest token.
+--quantization (int8, int4, fp8), with products as floats in bfloat16; `stored` keeps a file's own codes. After a +,
+`integers` stands for --quantized-products integers, `float32` for --dtype float32, `int8-cache` and `fp8-cache` for
+--kv-cache-dtype. Each form computes the same pieces of texts as prompts.
+`perplexity` is of their tokens. `ratio` is that to the perplexity of `relative_to`: the form without its cache, or, of
+products as integers, the same codes as floats in float32, or else the model in float32. `ratio_error` is the ratio's
+standard error, from the differences of the two at each token. Over all places, `mean_kl` and `p99_kl` are the
+Kullback-Leibler divergence from the model in float32, in nats and over the whole vocabulary; `top1` is the share of
+places with the same likeliest token.
 """
 
 from __future__ import annotations
@@ -47,20 +50,27 @@ FORMS = [
     "int4+integers",
 ]
 STORED = "stored+integers"
+EXACT = "float32"
 TEXTS = ["LICENSE", "docs/design/failures.md", "core/scheduling/scheduler.py"]
 PIECE_TOKENS, NUM_BLOCKS = 900, 128
 
 
 class Form:
-    """A model in one form."""
+    """A model in one form, and what it computed of the pieces so far, one tensor for each."""
 
     def __init__(self, folder: Path, name: str) -> None:
         kind, *added = name.split("+")
         self.dtype = getattr(torch, kind) if kind in FLOATS else torch.bfloat16
-        kinds = (each.removesuffix("-cache") for each in added if each.endswith("-cache"))
-        self.cache_dtype = next((CACHE_DTYPES[each] for each in kinds), self.dtype)
+        if EXACT in added:
+            self.dtype = torch.float32
+        caches = [each for each in added if each.endswith("-cache")]
+        self.cache_dtype = next((CACHE_DTYPES[each.removesuffix("-cache")] for each in caches), self.dtype)
         quantization = "none" if kind in (*FLOATS, "stored") else kind
         has_integers = "integers" in added
+        if caches:
+            self.relative_to = "+".join([kind, *(each for each in added if each not in caches)])
+        else:
+            self.relative_to = f"{kind}+{EXACT}" if has_integers and quantization != "none" else EXACT
         config = EngineConfig(quantization=quantization)  # type: ignore[arg-type]
         ops = select_ops(CPU, self.dtype, has_integer_products=has_integers)
         begun = time.perf_counter()
@@ -68,17 +78,46 @@ class Form:
         model = model if has_integers else with_floats(model)
         self.model: DecoderModel = load_model(folder, model, PIECE_TOKENS, self.dtype, CPU, ops, ParallelGroup())
         self.load_s = time.perf_counter() - begun
+        self.losses: list[Tensor] = []  # in nats, of each token but the first
+        self.divergences: list[Tensor] = []  # at each place
+        self.agreements: list[Tensor] = []
 
     def logprobs(self, tokens: list[int]) -> Tensor:
         """Compute the log probabilities of all tokens at each place: [n, vocabulary]."""
         run = PagedRun(self.model, BLOCK_SIZE, NUM_BLOCKS, self.cache_dtype)
         return run.step({"text": tokens})["text"].float().log_softmax(1)
 
+    def note(self, tokens: list[int], found: Tensor, exact: Tensor) -> None:
+        """Add what a piece gave. found, exact: the log probabilities of this form and of the model in float32."""
+        self.losses.append(-found[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].double())
+        self.divergences.append((exact.exp() * (exact - found)).sum(1))
+        self.agreements.append((exact.argmax(1) == found.argmax(1)).float())
 
-def read_pieces(folder: Path, texts: list[str]) -> tuple[list[list[int]], str]:
-    """Return the first tokens of each text, and a digest of all of them."""
+    def row(self, other: Form) -> dict[str, float | str]:
+        """Return the figures of all pieces. other: the form that this one is relative to."""
+        losses, kl = torch.cat(self.losses), torch.cat(self.divergences)
+        differences = losses - torch.cat(other.losses)
+        ratio = float(differences.mean().exp())
+        return {
+            "perplexity": float(losses.mean().exp()),
+            "relative_to": self.relative_to,
+            "ratio": ratio,
+            "ratio_error": ratio * float(differences.std()) / len(differences) ** 0.5,
+            "mean_kl": float(kl.mean()),
+            "p99_kl": float(kl.sort().values[int(0.99 * len(kl))]),
+            "top1": float(torch.cat(self.agreements).mean()),
+            "weights_mib": self.model.weight_bytes / 2**20,
+            "load_s": self.load_s,
+        }
+
+
+def read_pieces(folder: Path, texts: list[str], num_pieces: int) -> tuple[list[list[int]], str]:
+    """Return the first pieces of each text, of at most PIECE_TOKENS tokens each, and a digest of all of them."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pieces = [tokenizer.encode((ROOT / text).read_text(encoding="utf-8")).ids[:PIECE_TOKENS] for text in texts]
+    pieces = list[list[int]]()
+    for text in texts:
+        tokens = tokenizer.encode((ROOT / text).read_text(encoding="utf-8")).ids[: num_pieces * PIECE_TOKENS]
+        pieces += [tokens[begin : begin + PIECE_TOKENS] for begin in range(0, len(tokens), PIECE_TOKENS)]
     return pieces, hashlib.sha256(repr(pieces).encode()).hexdigest()[:16]
 
 
@@ -88,37 +127,27 @@ def measure(setup: Setup) -> None:
     folder = find_checkpoint(options.model)
     if options.model.endswith(SUFFIX):
         add_tokenizer(folder)
-    pieces, digest = read_pieces(folder, options.texts)
+    pieces, digest = read_pieces(folder, options.texts, options.pieces)
     report.note("tokens", sum(map(len, pieces)))
     report.note("digest of the tokens", digest)
-    forms = options.forms or [*FORMS, *([STORED] if options.model.endswith(SUFFIX) else [])]
-    exact = Form(folder, "float32")
-    expected = [exact.logprobs(piece) for piece in pieces]
-    del exact
-    for name in forms:
-        form = Form(folder, name)
-        losses, divergences, agreements = list[Tensor](), list[Tensor](), list[Tensor]()
-        for piece, reference in zip(pieces, expected, strict=True):
-            found = form.logprobs(piece)
-            losses.append(-found[:-1].gather(1, torch.tensor(piece[1:])[:, None])[:, 0])
-            divergences.append((reference.exp() * (reference - found)).sum(1))
-            agreements.append((reference.argmax(1) == found.argmax(1)).float())
-        kl = torch.cat(divergences)
-        report.add(
-            form=name,
-            perplexity=float(torch.cat(losses).double().mean().exp()),
-            mean_kl=float(kl.mean()),
-            p99_kl=float(kl.quantile(0.99)),
-            top1=float(torch.cat(agreements).mean()),
-            weights_mib=form.model.weight_bytes / 2**20,
-            load_s=form.load_s,
-        )
+    names = options.forms or [*FORMS, *([STORED] if options.model.endswith(SUFFIX) else [])]
+    forms = {name: Form(folder, name) for name in dict.fromkeys((EXACT, *names))}
+    forms |= {
+        form.relative_to: Form(folder, form.relative_to) for form in forms.values() if form.relative_to not in forms
+    }
+    for piece in pieces:
+        exact = forms[EXACT].logprobs(piece)
+        for name, form in forms.items():
+            form.note(piece, exact if name == EXACT else form.logprobs(piece), exact)
+    for name in names:
+        report.add(form=name, **forms[name].row(forms[forms[name].relative_to]))
 
 
 OPTIONS = {
     "model": (REQUIRED, "a folder or a GGUF file", str),
     "forms": ([], f"default: {' '.join(FORMS)}, and {STORED} of a GGUF file"),
     "--texts": (TEXTS, "files, from the folder of the source"),
+    "--pieces": (1, f"of {PIECE_TOKENS} tokens, of each text"),
     "--threads": (1,),
 }
 CASE = Case("quality", measure, OPTIONS, model="", rounds=0)
