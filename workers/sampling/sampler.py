@@ -41,7 +41,7 @@ class Sampler:
 
     def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
         """`kernels`: used on the host instead of numpy. `is_on_device`: a Triton kernel samples. All give the same
-        tokens."""
+        tokens, unless the best scores are equal within the rounding of a double."""
         self._kernels = kernels
         self._is_on_device = is_on_device
         self._staging: Staging | None = None
