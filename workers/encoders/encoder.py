@@ -19,8 +19,7 @@ from ...ipc.spec.models.model_config import Encoder as EncoderConfig
 from ...ipc.spec.models.vision_config import Grid
 from ...kernels.select import Ops
 from ..borrowed.load import read_config
-from ..weights.checkpoint import Checkpoint
-from ..weights.dummy import DummyCheckpoint
+from ..weights.opening import open_checkpoint
 from .blocks import EncoderState, Tower
 from .load import load_tower
 
@@ -54,8 +53,7 @@ class Encoder:
         encoder in the installed transformers differs from the known one. `ops`: operations that are used where torch is
         slow, for bfloat16 on a CPU. `is_dummy`: random weights."""
         theirs = read_config(folder, overrides)
-        opened = DummyCheckpoint(folder, dtype, device, None, {}) if is_dummy else Checkpoint(folder, dtype, device)
-        with opened as checkpoint:
+        with open_checkpoint(folder, dtype, device, None, is_dummy=is_dummy) as checkpoint:
             is_slow = device.type == "cpu" and dtype == torch.bfloat16  # 7 times on CPUs without bfloat16 instructions
             try:
                 tower, num_bytes = load_tower(theirs, config, checkpoint, ops if is_slow else None)

@@ -100,6 +100,15 @@ class GgufCheckpoint(Checkpoint):
 
     def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         tensor = self._checked(wanted)
+        if not tensor.parts:
+            self._fill(tensor, wanted, target)
+            return
+        assert wanted.shard is None, "parts are those of encoders, which are read whole"
+        sizes = [part.shape[tensor.axis] for part in tensor.parts]
+        for part, target_part in zip(tensor.parts, torch.split(target, sizes, tensor.axis), strict=True):
+            self._fill(part, TensorSlice(wanted.name, part.shape), target_part)
+
+    def _fill(self, tensor: GgufTensor, wanted: TensorSlice, target: Tensor) -> None:
         size = wanted.shape[wanted.axis]
         real = range(min(wanted.range.start, size), min(wanted.range.stop, size))
         if target.device.type != "meta":
@@ -116,9 +125,7 @@ class GgufCheckpoint(Checkpoint):
             step = -(-step // tensor.rotated) * tensor.rotated
         for first in range(rows.start, rows.stop, step):
             data = self._rows(tensor, range(first, min(first + step, rows.stop)))
-            values = dequantize(tensor.kind, data)
-            if len(tensor.shape) == 1:
-                values = values.flatten()
+            values = dequantize(tensor.kind, data).view(-1, *tensor.shape[1:])
             yield first - rows.start, values.float() + tensor.added if tensor.added else values
 
     def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:
@@ -131,7 +138,8 @@ class GgufCheckpoint(Checkpoint):
         path, end = self.folder / tensor.file, tensor.offset + tensor.num_bytes
         data = self._open(path)
         if len(data) < end:
-            name = next(name for name, each in self._index.items() if each == tensor)
+            place = (tensor.file, tensor.offset)
+            name = next(name for name, each in self._index.items() if place in _places(each))
             raise ConfigError(
                 f"{path.resolve()}: the file has {len(data)} bytes, tensor {name} ends at {end}: fetch the file again"
             )
@@ -207,16 +215,17 @@ class GgufCheckpoint(Checkpoint):
         return tensor
 
     def _checked(self, wanted: TensorSlice) -> GgufTensor:
-        """Check the shape of a tensor, report progress, and return its entry in the index. ConfigError if it is missing
-        or has another shape."""
+        """Check the shape of a tensor, report progress, and return its entry in the index, with the shape as wanted.
+        ConfigError if it is missing or has another shape. Converters have kept or dropped axes of one element."""
         tensor = self._tensor(wanted.name)
         self._note_read(wanted.name)
-        if tensor.shape != wanted.shape:  # is_transposed does not matter: all matrices are [out, in] in GGUF
+        if _without_ones(tensor.shape) != _without_ones(wanted.shape):  # is_transposed: matrices are [out, in] in GGUF
+            path = (self.folder / tensor.file).resolve()
             raise ConfigError(
-                f"{self.source}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
+                f"{path}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
                 f"for {list(wanted.shape)}: fetch the file again"
             )
-        return tensor
+        return tensor.reshaped(wanted.shape)
 
     def _open(self, path: Path) -> Tensor:
         data = self._open_files.get(path)
@@ -257,6 +266,15 @@ def _rows_by_kv_head(num_rows: int, num_heads: int, num_kv_heads: int) -> Tensor
     order = torch.cat([queries.view(num_kv_heads, -1), keys[:, None], values[:, None]], dim=1).flatten()
     size = num_rows // len(heads)
     return (order[:, None] * size + torch.arange(size)).flatten()
+
+
+def _places(tensor: GgufTensor) -> list[tuple[str, int]]:
+    """Return the file and the offset of a tensor, or of each of its parts."""
+    return [(each.file, each.offset) for each in tensor.parts or (tensor,)]
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _span(elements: range) -> slice:

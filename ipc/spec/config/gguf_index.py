@@ -1,8 +1,8 @@
 """The index of the tensors in GGUF files, by the names that the model of config.json has for them.
 
-`frontend/checkpoint/gguf/` writes it into a folder with config.json and links to the files. Ranks read weights by the
-index and need not know GGUF's metadata. The formats of blocks are those of ggml (github.com/ggml-org/ggml,
-docs/gguf.md).
+`frontend/checkpoint/gguf/` writes it into a folder with config.json and links to the files: those of the model and, if
+it takes media, that of its encoder. Ranks read weights by the index and need not know GGUF's metadata. The formats of
+blocks are those of ggml (github.com/ggml-org/ggml, docs/gguf.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ...errors import ConfigError
 from ...shortages.failure import shortage_of
 
 GGUF_INDEX_NAME = "model.gguf.index.json"
+MMPROJ_LINK = "mmproj.gguf"  # name of the link to the file with the encoder of media; sorts after those of the model
 GGUF_STATUS_NAME = "model.gguf.status.json"  # size and time of each file when the index was made
 BLOCKS = {  # format → elements of a block, bytes of a block
     "F32": (1, 4),
@@ -73,6 +74,12 @@ class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         0,
     )  # query and KV heads, if the model has for each KV head its queries, key and value
     added: float = 0.0  # is to be added to each element
+    parts: tuple[GgufTensor, ...] = ()  # tensors that make it up along `axis`; `file` and `kind` are the first one's
+    axis: int = 0
+
+    def reshaped(self, shape: tuple[int, ...]) -> GgufTensor:
+        """Return the tensor with another shape of as many elements."""
+        return self if shape == self.shape else msgspec.structs.replace(self, shape=shape)
 
     @property
     def num_elements(self) -> int:
