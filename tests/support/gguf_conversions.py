@@ -338,18 +338,21 @@ CONVERSIONS = {
 }
 
 
-def convert(folder: Path, file: Path, *, is_fused: bool = False) -> None:
+def convert(folder: Path, file: Path, *, is_fused: bool = False, pre: str | None = None) -> None:
     """Write the checkpoint in `folder` as a GGUF file of floats. `is_fused`: queries, keys and values in one matrix, as
-    in files of the family's first checkpoints."""
+    in files of the family's first checkpoints. pre: of its vocabulary, as in write_gguf; None: it has none."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     conversion = CONVERSIONS.get(config["architectures"][0])
     if conversion is None:
-        write_gguf.convert(folder, file, "F32")
+        write_gguf.convert(folder, file, "F32", pre=pre)
         return
     config |= config.get("text_config", {})
     writer = gguf.GGUFWriter(file, conversion.architecture)
     conversion.write(writer, config)
-    writer.add_tokenizer_model("none")
+    if pre is None:
+        writer.add_tokenizer_model("none")
+    else:
+        write_gguf.write_vocabulary(writer, folder, config, pre)
     tensors = _named(folder, config, conversion)
     for name, values in _fused(tensors) if is_fused else tensors:
         data, kind = stored_as(name, values, "F32")

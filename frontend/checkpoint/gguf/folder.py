@@ -2,7 +2,8 @@
 cache or, if that cannot be written, in the run directory of the engine.
 
 The engine reads it like any checkpoint. The weights stay in place: the folder has links to the files. If a file's path,
-size or modification time changes, it gets a new folder.
+size or modification time changes, it gets a new folder. A model with an mmproj file, the encoder of its media, has
+another folder than the same model without one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from ....ipc.errors import ConfigError
 from ....ipc.spec.config.cache_folder import private_cache
-from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
+from ....ipc.spec.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, MMPROJ_LINK, gguf_status
 from ....ipc.spec.config.private_folder import make_folder
 from ....ipc.spec.models.config_file import LEAVE_OUT, NotNative
 from ....ipc.spec.models.model_file import load_model_config
@@ -29,6 +30,9 @@ from .choice import SUFFIX as SUFFIX
 from .config import architecture_of, config_of, eos_ids
 from .end_tokens import END_TOKENS
 from .metadata import Metadata
+from .mmproj.mmproj_file import ARCHITECTURE as MMPROJ_ARCHITECTURE
+from .mmproj.mmproj_file import MmprojFile, mmproj_errors
+from .mmproj.projectors import TOKENS as MEDIA_TOKENS
 from .reader import GgufFile, read_gguf
 from .tensors import index_of
 from .tokenizer import write_tokenizer
@@ -36,7 +40,7 @@ from .tokenizer import write_tokenizer
 logger = logging.getLogger("tokenloom.supervisor")
 
 REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
-FORM = 2  # version of the files in the folder: another number makes new folders
+FORM = 3  # version of the files in the folder: another number makes new folders
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -50,18 +54,19 @@ def gguf_in(folder: Path) -> Path | None:
     return folder / first[0] if first else None
 
 
-def checkpoint_folder(path: Path, spare: Path | None = None) -> Path:
-    """Return the checkpoint folder for the GGUF file at `path`, or for all parts of a split model; make it if it is
-    missing. If the cache cannot be written, it is made in `spare`, which is logged. ConfigError if a file is missing or
-    not supported, or no folder can be written."""
+def checkpoint_folder(path: Path, spare: Path | None = None, mmproj: Path | None = None) -> Path:
+    """Return the checkpoint folder for the GGUF file at `path`, or for all parts of a split model, and the encoder of
+    its media in the file `mmproj`; make it if it is missing. If the cache cannot be written, it is made in `spare`,
+    which is logged. ConfigError if a file is missing or not supported, or no folder can be written: UnknownProjector
+    and OtherProjector if the model cannot have this encoder."""
     parts = _parts(path)
-    key = _key(parts)
+    key = _key(parts, mmproj)
     try:
-        return _made(private_cache("gguf") / key, parts)
+        return _made(private_cache("gguf") / key, parts, mmproj)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         own = _spare(spare, f"what is made for {path}", error) / key
         try:
-            return _made(own, parts)
+            return _made(own, parts, mmproj)
         except OSError as second:
             raise ConfigError(f"{own} cannot be written either ({second}): {REMEDY}") from None
 
@@ -99,14 +104,15 @@ def _spare(spare: Path | None, what: str, error: Exception) -> Path:
     return spare / "gguf"
 
 
-def _made(folder: Path, parts: list[Path]) -> Path:
-    """Return `folder`; make it for the GGUF files `parts` if it is missing. OSError if it cannot be written."""
+def _made(folder: Path, parts: list[Path], mmproj: Path | None) -> Path:
+    """Return `folder`; make it for the GGUF files `parts` and `mmproj` if it is missing. OSError if it cannot be
+    written."""
     if (folder / GGUF_INDEX_NAME).exists():
         return folder
     make_folder(folder.parent)
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        _write(made, parts)
+        _write(made, parts, mmproj)
         with contextlib.suppress(FileExistsError, NotADirectoryError):
             made.rename(folder)
     except OSError:
@@ -129,9 +135,9 @@ def _parts(path: Path) -> list[Path]:
     return [each.absolute() for each in parts]
 
 
-def _key(parts: list[Path]) -> str:
+def _key(parts: list[Path], mmproj: Path | None) -> str:
     digest = hashlib.sha256(f"{FORM}".encode())
-    for path in parts:
+    for path in (*parts, *([] if mmproj is None else [mmproj])):
         try:
             digest.update(f"\n{path.resolve()} {gguf_status(path)}".encode())
         except OSError as error:
@@ -139,12 +145,20 @@ def _key(parts: list[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write(folder: Path, parts: list[Path]) -> None:
+def _write(folder: Path, parts: list[Path], mmproj: Path | None) -> None:
     links = {f"{number:05}{SUFFIX}": path for number, path in enumerate(parts, 1)}
-    files = [read_gguf(path, link, END_TOKENS) for link, path in links.items()]
+    files = [read_gguf(path, link, END_TOKENS | MEDIA_TOKENS) for link, path in links.items()]
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
     data = Metadata(GgufFile(parts[0], files[0].metadata, tensors, files[0].token_ids), links)
-    config = config_of(data)
+    if data.architecture == MMPROJ_ARCHITECTURE:
+        data.refuse("it is an mmproj file, the encoder of a model: give the model's file, and this one as --mmproj")
+    config, encoder = config_of(data), None
+    if mmproj is not None:
+        with mmproj_errors():
+            encoder = MmprojFile(mmproj)
+            config = encoder.config(data, architecture_of(data).name, config)
+            _save(folder / "preprocessor_config.json", encoder.processor())
+        links[MMPROJ_LINK] = mmproj
     _save(folder / "config.json", config)
     ends = eos_ids(data)
     if ends:
@@ -155,7 +169,7 @@ def _write(folder: Path, parts: list[Path]) -> None:
         data.refuse(f"{_reason(error, folder).removesuffix(LEAVE_OUT)}: take the model's safetensors")
     except ConfigError as error:
         data.refuse(_reason(error, folder))
-    index = index_of(tensors, model, architecture_of(data))
+    index = index_of(tensors, model, architecture_of(data)) | ({} if encoder is None else encoder.index())
     for link, path in links.items():
         (folder / link).symlink_to(path.resolve())
     (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))

@@ -21,6 +21,7 @@ class Metadata:
     def __init__(self, file: GgufFile, links: Mapping[str, Path]) -> None:
         """`links`: GgufTensor.file → the file with the tensor."""
         self._file, self.tensors, self._links = file, file.tensors, links
+        self.path, self.token_ids = file.path, file.token_ids
         ends = end_tokens(file.token_ids)
         self.end_ids = {file.token_ids[token] for token in ends}
         self.other_ids = {
@@ -66,6 +67,12 @@ class Metadata:
 
     def has(self, tensor: str) -> bool:
         return tensor in self.tensors
+
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, outputs first; ConfigError if the file has none of this name."""
+        if tensor not in self.tensors:
+            self.refuse(f"tensor {tensor} is missing, among {len(self.tensors)}: fetch the file again")
+        return self.tensors[tensor].shape
 
     def floats(self, name: str) -> list[float]:
         """Return the elements of a small tensor."""
