@@ -13,8 +13,9 @@ from ...ipc.errors import ConfigError
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.weight_files import INDEX_NAME, check_regular, file_by_tensor
 from .downloads.hub_name import HubName, not_of_the_hub, parse_hub_name
-from .gguf.choice import SUFFIX
-from .gguf.folder import checkpoint_folder, gguf_in
+from .gguf.choice import NO_MMPROJ, SUFFIX
+from .gguf.encoder_choice import with_encoder
+from .gguf.folder import gguf_in
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -34,17 +35,20 @@ def find_checkpoint(
     config: EngineConfig | None = None,
     spare: Path | None = None,
 ) -> Path:
-    """Return the folder of a checkpoint, or of the files made for a GGUF file. The files of a model of the hub, which
-    may be owner/name:Q4_K_M, are downloaded unless they are cached. None means the demo model.
+    """Return the folder of a checkpoint, or of the files made for a GGUF file and the encoder that --mmproj means. The
+    files of a model of the hub, which may be owner/name:Q4_K_M, are downloaded unless they are cached. None means the
+    demo model.
     `spare`: holds the files made for a GGUF file if the cache cannot be written, such as an engine's run directory.
     ConfigError, about `option`, if it is not found or cannot be used. For --tokenizer no weights are downloaded."""
+    config = config or EngineConfig()
+    mmproj = NO_MMPROJ if option == "--tokenizer" else config.mmproj
     if name is not None and os.path.isdir(name):
         folder = Path(name).resolve()
         _check_files(folder)
         file = gguf_in(folder)
-        return folder if file is None else checkpoint_folder(file, spare)
+        return folder if file is None else with_encoder(file, mmproj, spare)
     if name is not None and os.path.isfile(name):
-        return checkpoint_folder(Path(name), spare)
+        return with_encoder(Path(name), mmproj, spare)
     if name in (None, "demo"):
         return DEMO_FOLDER
     found = parse_hub_name(name)
@@ -52,13 +56,12 @@ def find_checkpoint(
         raise ConfigError(f"{option} {_no_model(name)}")
     from .downloads.fetch import fetch  # a tenth of the imports of a start
 
-    config = config or EngineConfig()
     has_weights = option != "--tokenizer" and config.load_format != "dummy"
     fetched = fetch(found, revision, f"{option} {name}", config, has_weights=has_weights)
     if fetched.first is None:
         return fetched.snapshot
     logger.info("of %s the GGUF file %s is served", found.repository, fetched.first)
-    return checkpoint_folder(fetched.place, spare)
+    return with_encoder(fetched.place, mmproj, spare, fetched.mmproj)
 
 
 def _is_file_name(name: HubName) -> bool:

@@ -22,8 +22,9 @@ from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.models.model_file import load_model_config
 from .downloads.repository import HubRepository
 from .generation_config import stored_sampling_params
-from .gguf.choice import format_of
-from .gguf.folder import checkpoint_folder, gguf_in
+from .gguf.choice import ANY_MMPROJ, format_of
+from .gguf.encoder_choice import with_encoder
+from .gguf.folder import gguf_in
 from .gguf.reader import read_gguf
 from .machine import NUM_TOKENS, Need
 from .memory_check import served_bytes
@@ -81,9 +82,10 @@ def facts_of_folder(folder: Path) -> ModelFacts:
 
 
 def facts_of_gguf(path: Path) -> ModelFacts:
-    """Return the facts of a GGUF file, or of the model with this first part. ConfigError if it cannot be served."""
+    """Return the facts of a GGUF file, or of the model with this first part, and of its mmproj file. ConfigError if it
+    cannot be served."""
     with tempfile.TemporaryDirectory() as spare:
-        return _facts_of_gguf(path, checkpoint_folder(path, Path(spare)))
+        return _facts_of_gguf(path, with_encoder(path, ANY_MMPROJ, Path(spare)))
 
 
 def _facts_of_gguf(path: Path, folder: Path) -> ModelFacts:
@@ -98,6 +100,7 @@ def _facts_of_gguf(path: Path, folder: Path) -> ModelFacts:
         context_length=model.max_position_embeddings,
         sampling=stored_sampling_params(folder),
         template=_text(metadata.get(_TEMPLATE)),
+        media=None if model.encoder is None else model.encoder.kind,
         license=_text(metadata.get(_LICENSE)),
         needs=_needs(folder, tensors, ()),
     )

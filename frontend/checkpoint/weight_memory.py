@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from ...ipc.spec.config.gguf_index import KEPT_BITS
 from ...ipc.spec.config.weight_files import StoredTensor
 from ...ipc.spec.models.model_config import ModelConfig
+from ...ipc.spec.models.multimodal import ENCODER_PREFIXES
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+_ENCODERS = tuple(ENCODER_PREFIXES)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ON_LOAD_BITS = {"int8": 8.0, "int4": 4.75, "fp8": 8.0}  # bits of a weight that is quantized on load, with its scales
 _CODES_PER_BYTE = {"I8": 1.0, "F8_E4M3": 1.0, "U8": 2.0, "I32": 2.0}  # in safetensors
@@ -27,7 +29,8 @@ def weight_bytes(
     """Return the bytes that a model's stored tensors take in memory, over all ranks.
 
     keeps_codes: quantized matrices stay codes, else they become floats. has_integer_products: the head becomes int8,
-    and blocks of GGUF files stay codes. keeps_blocks: an embedding of a GGUF file stays as it is stored.
+    and blocks of GGUF files stay codes. keeps_blocks: an embedding of a GGUF file stays as it is stored. An encoder of
+    media always becomes floats, and is not loaded for text alone.
     """
     embedding, head = f"{model.names.embedding}.weight", f"{model.names.head}.weight"
     if model.tie_word_embeddings:
@@ -37,7 +40,9 @@ def weight_bytes(
         if name == "lm_head.weight" != head and model.tie_word_embeddings:
             continue
         floats = each.num_elements * item_bytes
-        if name == head and has_integer_products:
+        if name.startswith(_ENCODERS):
+            num_bytes += floats if model.encoder is not None else 0
+        elif name == head and has_integer_products:
             num_bytes += each.num_elements * (1 + _SCALE_BYTES / model.hidden_size)
         elif name == embedding != head:
             num_bytes += each.num_bytes if keeps_blocks and each.dtype in KEPT_BITS else floats

@@ -6,6 +6,7 @@ It consists of plain values, so that the intake process and the frontend refuse 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.client import MediaPart, Medium, Submit
 from ...ipc.messages.media import A_MEDIUM, MEDIUM, MediaKind
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.gguf_index import GGUF_INDEX_NAME
 
 
 class MediaLimits(msgspec.Struct, frozen=True):
@@ -24,18 +26,24 @@ class MediaLimits(msgspec.Struct, frozen=True):
     off_by: dict[MediaKind, str]  # kind → the option that turned it off
     max_count: int | None  # most media of a prompt; None: as many as fit
     max_bytes: int  # most bytes of one medium as it is sent
+    lacks_mmproj: bool = False  # whether it is a GGUF model without the file that would hold its encoder
 
     @classmethod
     def of(cls, spec: EngineSpec) -> MediaLimits:
         config, encoder = spec.config, spec.model.encoder
         option = "--language-model-only" if config.language_model_only else "--limit-mm-per-prompt"
         kind = None if encoder is None else encoder.kind
+        off_by: dict[MediaKind, str] = {each: option for each in get_args(MediaKind) if config.max_media(each) == 0}
+        lacks_mmproj = kind is None and (Path(spec.model_folder) / GGUF_INDEX_NAME).exists()
+        if lacks_mmproj and config.mmproj == "none":
+            off_by = dict.fromkeys(get_args(MediaKind), "--mmproj none") | off_by
         return cls(
             model=spec.served_model_name,
             kind=kind,
-            off_by={each: option for each in get_args(MediaKind) if config.max_media(each) == 0},
+            off_by=off_by,
             max_count=None if kind is None else config.max_media(kind),
             max_bytes=config.max_media_bytes,
+            lacks_mmproj=lacks_mmproj,
         )
 
     @property
@@ -49,6 +57,11 @@ class MediaLimits(msgspec.Struct, frozen=True):
         """Raise RequestError if the model does not take this kind, or `count` media are too many for one prompt."""
         if kind != self.kind:
             why = f", as {self.off_by[kind]} says" if kind in self.off_by else ""
+            if self.lacks_mmproj and not why:
+                why = (
+                    " without an mmproj file, which a GGUF model of images or audio has beside it (*mmproj*.gguf) or "
+                    "gets by --mmproj"
+                )
             if kind == "audio":
                 raise RequestError(f"the model {self.model!r:.200} does not hear audio{why}: leave it out")
             raise RequestError(f"the model {self.model!r:.200} does not see images{why}: leave them out")

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ....ipc.errors import ConfigError
 from ....ipc.process.machine_memory import gib
 from ....ipc.spec.config.engine_config import EngineConfig
-from ..gguf.choice import all_parts, chosen_first, first_parts, named_firsts
+from ..gguf.choice import ANY_MMPROJ, all_parts, chosen_first, first_parts, mmproj_files, named_firsts
+from ..gguf.mmproj.projectors import WITH_ENCODERS
 from .cached import CachedRepository, files_in
 from .download import LARGEST_BYTES, Download
 from .hub_name import HubName
@@ -32,10 +33,15 @@ class Fetched(NamedTuple):
 
     snapshot: Path  # the folder with its files
     first: str | None = None  # the GGUF file, or its first part, in it; None: safetensors
+    encoder: str | None = None  # the mmproj file in it that belongs to the GGUF file
 
     @property
     def place(self) -> Path:
         return self.snapshot if self.first is None else self.snapshot / self.first
+
+    @property
+    def mmproj(self) -> Path | None:
+        return None if self.encoder is None else self.snapshot / self.encoder
 
 
 class FetchPlan(NamedTuple):
@@ -47,6 +53,7 @@ class FetchPlan(NamedTuple):
     missing: list[HubFile]  # of them
     num_missing_bytes: int  # without the parts that an earlier download left
     first: str | None  # as in Fetched
+    encoder: str | None  # as in Fetched
     place: CachedRepository
 
     @property
@@ -86,9 +93,11 @@ def plan(
     place = CachedRepository(name.repository, config)
     names = repository.names
     first: str | None = None
+    encoder: str | None = None
     if name.part is not None or (has_weights and _is_of_gguf(names)):
         first = chosen_first(names, name.part, what)
-        wanted = all_parts(names, first)
+        encoder = _encoder(names, config, repository.architecture) if has_weights else None
+        wanted = all_parts(names, first) + ([] if encoder is None else [encoder])
     else:
         wanted = _matching(names, OTHER_FILES + (WEIGHT_FILES if has_weights else []))
     kept = {*wanted, *_matching(names, list(more))}
@@ -97,7 +106,7 @@ def plan(
     missing = list({file.etag or file.name: file for file in absent}.values())
     parts = [place.partial(file.etag) for file in missing if file.etag]
     num_missing_bytes = sum(file.num_bytes for file in missing) - sum(p.stat().st_size for p in parts if p.exists())
-    return FetchPlan(repository, revision, files, missing, max(num_missing_bytes, 0), first, place)
+    return FetchPlan(repository, revision, files, missing, max(num_missing_bytes, 0), first, encoder, place)
 
 
 def carry_out(plan: FetchPlan, what: str, config: EngineConfig) -> Fetched:
@@ -123,7 +132,7 @@ def carry_out(plan: FetchPlan, what: str, config: EngineConfig) -> Fetched:
         token=config.hf_token,
         tqdm_class=NoProgress if len(own) == len(plan.missing) else None,
     )
-    return Fetched(Path(snapshot), plan.first)
+    return Fetched(Path(snapshot), plan.first, plan.encoder)
 
 
 def fetch_elsewhere(repository: HubRepository, patterns: list[str], cache: Path, token: str | None) -> Path:
@@ -187,7 +196,7 @@ def _cached(name: HubName, revision: str | None, what: str, config: EngineConfig
                 "unset it, or name one of these"
             )
         if name.part is not None or (has_weights and _is_of_gguf(names)):
-            return Fetched(snapshot, chosen_first(names, name.part, what))
+            return Fetched(snapshot, chosen_first(names, name.part, what), _encoder(names, config))
     found = snapshot_download(
         name.repository,
         revision=revision,
@@ -196,6 +205,14 @@ def _cached(name: HubName, revision: str | None, what: str, config: EngineConfig
         local_files_only=True,
     )
     return Fetched(Path(found))
+
+
+def _encoder(names: list[str], config: EngineConfig, architecture: str | None = None) -> str | None:
+    """Return the mmproj file among `names` that belongs to the GGUF files; None if there is none, the options name
+    another or none, or models of this architecture have none that is served. architecture: None if it is not known."""
+    if config.mmproj != ANY_MMPROJ or architecture not in (None, *WITH_ENCODERS):
+        return None
+    return next(iter(mmproj_files(names)), None)
 
 
 def _is_of_gguf(names: list[str]) -> bool:

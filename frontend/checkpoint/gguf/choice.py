@@ -1,6 +1,7 @@
 """Choice of one model among the GGUF files of a repository or folder, by their names alone.
 
-A model may be split over files `…-00001-of-00003.gguf`. Image projectors (mmproj) are no models.
+A model may be split over files `…-00001-of-00003.gguf`. A file with `mmproj` in its name is no model, but the encoder
+of one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from ....ipc.errors import ConfigError
 
 SUFFIX = ".gguf"
 USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # formats that are taken if none is named, the first one first
+ANY_MMPROJ, NO_MMPROJ = "auto", "none"  # values of --mmproj besides a file
+MMPROJ_FORMATS = ("BF16", "F16", "F32", "Q8_0")  # likewise, of encoders
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _FORMAT = re.compile(r"(?:[IT]?Q\d\w*|B?F(?:P)?(?:16|32)|MXFP4\w*)", re.IGNORECASE)
 
@@ -20,7 +23,18 @@ _FORMAT = re.compile(r"(?:[IT]?Q\d\w*|B?F(?:P)?(?:16|32)|MXFP4\w*)", re.IGNORECA
 def is_first_part(name: str) -> bool:
     """Whether a GGUF file is a whole model or its first part."""
     part = PART.search(name)
-    return "mmproj" not in PurePath(name).name and (part is None or int(part[1]) == 1)
+    return not is_mmproj(name) and (part is None or int(part[1]) == 1)
+
+
+def is_mmproj(name: str) -> bool:
+    """Whether a GGUF file holds the encoder of a model's media."""
+    return "mmproj" in PurePath(name).name.lower()
+
+
+def mmproj_files(names: Sequence[str]) -> list[str]:
+    """Return the mmproj files in the order in which one is taken: by MMPROJ_FORMATS, others last, then by name."""
+    found = sorted(name for name in names if name.endswith(SUFFIX) and is_mmproj(name))
+    return sorted(found, key=lambda name: [not _with_word([name], each) for each in MMPROJ_FORMATS])
 
 
 def first_parts(names: Sequence[str]) -> list[str]:

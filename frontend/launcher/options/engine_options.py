@@ -154,6 +154,9 @@ class EngineOptions(TypedDict, total=False):
     """media in one prompt: {"image": 4}, image=4 or audio=2; none: as many as fit"""
     mm_processor_kwargs: dict[str, Any] | str | None
     """settings of the image processor, such as {"max_pixels": 1003520}"""
+    mmproj: Text | None
+    """GGUF FILE with the encoder of a GGUF model; auto: an mmproj file beside the model; none: text alone (default:
+    auto)"""
     language_model_only: bool | None
     """serve a model of images or audio for text alone (default: False)"""
     max_image_pixels: int | None

@@ -18,6 +18,7 @@ NAMES = {  # alias: option
     "sc": "speculation",
     "address": "listen",
     "q": "quantization",
+    "mm": "mmproj",
     "num_gpu_blocks_override": "num_kv_blocks",
     "max_num_queued_reqs": "max_waiting_requests",
     "max_num_queued_tokens": "max_waiting_tokens",
@@ -47,7 +48,8 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "tool_call_parser": TOOL_PARSERS,
     "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
-SWITCHES = {  # old boolean option: the option that has its place, and the value of true and of false
+SWITCHES = {  # other boolean option: the option that has its place, and the value of true and of false
     "int8_activations": ("quantized_products", {True: "integers", False: "floats"}),
+    "no_mmproj": ("mmproj", {True: "none", False: "auto"}),
 }
 COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated; lists are accepted, too

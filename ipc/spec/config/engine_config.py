@@ -155,6 +155,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None, _media('settings of the image processor, such as {"max_pixels": 1003520}')
     ] = None
+    mmproj: Annotated[
+        str,
+        _media("GGUF FILE with the encoder of a GGUF model; auto: an mmproj file beside the model; none: text alone"),
+    ] = "auto"
     language_model_only: Annotated[bool, _media("serve a model of images or audio for text alone")] = False
     max_image_pixels: Annotated[int, _media("most pixels of an image as it is sent")] = 40_000_000
     max_audio_s: Annotated[float, _media("longest audio clip, in seconds")] = 600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage, MediaPart, Medium, Submit, TextPart
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.gguf_index import GGUF_INDEX_NAME
 from tokenloom.tests.frontend.server.media.audio.encoders import ENCODERS
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -60,6 +62,21 @@ def test_limits_are_those_of_the_options() -> None:
     limits = MediaLimits.of(msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, audio=audio)))
     assert (limits.kind, limits.max_media) == ("audio", {"audio": 3, "image": 0})
     with pytest.raises(RequestError, match="does not see images, as --limit-mm-per-prompt says"):
+        limits.check(submit(ONE))
+
+
+@pytest.mark.parametrize(
+    ("mmproj", "words"),
+    [
+        ("auto", r"does not see images without an mmproj file, which a GGUF model .* beside it .* or gets by --mmproj"),
+        ("none", "does not see images, as --mmproj none says: leave them out"),
+    ],
+)
+def test_a_gguf_model_without_an_encoder_says_which_file_is_missing(tmp_path: Path, mmproj: str, words: str) -> None:
+    (tmp_path / GGUF_INDEX_NAME).write_text("{}")
+    spec = new_spec(config=EngineConfig(mmproj=mmproj))
+    limits = MediaLimits.of(msgspec.structs.replace(spec, model_folder=str(tmp_path)))
+    with pytest.raises(RequestError, match=words):
         limits.check(submit(ONE))
 
 

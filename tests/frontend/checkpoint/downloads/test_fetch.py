@@ -13,6 +13,7 @@ from typing import Any
 
 import huggingface_hub
 import huggingface_hub.constants
+import msgspec
 import pytest
 
 from tokenloom.frontend.checkpoint.downloads.fetch import Fetched, fetch
@@ -186,3 +187,32 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(hub: FakeHub, 
         command = [*prefix, sys.executable, "-P", "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/", env=environment)
         assert re.search(rf"^ConfigError .*{why}: give --download-dir or HF_HOME, a folder", done.stdout), done.stdout
+
+
+def test_the_encoder_of_a_gguf_model_is_fetched_with_it(hub: FakeHub, config: EngineConfig) -> None:
+    encoders = {f"mmproj-{form}.gguf": WEIGHTS[:100] for form in ("F32", "F16", "Q8_0")}
+    hub.files["owner/gguf"] = GGUF | encoders
+    hub.cards["owner/gguf"] = {"gguf": {"architecture": "gemma3"}}
+    fetched = get("owner/gguf", config)
+    assert fetched.mmproj == fetched.snapshot / "mmproj-F16.gguf" and fetched.mmproj.exists()
+    assert names_in(fetched.snapshot) == ["m-Q4_K_M.gguf", "mmproj-F16.gguf"]
+
+
+@pytest.mark.parametrize("change", [{"mmproj": "none"}, {"mmproj": "/mine.gguf"}, {"architecture": "qwen3next"}])
+def test_no_encoder_is_fetched_if_none_of_the_repository_is_served(
+    hub: FakeHub, config: EngineConfig, change: dict[str, str]
+) -> None:
+    hub.files["owner/gguf"] = GGUF | {"mmproj-F16.gguf": WEIGHTS[:100]}
+    hub.cards["owner/gguf"] = {"gguf": {"architecture": change.get("architecture", "gemma3")}}
+    wanted = msgspec.structs.replace(config, mmproj=change.get("mmproj", "auto"))
+    fetched = get("owner/gguf", wanted)
+    assert fetched.mmproj is None and names_in(fetched.snapshot) == ["m-Q4_K_M.gguf"]
+
+
+def test_without_the_hub_the_encoder_in_the_cache_is_found(
+    hub: FakeHub, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files["owner/gguf"] = GGUF | {"mmproj-F16.gguf": WEIGHTS[:100]}
+    fetched = get("owner/gguf", config)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert get("owner/gguf", config) == fetched and fetched.mmproj is not None
