@@ -1,4 +1,4 @@
-"""A GGUF model gets the encoder that --mmproj names, or the one beside it; what cannot be used is named."""
+"""A GGUF model gets the encoder that --mmproj names, or the one beside it; an unusable file is refused by its name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def model(llama: Path, tmp_path: Path) -> Path:
 
 def write_encoder(path: Path, hidden_size: int = HIDDEN, without: str = "", seed: int = 0, **keys: Any) -> Path:
     """Write an mmproj file of Idefics3's family for a language model with rows of `hidden_size`, without one tensor and
-    with other values of keys, in whose names __ stands for a dot."""
+    with other values of keys; __ stands for a dot in their names."""
     writer, rng = gguf.GGUFWriter(path, "clip"), np.random.default_rng(seed)
     values: dict[str, Any] = {
         "projector_type": "idefics3",
