@@ -226,7 +226,7 @@ def test_memory_and_facts_count_the_encoder_as_floats(model: Path) -> None:
     tensors = stored_tensors(folder)
     sizes = (np.prod(shape) for shape in (*SHAPES.values(), *LAYERS * [*IN_LAYER.values()]))
     num_elements = int(sum(sizes))
-    options = {"keeps_codes": True, "has_integer_products": True}
+    options: dict[str, bool] = {"keeps_codes": True, "has_integer_products": True}
     before = weight_bytes(stored_tensors(plain), load_model_config(plain), "bfloat16", **options)
     after = weight_bytes(tensors, load_model_config(folder), "bfloat16", **options)
     assert after - before == 2 * num_elements
