@@ -139,7 +139,9 @@ def live_directories() -> list[Path]:
     found: list[Path] = []
     with _locked(base):  # a test of the lock must not meet an engine that takes it
         for path in sorted(base.iterdir()):
-            if _NAME.fullmatch(path.name) and (path / "lock").exists():
+            if not _NAME.fullmatch(path.name) or not (path / "lock").exists():
+                continue
+            with contextlib.suppress(FileNotFoundError):  # the engine may remove its directory at this moment
                 lock_fd = _try_lock(path / "lock")
                 if lock_fd is None:
                     found.append(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.launcher.engine_record import FILE, EngineRecord, running_engines
+from tokenloom.ipc.sockets import addresses
 from tokenloom.ipc.sockets.addresses import RunDirectory
 
 
@@ -48,6 +49,20 @@ def test_a_starting_engine_a_dead_one_and_a_damaged_file_are_not_listed(runtime:
     assert dead.exists(), "a list removes nothing"
     for directory in (starting, damaged):
         directory.remove()
+
+
+def test_an_engine_that_removes_its_directory_meanwhile_is_not_listed(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = RunDirectory.create()
+    try_lock = addresses._try_lock
+
+    def remove_first(path: Path) -> int | None:
+        ending.remove()
+        return try_lock(path)
+
+    monkeypatch.setattr(addresses, "_try_lock", remove_first)
+    assert running_engines() == []
 
 
 def test_an_engine_that_cannot_write_its_record_serves_all_the_same(
