@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import platform
 
+NEEDED = {"avx2", "fma", "f16c"}  # as kernels/cpu/processor.py has them, which may not import this file
+
 
 @functools.cache
 def has_avx2() -> bool:
@@ -13,4 +15,4 @@ def has_avx2() -> bool:
         return False
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         flags = next((line for line in file if line.startswith("flags")), "")
-    return {"avx2", "fma", "f16c"} <= set(flags.split())
+    return set(flags.split()) >= NEEDED
