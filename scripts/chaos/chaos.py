@@ -266,6 +266,7 @@ OPTIONS = {
     "--seconds": (math.inf, "after which no fault begins"),
     "--clients": (8,),
     "--seed": (0,),
+    "--timeout-s": (1.5, "--step-timeout-s and --hang-timeout-s; a model's longest step takes less on a busy machine"),
     "--model": (None, "default: the demo model"),
     "--tensor-parallel-size": (1,),
     "--data-parallel-size": (1,),
@@ -286,7 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
     options = ["--device", "cpu", "--num-threads", "1"]
     options += ["--deterministic"] if arguments.deterministic else ["--dtype", "float32"]
-    options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
+    timeout_s = str(arguments.timeout_s)
+    options += ["--step-timeout-s", timeout_s, "--hang-timeout-s", timeout_s, "--max-num-seqs", "16"]
     options += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     options += ["--data-parallel-size", str(arguments.data_parallel_size)]
     if arguments.kv_disk:

