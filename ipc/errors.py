@@ -37,7 +37,8 @@ def one_line(text: str) -> str:
 
 
 class TokenloomError(Exception):
-    """Root of every error that tokenloom raises on purpose. No message shows the credentials of a URL."""
+    """Root of the errors that callers and operators see. HttpError, and errors that other code of the engine always
+    handles, are not below it. No message shows the user names and passwords of URLs."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(hide_credentials(message))

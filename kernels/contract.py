@@ -1,6 +1,8 @@
-"""Types of the operations' arguments: attention metadata, decode state and packed weights.
+"""Types that models and operations share: attention metadata, decode state, packed weights, adapter slots, and fused
+layers.
 
-`reference.py` states the contract of each operation. Axes: T tokens of the step, R rows (requests), D head_dim.
+`reference.py` states the contract of each operation. Axes: T tokens of the step, R rows (requests), H query heads, E
+experts, P positions, D head_dim.
 """
 
 from __future__ import annotations

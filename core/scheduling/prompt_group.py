@@ -13,8 +13,9 @@ from ..request import Request, WaitReason
 
 
 class PromptGroups:
-    """Groups by number. Each has at least two requests, all unfinished, and its leader's prompt is not scheduled to its
-    end."""
+    """Groups of the answers of one request that wait for its prompt to be computed once, by group number. A group's
+    first request is its leader. Invariant: a group has at least two requests, all unfinished, and its leader's prompt
+    is not yet scheduled to its end."""
 
     def __init__(self) -> None:
         self._members_by_group: dict[int, list[Request]] = {}  # the first leads

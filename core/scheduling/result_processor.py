@@ -198,9 +198,11 @@ class ResultProcessor:
         return reasons
 
     def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append jump-forward tokens and return those that were appended. The step in flight samples the first of a
-        request; a later step computes all. They are cut before a stop token and before a request's last token. A
-        request gets none if fewer than 2 are left, or if its next step is in flight, too."""
+        """Append the jump-forward tokens of requests, and return those that were appended.
+
+        The step in flight samples the first jump-forward token of a request, and must sample the same; a later step
+        computes all of them. They are cut before a stop token and before the request's last token. A request gets none
+        if fewer than 2 are left, if it has no row or unscheduled tokens, or if its next step is in flight, too."""
         state, rows, positions, new_ids = self._rows, list[int](), list[int](), list[int]()
         for request, token_ids in jumps:
             row = request.row

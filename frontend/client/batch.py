@@ -25,7 +25,7 @@ BAR_INTERVAL_S = 0.2
 
 class RequestBatch:
     """The requests of one call; call `run` once. The transport's thread uses a request's builder until its index is in
-    `_ended`, then the caller's thread does."""
+    `_ended`, then the caller's thread does; only the progress bar reads the builders' numbers of tokens before that."""
 
     def __init__(self, transport: Transport, submits: Sequence[Submit], show_progress: bool) -> None:
         self._transport = transport

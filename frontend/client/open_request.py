@@ -127,8 +127,11 @@ class OpenRequest:
         self._submit = msgspec.structs.replace(self._submit, adapter_digest=b"")
 
     def apply(self, delta: Delta) -> DeltaOutcome:
-        """Append the delta's tokens if they start where the delivered tokens end ("applied"). Otherwise drop the delta:
-        it is a "duplicate", or there is a "gap" before it, which only a new attempt can fill."""
+        """Append the delta's tokens if they start where the delivered tokens end ("applied"). Drop all other deltas.
+
+        "duplicate": the delta has nothing new, is from an older attempt, or follows the end of its sequence. "gap":
+        tokens before it are missing, or it overlaps the delivered tokens and has more than they; only a new attempt can
+        deliver the rest."""
         num_new = num_ids(delta.token_ids)
         if not self._is_accepted or not 0 <= delta.index < len(self.sequences):  # it belongs to an older attempt
             return "duplicate"

@@ -1,6 +1,7 @@
-"""RequestOutput and EmbeddingRequestOutput, and the builder that makes them from the updates of a request.
+"""Outputs of requests (RequestOutput, EmbeddingRequestOutput, TranscriptionOutput), and the builder of RequestOutputs
+from the updates of a request.
 
-Knows no socket and no thread. Names and meanings are vLLM's.
+Knows no socket and no thread. Names and meanings are vLLM's, except those of transcripts.
 """
 
 from __future__ import annotations

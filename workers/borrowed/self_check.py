@@ -52,11 +52,11 @@ class Difference:
 
 
 def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: ParallelGroup | None = None) -> bool:
-    """Check that models like `config` are served correctly. Return whether recurrent layers must run token by token
-    if a chunk continues a prompt. Raises Unserved if the check fails.
+    """Check, on a small random model of its architecture, that models like `config` are served correctly. Return
+    whether recurrent layers must run token by token if a chunk continues a prompt. Raises Unserved if the check fails.
 
-    ops: operations to use instead of plain torch. group: ranks that also share the small model, if they are
-    CHECKED_RANKS.
+    ops: operations to use; None: plain torch. group: the engine's ranks. If their number is CHECKED_RANKS, they share
+    the small model as they share the served one; otherwise each checks the whole small model.
     """
     reference = _reduced_model(config)
     try:

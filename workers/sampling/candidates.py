@@ -107,7 +107,8 @@ class Candidates:
 
 
 def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling | None) -> list[Candidates]:
-    """Return the candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels`: used instead of numpy."""
+    """Return the candidates of each draw, in the order of `draws`. logits: [n, vocab] float32 on the CPU. `kernels`:
+    used instead of numpy for draws without top_k; None: all use numpy."""
     array, vocab_size = logits.numpy(), logits.shape[1]
     wide = [draw for draw in draws if draw.top_k == 0]  # top_k leaves few tokens by itself
     if kernels is not None:

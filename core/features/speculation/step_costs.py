@@ -1,7 +1,7 @@
 """StepCosts: the seconds of a step by its numbers of rows and drafts, learned from finished steps.
 
-A size that no step has had is assumed to cost little more than the largest known size below it, so that it is tried;
-from then on its cost is known.
+For a number of drafts between two known ones the seconds are interpolated. A number above all known ones is assumed to
+cost little more than the largest of them, so that it is tried; from then on its cost is known.
 """
 
 from __future__ import annotations

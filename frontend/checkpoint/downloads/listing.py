@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class CachedModel(NamedTuple):
-    """A model in the cache, by the name that serves it."""
+    """Model in the hub's cache, or a download that has not ended. `name` is the name by which it can be served; in a
+    repository each GGUF file, with all its parts, is a model of its own."""
 
     name: HubName
     num_bytes: int  # on the disk

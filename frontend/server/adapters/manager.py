@@ -70,8 +70,9 @@ class _Name(NamedTuple):
 
 
 class AdapterManager:
-    """Owner of the registry, the store and the loads. Its methods are called in the frontend's loop, unless they say
-    "in a thread"."""
+    """Owner of the registry, the store and the loads. Public methods are called in the frontend's loop, except
+    `load_modules`, which blocks and is called before the loop starts. Loads run in threads: `_carry_out`, `_first_use`
+    and the methods that these call, such as `_load`, `_known` and `unknown`."""
 
     def __init__(
         self,

@@ -67,7 +67,8 @@ LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 
 
 class BodyPacker:
-    """Packer of bodies for one model. `new_inputs` loads the tokenizer; it is called only for text to tokenize."""
+    """Packer of HTTP request bodies for one model: it separates a body's prompts, long ones as token ids, from the
+    rest. `new_inputs` returns the InputProcessor, which loads the tokenizer; it is called only for text to tokenize."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ A head may have MAX_HEAD_BYTES and MAX_HEADERS, including trailers; above that t
 they arrive, before a key is checked. A refused client may continue to send for a while, since it may read its answer
 only after that.
 
-If the limit of connections is reached, a new one replaces the connection that has been without a complete head or an
-open answer longest. If there is none, requests on the new connection get 503, except probes.
+If the limit of connections is reached, a new one replaces, of the connections without a complete head or an open
+answer, the one whose stage changed first. If there is none, requests on the new connection get 503, except probes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE, Stage.REFUSED))
 
 class Connections:
     """All open connections and the timer. It keeps the set of those whose client has to act, and those without a
-    request in the order in which they became so."""
+    complete head or an open answer, in the order in which their stage changed last."""
 
     def __init__(
         self, timeout_s: float, max_connections: int, on_refused: Callable[[HttpConnection, HttpError, str], None]

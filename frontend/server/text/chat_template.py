@@ -121,8 +121,8 @@ class ChatTemplate:
         return (_until_mark(text) if form.is_continued else text) + form.answer
 
     def _first_whole(self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
-        """Return the first rendered form of the chat with all its system messages, else the first that the template
-        takes. RequestError if it refuses all."""
+        """Return the first form of the chat that the template renders with each system message after the first message;
+        if there is none, the first form that it renders at all. RequestError if it refuses all."""
         shown: list[str] = []
         refusals: list[RequestError] = []
         for turns in chain([messages], other_forms(messages)):

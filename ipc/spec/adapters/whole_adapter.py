@@ -26,7 +26,8 @@ _HEAD_BYTES = len(PREFIX) + 8
 
 
 class WholeAdapter:
-    """The bytes of the blob. Each requested part is read from the adapter's folder."""
+    """An adapter as one blob, read by `len` and by slices. The head is in memory; slices of the tensors' file are read
+    when they are requested, through a descriptor that stays open."""
 
     def __init__(self, folder: Path) -> None:
         """Open the adapter in `folder`. RequestError if it cannot be read, Overloaded if the system is short of

@@ -45,6 +45,7 @@ def run_bits(first_id, position, seed_low, seed_high, LENGTH: tl.constexpr):
 
 @triton.jit
 def gumbel(bits):
-    """Compute −log E in double precision, where 1 − u is exact, so log(1 − u) is as precise as log1p(−u)."""
+    """Convert noise bits [n] uint32 to Gumbel noise −log E [n] float64, with E = −log(1 − u) and u = (bits + ½) / 2³²,
+    as in kernels/noise.py. In double precision 1 − u is exact, so log(1 − u) is as precise as log1p(−u)."""
     uniform = (bits.to(tl.float64) + 0.5) / 4294967296.0
     return -tl.log(-tl.log(1.0 - uniform))
