@@ -11,7 +11,8 @@
 /* Loads the bytes of a mask as signed words; others load 0. */
 INLINE Ints load_bytes(const char *p, Mask mask) {
 #ifdef __AVX512F__
-    return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p));
+    __m128i bytes = mask == 0xffff ? _mm_loadu_si128((const __m128i *)p) : _mm_maskz_loadu_epi8(mask, p);
+    return _mm512_cvtepi8_epi32(bytes);
 #else
     __m128i bytes = _mm_setzero_si128();
     if (mask == 0xffff) bytes = _mm_loadu_si128((const __m128i *)p);

@@ -2,9 +2,9 @@
 
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
-`vs_one_row` compares decode steps at one context with that of one row. --forms adds models with quantized weights and
-products as integers, in the same rounds; `times_floats` is their speed relative to the model with floats. Models as in
-workload.py.
+`vs_one_row` compares decode steps with that of one row with a context of 128 tokens. --forms adds models with quantized
+weights and products as integers (int8, int4), or with a KV cache of 8 bits (floats+int8-cache), in the same rounds;
+`times_floats` is their speed relative to the model with floats. Models as in workload.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tokenloom.ipc.spec.config.served_model import quantized_on_load
 from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.kernels.byte_cache import CACHE_DTYPES, LARGEST, is_bytes, parts
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
@@ -29,6 +31,7 @@ from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import find_checkpoint
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.load import load_model
+from tokenloom.workers.step.kv_cache import KVCacheSpec
 from tokenloom.workers.step.model_step import Model, compute
 from tokenloom.workers.step.profile import dummy_step
 
@@ -39,11 +42,31 @@ CASES = {  # new tokens and context of each row
     "decode 16 x 128, 8 of 2048": ([1] * 16 + [8], [128] * 16 + [2048]),
     "8 of 512": ([8], [512]),
     "prefill 1024": ([1024], [1024]),
+    **{f"decode {rows} x 8192": ([1] * rows, [8192] * rows) for rows in (1, 4)},
+    "512 of 8192": ([512], [8192]),
 }
+MAX_MODEL_LEN = max(max(lengths) for _, lengths in CASES.values())
 ONE_ROW = "decode 1 x 128"
 
 
-def step_of(model: Model, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
+def cache_dtype_of(form: str) -> torch.dtype:
+    """Return the dtype of a form's KV cache."""
+    cache = form.partition("+")[2].removesuffix("-cache")
+    return CACHE_DTYPES[cache] if cache else getattr(torch, DTYPE)
+
+
+def noisy_pool(spec: KVCacheSpec, num_blocks: int) -> Tensor:
+    """Allocate a KV pool with numbers of about 1."""
+    pool = spec.allocate(num_blocks, CPU)
+    if not is_bytes(pool):
+        return pool.normal_()
+    numbers, scales = parts(pool.flatten(-2), BLOCK_SIZE)
+    numbers.random_(0, 127)
+    scales.fill_(1 / LARGEST[pool.dtype])
+    return pool
+
+
+def step_of(model: Model, counts: list[int], seq_lens: list[int], cache_dtype: torch.dtype) -> Callable[[], object]:
     """Return a function that computes a step of different tokens, over rows whose blocks are scattered over a pool of
     noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
@@ -52,8 +75,8 @@ def step_of(model: Model, counts: list[int], seq_lens: list[int]) -> Callable[[]
     tables = draw.permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
     token_ids = draw.integers(256, size=len(inputs.token_ids), dtype=np.int32)
     inputs = inputs._replace(block_tables=tables, token_ids=token_ids)
-    (spec,) = model.kv_cache_specs(BLOCK_SIZE, getattr(torch, DTYPE))
-    kv_cache = spec.allocate(tables.size + 1, CPU).normal_()
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, cache_dtype)
+    kv_cache = noisy_pool(spec, tables.size + 1)
     return lambda: compute(model, inputs, kv_cache)
 
 
@@ -65,28 +88,29 @@ def seconds(function: Callable[[], object]) -> float:
 
 def load(folder: Path, form: str, cpu_isa: str) -> tuple[Model, str]:
     """Load a model with floats, or with weights of another form and products as integers; return it and the kernels."""
-    config, dtype = load_model_config(folder), getattr(torch, DTYPE)
-    if form != FLOATS:
-        config = quantized_on_load(config, form)
-    ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, has_integer_products=form != FLOATS)
-    return load_model(folder, config, 2048, dtype, CPU, ops, ParallelGroup()), ops.kernels
+    config, dtype, weights = load_model_config(folder), getattr(torch, DTYPE), form.partition("+")[0]
+    if weights != FLOATS:
+        config = quantized_on_load(config, weights)
+    ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, has_integer_products=weights != FLOATS)
+    return load_model(folder, config, MAX_MODEL_LEN, dtype, CPU, ops, ParallelGroup()), ops.kernels
 
 
-def measure_model(name: str, forms: list[str], num_rounds: int, cpu_isa: str, report: Report) -> None:
+def measure_model(name: str, forms: list[str], cases: list[str], num_rounds: int, cpu_isa: str, report: Report) -> None:
     folder = find_checkpoint(name, DTYPE)
     steps: dict[tuple[str, str], Callable[[], object]] = {}
     for form in forms:
         model, kernels = load(folder, form, cpu_isa)
         report.note("kernels", kernels)
         report.note(f"weights of {name} in {form}, MiB", model.weight_bytes / 2**20)
-        steps |= {(form, case): step_of(model, *rows) for case, rows in CASES.items()}
+        steps |= {(form, case): step_of(model, *CASES[case], cache_dtype_of(form)) for case in cases}
     took: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     shares: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     peer = LimitsPeer(folder, DTYPE, "cpu", torch.get_num_threads())
     try:
         for _ in range(num_rounds):
             rates = peer.measure()
-            for case, rows in CASES.items():
+            for case in cases:
+                rows = CASES[case]
                 num_tokens, num_rows = sum(rows[0]), len(rows[0])
                 pairs = sum(count * length - count * (count - 1) // 2 for count, length in zip(*rows, strict=True))
                 flops = peer.limits.flops(num_tokens, num_rows, pairs)
@@ -119,12 +143,14 @@ def measure(setup: Setup) -> None:
                 report.note(f"{name} load of the kernels for {level}, s", load_s)
     with torch.inference_mode():
         for name in options.models:
-            measure_model(name, [FLOATS, *options.forms], options.rounds, options.cpu_isa, report)
+            forms, cases = [FLOATS, *options.forms], [ONE_ROW, *(each for each in options.cases if each != ONE_ROW)]
+            measure_model(name, forms, cases, options.rounds, options.cpu_isa, report)
 
 
 OPTIONS = {
     "models": (["135m", "0.6b"], "as of other benchmarks"),
-    "--forms": ([], "of weights, beside floats: int8, int4"),
+    "--forms": ([], "beside floats: int8, int4, or with +int8-cache or +fp8-cache behind these or floats"),
+    "--cases": (list(CASES), "of steps"),
     "--threads": (0, "0: torch's default"),
     "--cpu-isa": ("auto", "as of engine-launch"),
 }
