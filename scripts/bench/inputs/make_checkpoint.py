@@ -40,7 +40,14 @@ QWEN3: Config = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
 }
-
+LLAMA3_ROPE: Config = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 KINDS: dict[str, Config] = {  # fields of config.json that a family adds to Llama's or replaces
     "llama": {"architectures": ["LlamaForCausalLM"]},
@@ -95,6 +102,7 @@ def config_of(
 CONFIGS: dict[str, Config] = {
     "135m": config_of("llama", 576, 30, 9, 3, 1536, 49152),
     "0.6b": config_of("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128),
+    "3b": config_of("llama", 3072, 28, 24, 8, 8192, 128256, rope_parameters=LLAMA3_ROPE),
     "8b": config_of("qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
     "14b": config_of("qwen3", 5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
     "30b-a3b": config_of("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768),
@@ -266,7 +274,7 @@ def _shards(
 
 def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer whose token i < 256 is byte i; then begin and end. Higher ids decode to nothing."""
-    letters = _letter_by_byte()
+    letters = letter_by_byte()
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -284,7 +292,7 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
-def _letter_by_byte() -> list[str]:
+def letter_by_byte() -> list[str]:
     """Return GPT-2's byte-level alphabet: printable bytes are themselves, the others map to U+0100 and above."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters = {byte: chr(byte) for byte in printable}
