@@ -8,11 +8,16 @@ import platform
 NEEDED = {"avx2", "fma", "f16c"}  # as kernels/cpu/processor.py has them, which may not import this file
 
 
+def cpu_flags() -> set[str]:
+    """Return the flags of /proc/cpuinfo; none if the processor is not of x86."""
+    if platform.machine() != "x86_64":
+        return set()
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        flags = next((line for line in file if line.startswith("flags")), "")
+    return set(flags.split())
+
+
 @functools.cache
 def has_avx2() -> bool:
     """Return whether the processor has AVX2, FMA and F16C, the least that the C kernels need."""
-    if platform.machine() != "x86_64":
-        return False
-    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-        flags = next((line for line in file if line.startswith("flags")), "")
-    return set(flags.split()) >= NEEDED
+    return cpu_flags() >= NEEDED

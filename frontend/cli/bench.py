@@ -20,6 +20,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "recovery": "from the kill of a process to the next token of a stream",
     "served": "random arrivals over HTTP, by the client of vLLM, at this engine and at vLLM in turn",
     "compare": "tokenloom, transformers, vLLM, llama.cpp and the limits of the machine",
+    "gguf": "a GGUF file beside llama.cpp's own programs: prompts, decode, many requests",
     "kernels": "the CPU kernels over whole models",
     "packing": "the packing of quantized weights, from the blocks of a file and in plain torch",
     "sampling": "the cost of sampling parameters",

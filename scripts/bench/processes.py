@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 REST_S = 10.0
+GLANCE_S = 0.25
 
 
 def tree(root_pid: int) -> list[psutil.Process]:
@@ -47,6 +49,12 @@ def cpu_by_process(processes: list[psutil.Process]) -> dict[str, float]:
 def used_since(before: Mapping[str, float], processes: list[psutil.Process]) -> dict[str, float]:
     """Return the CPU seconds by process since `before`, an earlier result of `cpu_by_process`."""
     return {name: used - before.get(name, 0.0) for name, used in cpu_by_process(processes).items()}
+
+
+def machine_now() -> dict[str, float]:
+    """Return the load average of the last minute and the cores in use within GLANCE_S, stolen time included: before a
+    measurement, while everything measured rests, what others take from it."""
+    return {"load": os.getloadavg()[0], "busy_cores": psutil.cpu_percent(GLANCE_S) / 100 * (psutil.cpu_count() or 1)}
 
 
 def idle_percents(groups: Mapping[str, list[psutil.Process]], seconds: float) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Compare this engine with the engines a user would run instead, in turn within one run, and with the machine's limit.
 
-    engine-launch bench compare 135m 32 128 64 --vllm ~/vllm/bin/python --llama-cpp ~/llama/bin/python
+    engine-launch bench compare 135m 32 128 64 --vllm ~/vllm/bin/python --llama-bin ~/llama.cpp/build/bin
 
 Each round: the limits (limits.py), then every contestant with N requests of IN random prompt tokens and OUT
 answer tokens, then the same with one answer token; all greedy, ignore_eos, new prompts each time. Measured per
@@ -8,15 +8,16 @@ contestant: seconds, output tokens/s, and decode tokens/s = N (OUT - 1) / (secon
 medians, the median over the rounds of our throughput relative to theirs (x_ours), and each one's share of the limit.
 
 Contestants: ours in its processes; transformers' generate of this Python (--no-transformers: without); with --vllm the
-vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); with --llama-cpp
-llama.cpp, one request after the other, on MODEL if that is a GGUF file, else on one that write_gguf.py makes, in Q8_0
-or Q4_0 if --quantization is int8 or int4. --cpu adds the CPU time per process.
+vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); llama.cpp on MODEL if
+that is a GGUF file, else on one that write_gguf.py makes, in Q8_0 or Q4_0 if --quantization is int8 or int4: with
+--llama-bin FOLDER, its own programs, all requests in one batch by llama-batched-bench, with --llama-cpp PYTHON its
+Python API, one request after the other. Their set-up is checked before anything starts. --cpu adds the CPU time per
+process. The rates of each round stand beside the load and the cores in use just before it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,12 +27,15 @@ from pathlib import Path
 import psutil
 
 from tokenloom import LLM
+from tokenloom.ipc.processor import cpu_flags
 from tokenloom.ipc.spec.config.gguf_index import GGUF_INDEX_NAME
 from tokenloom.scripts.bench.contestant import PEERS, Contestant, Ours, Peer, median_ratio, transformers_peer
 from tokenloom.scripts.bench.limits import LimitsPeer
-from tokenloom.scripts.bench.processes import cpu_by_process, title, tree, used_since
+from tokenloom.scripts.bench.llama_cpp import LlamaBatch, LlamaCpp
+from tokenloom.scripts.bench.processes import cpu_by_process, machine_now, title, tree, used_since
 from tokenloom.scripts.bench.report import Json, Report, median
 from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.vllm_setup import check_vllm, tuned_environment
 from tokenloom.scripts.bench.workload import Workload
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
@@ -63,10 +67,22 @@ class Result:
 
 
 def processes_of(contestant: Contestant) -> list[psutil.Process]:
-    """Return a contestant's processes; for our engine, every tokenloom child of this process."""
+    """Return a contestant's processes; for our engine, every tokenloom child of this process; none of a program that
+    ends with each measurement."""
     if isinstance(contestant, Peer):
         return tree(contestant.pid)
+    if isinstance(contestant, LlamaBatch):
+        return []
     return [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
+
+
+def check_peers(arguments: argparse.Namespace, threads: int) -> None:
+    """SystemExit with the mend if a requested peer cannot be measured."""
+    if arguments.vllm:
+        check_vllm(arguments.vllm)
+        tuned_environment(arguments.vllm)
+    if arguments.llama_bin:
+        print(LlamaCpp(arguments.llama_bin, threads).check(cpu_flags()), file=sys.stderr)
 
 
 def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
@@ -80,35 +96,30 @@ def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
         if arguments.untuned:
             yield lambda: Peer("vLLM as it comes", command)
         yield lambda: Peer("vLLM tuned", command, tuned_environment(arguments.vllm))
+    form = GGUF_FORMS.get(getattr(arguments, "quantization", "none"), "BF16")
+    if arguments.llama_bin:
+        programs = LlamaCpp(arguments.llama_bin, threads)
+        yield lambda: LlamaBatch(programs, gguf_file(arguments.llama_cpp or sys.executable, folder, form))
     if arguments.llama_cpp:
-        form = GGUF_FORMS.get(getattr(arguments, "quantization", "none"), "BF16")
         yield lambda: llama_cpp_peer(arguments.llama_cpp, folder, threads, form=form)
 
 
-def tuned_environment(python: str) -> dict[str, str]:
-    """Return the environment for vLLM's CPU build: all cores, and the allocator and OpenMP of vLLM's documentation."""
-    cpus = sorted(os.sched_getaffinity(0))
-    libraries = [
-        *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"),
-        *(Path(python).absolute().parent.parent / "lib").rglob("libiomp5.so"),
-    ]
-    names = {library.name: str(library) for library in libraries}
-    missing = {"libtcmalloc_minimal.so.4", "libiomp5.so"} - names.keys()
-    if missing:
-        raise SystemExit(f"vLLM cannot be tuned: {', '.join(sorted(missing))} not found in /usr/lib or beside {python}")
-    return {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}-{cpus[-1]}", "LD_PRELOAD": ":".join(names.values())}
+def gguf_file(python: str, folder: Path, form: str) -> Path:
+    """Return the GGUF file of a model; one that is made by `python`, which needs gguf, if it is no such file itself."""
+    if (folder / GGUF_INDEX_NAME).exists():
+        return next(iter(sorted(folder.glob("*.gguf"))))
+    file = folder / ("model.gguf" if form == "BF16" else f"model-{form}.gguf")
+    if not file.exists():
+        convert = [python, str(PEERS.parent / "inputs/write_gguf.py"), str(folder), str(file), form]
+        subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
+    return file
 
 
 def llama_cpp_peer(
-    python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp", form: str = "BF16"
+    python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp, its Python API", form: str = "BF16"
 ) -> Peer:
-    file = folder / ("model.gguf" if form == "BF16" else f"model-{form}.gguf")
-    if (folder / GGUF_INDEX_NAME).exists():
-        file = next(iter(sorted(folder.glob("*.gguf"))))
-    elif not file.exists():
-        convert = [python, str(PEERS.parent / "inputs/write_gguf.py"), str(folder), str(file), form]
-        subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
-    return Peer(name, [python, str(PEERS / "llama_cpp_peer.py"), str(file), "--threads", str(threads), *more])
+    arguments = [str(gguf_file(python, folder, form)), "--threads", str(threads), *more]
+    return Peer(name, [python, str(PEERS / "llama_cpp_peer.py"), *arguments])
 
 
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
@@ -118,10 +129,12 @@ def compare(results: list[Result], workload: Workload, limits: LimitsPeer, argum
     rates_by_round: list[Json] = []
     budget = getattr(arguments, "max_num_batched_tokens", DEFAULT_BUDGET)
     for round_number in range(arguments.rounds):
+        state = machine_now()
         rates = limits.measure()
         limit_s = limits.limits.seconds(workload, rates, budget)
         rates_by_round.append(
             {
+                **state,
                 "read_GB_per_s": rates.read_bytes_per_s / 1e9,
                 "matmul_GFLOP_per_s": rates.flops_per_s / 1e9,
                 "limit_out_tokens_per_s": workload.num_requests * workload.num_out / limit_s,
@@ -151,6 +164,7 @@ def add_rows(report: Report, results: list[Result], workload: Workload) -> None:
 
 
 def measure(setup: Setup) -> None:
+    check_peers(setup.arguments, num_cpu_threads(None, 1))
     limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
     setup.stack.callback(limits.close)
     results: list[Result] = []
@@ -167,7 +181,8 @@ OPTIONS = {
     "--transformers": (True,),
     "--vllm": (None, "the Python of an environment with vLLM"),
     "--untuned": (True, "vLLM as it comes, too: it compiles long"),
-    "--llama-cpp": (None, "the Python of one with llama-cpp-python, gguf and safetensors"),
+    "--llama-bin": (None, "the folder of llama.cpp's programs, built with its libraries", Path),
+    "--llama-cpp": (None, "the Python of an environment with llama-cpp-python, gguf and safetensors"),
     "--cpu": (False, "also print the CPU seconds of every process"),
 }
 CASE = Case("compare", measure, OPTIONS, num_requests=32, dtype="bfloat16")

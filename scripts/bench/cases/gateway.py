@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.sockets.keys import Keys
-from tokenloom.scripts.bench.cases.sse import free_port
 from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.http_server import free_port
 from tokenloom.scripts.bench.report import Report, percentile
 from tokenloom.scripts.bench.runner import Case, Setup
 

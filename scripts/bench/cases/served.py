@@ -19,11 +19,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenloom.scripts.bench.cases.compare import tuned_environment
-from tokenloom.scripts.bench.cases.sse import HOST, Server, free_port
 from tokenloom.scripts.bench.contestant import median_ratio
+from tokenloom.scripts.bench.http_server import HOST, Server, free_port
 from tokenloom.scripts.bench.processes import signal_tree
 from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
+from tokenloom.scripts.bench.vllm_setup import check_vllm, tuned_environment
 from tokenloom.scripts.bench.workload import flags_of
 
 RUN_S = 900.0
@@ -73,6 +73,7 @@ def send_load(setup: Setup, server: Server, rate: float, name: str, num_prompts:
 def measure(setup: Setup) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     given, measured = setup.arguments, dict[tuple[float, str], list[dict[str, float]]]()
+    check_vllm(given.vllm, has_client=True)
     ours, vllm = our_server(setup), vllm_server(setup)
     for server in (ours, vllm):
         setup.stack.callback(server.stop)

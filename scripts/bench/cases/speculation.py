@@ -41,11 +41,12 @@ from tokenloom.frontend.forms.prompts import new_submit
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.messages.client import Delta, RequestMetrics
 from tokenloom.ipc.messages.metrics import Counter
-from tokenloom.scripts.bench.cases.compare import llama_cpp_peer, tuned_environment
+from tokenloom.scripts.bench.cases.compare import llama_cpp_peer
 from tokenloom.scripts.bench.cases.mixed import Load
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer, median_ratio
 from tokenloom.scripts.bench.report import ROOT, median, percentile
 from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.vllm_setup import check_vllm, tuned_environment
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 CODE = ("core/scheduling/step/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
@@ -220,6 +221,7 @@ def measure_peers(setup: Setup, tasks: list[Task], num_out: int) -> None:
     with contextlib.ExitStack() as stack:
         if arguments.vllm:
             command = [arguments.vllm, str(PEERS / "vllm_peer.py"), str(folder)]
+            check_vllm(arguments.vllm)
             tuned = tuned_environment(arguments.vllm)
             peers = {name: Peer(f"vLLM, {name}", [*command, *more], tuned) for name, more in drafts.items()}
             for peer in peers.values():

@@ -14,71 +14,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
 
-from tokenloom.scripts.bench.contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
+from tokenloom.scripts.bench.contestant import median_ratio
+from tokenloom.scripts.bench.http_server import HOST, Server, free_port
 from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import FIRST_ID, flags_of
 
-HOST = "127.0.0.1"
 RUN_TIMEOUT_S = 300.0
 NUM_IN = 16
-
-
-class Server:
-    """A server process group on its own port."""
-
-    def __init__(self, name: str, command: Sequence[str], port: int, environment: dict[str, str] | None = None) -> None:
-        self.name, self.port = name, port
-        self._process = subprocess.Popen(
-            command, stdout=sys.stderr, env={**os.environ, **(environment or {})}, cwd="/", start_new_session=True
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            if self._is_healthy():
-                return
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{self.name} is not ready (exit code {self._process.returncode})")
-            time.sleep(0.2)  # the server gives no sign when it starts to listen
-
-    def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
 
 
 @dataclass
@@ -163,12 +118,6 @@ def draw_bodies(model: str, num_streams: int, num_out: int, vocab: int, seed: in
         ).encode()
         for _ in range(num_streams)
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def our_server(name: str, folder: Path, options: dict[str, object], step_ms: float) -> Server:

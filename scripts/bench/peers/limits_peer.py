@@ -1,7 +1,7 @@
 """Measure the machine's current rates: python limits_peer.py MODEL --dtype bfloat16 --device cpu --threads 2
 
-Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights is
-read once (on a GPU one of at most MAX_COPY_BYTES is copied; read and written bytes count). flops_per_s: the matmuls of
+Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights,
+but at most MAX_READ_BYTES, is read once (on a GPU copied; read and written bytes count). flops_per_s: the matmuls of
 one layer at MATMUL_TOKENS tokens (matmul.py). The best of many runs counts, since a limit is a best case.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import peer_protocol
 
 MATMUL_TOKENS = {"cpu": 1024, "cuda": 8192}
-MAX_COPY_BYTES = 2 << 30  # far more than a GPU's cache, and little beside an engine that holds most of the memory
+MAX_READ_BYTES = 2 << 30  # far more than a cache, and little beside an engine that holds most of the memory
 
 
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
@@ -29,8 +29,7 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     model = load_model_config(Path(options.model))
-    num_bytes = Limits(model, options.dtype).weight_bytes
-    num_bytes = min(num_bytes, MAX_COPY_BYTES) if device.type == "cuda" else num_bytes
+    num_bytes = min(Limits(model, options.dtype).weight_bytes, MAX_READ_BYTES)
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source) if device.type == "cuda" else source
     num_tokens = MATMUL_TOKENS[device.type]

@@ -13,7 +13,16 @@ import pytest
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.bench.cases.kernels import CASES as STEPS
 from tokenloom.scripts.bench.engine_process import Engine
+from tokenloom.scripts.bench.inputs.make_checkpoint import config_of
+from tokenloom.scripts.bench.inputs.random_gguf import MIXTURES, write_random
+from tokenloom.scripts.bench.llama_cpp import SYSTEM_NAMES
 from tokenloom.scripts.bench.report import ROOT
+from tokenloom.tests.scripts.bench.fake_llama_cpp import (
+    DECODE_RATE,
+    PROMPT_RATE,
+    calls_of,
+    write_llama_cpp,
+)
 from tokenloom.tests.support.network_hosts import obstacle
 from tokenloom.tests.support.today import at_night
 
@@ -47,6 +56,18 @@ def measure(folder: Path, command: str, program: str = BENCH) -> Figures:
     assert document["benchmark"] in done.stdout and document["machine"]["commit"]
     assert next(iter(document["rows"][0])) in done.stdout
     return Figures(document["rows"], document.get("notes", {}))
+
+
+def random_file(folder: Path) -> Path:
+    """Write a small GGUF file; return it."""
+    file = folder / "model.gguf"
+    write_random(file, config_of("qwen3", 256, 2, 4, 2, 512, 700, head_dim=64), MIXTURES["Q4_K_M"])
+    return file
+
+
+def everything() -> str:
+    """Return the system line of a build that uses all instructions."""
+    return " | ".join(f"{name} = 1" for name in SYSTEM_NAMES.values())
 
 
 class Case(NamedTuple):
@@ -170,6 +191,32 @@ def test_this_engine_is_compared_with_peers_and_limits(tmp_path: Path) -> None:
     assert rows[0]["x_ours"] == 1 and rows[1]["x_ours"] > 0 and rows[0]["share_of_limit"] > 0
     assert len(notes["machine by round"]) == 2
     assert any("worker" in name for name in notes["CPU seconds of tokenloom"])
+
+
+@pytest.mark.nightly
+def test_a_file_is_measured_beside_the_programs_of_llama_cpp(tmp_path: Path) -> None:
+    file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
+    sizes = f"9 6 --llama-bin {programs} --prompt 20 --batch 2 3 --rounds 2"
+    rows, notes = found = measure(tmp_path, f"gguf {file} {sizes} {SMALL_ENGINE}")
+    works = ["prompt of 20", "decode", "2 at once", "3 at once"]
+    assert found.column("work") == works * 2 and all(row["tokenloom"] > 0 for row in rows)
+    assert rows[0]["llama.cpp"] == PROMPT_RATE and rows[1]["llama.cpp"] == DECODE_RATE
+    assert rows[2]["llama.cpp"] == pytest.approx(2 * 6 / (2 * 9 / PROMPT_RATE + 5 / DECODE_RATE))
+    assert all(row["busy_cores"] >= 0 and row["load"] >= 0 for row in rows)
+    middle, least, most = notes["decode, of llama.cpp's rate"]
+    assert 0 < least <= middle <= most and len(notes["machine by round"]) == 2
+
+
+@pytest.mark.nightly
+def test_a_start_is_measured_beside_llama_server(tmp_path: Path) -> None:
+    file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
+    rows, notes = found = measure(
+        tmp_path, f"startup {file} --llama-bin {programs} --rounds 2 --idle-s 0 {SMALL_ENGINE}"
+    )
+    assert found.column("engine") == ["tokenloom", "llama-server"] * 2
+    assert all(0 < row["ready_s"] < row["first_token_s"] and row["pss_mib"] > 0 for row in rows)
+    assert notes["weights_mib"] == pytest.approx(file.stat().st_size / 2**20)
+    assert all(call[-2:] == ["-c", "256"] for call in calls_of(programs)) and len(calls_of(programs)) == 3
 
 
 @pytest.mark.nightly
