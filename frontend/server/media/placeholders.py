@@ -23,7 +23,9 @@ from ..text.tokenizer import Tokenizer, special_token
 
 FAKE = "<fake_token_around_image>"  # of Idefics3
 WHOLE = "<global-img>"
-FRAMES = {  # tokens before and after a clip in a chat
+QWEN_FRAME = (("vision_bos_token", "<|vision_start|>"), ("vision_eos_token", "<|vision_end|>"))
+FRAMES = {  # tokens before and after a medium in a chat, where the template shows none
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), QWEN_FRAME),
     "qwen2_audio": (("audio_bos_token", "<|audio_bos|>"), ("audio_eos_token", "<|audio_eos|>")),
     "qwen3_asr": (("audio_bos_token", "<|audio_start|>"), ("audio_eos_token", "<|audio_end|>")),
 }

@@ -185,6 +185,11 @@ def test_placeholder_that_follows_no_marker_is_refused() -> None:
         ours.expand([5, ours.placeholder_id], [])
 
 
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_an_image_that_no_template_shows_has_the_frame_of_its_family(name: str) -> None:
+    assert model_of(name).placeholders.marker.framed == VISION_MODELS[name].image
+
+
 def test_tokenizer_without_the_tokens_of_images_is_refused() -> None:
     ours, other = model_of("internvl").placeholders, model_of("llava").placeholders
     vision = VisionConfig(
