@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenloom.ipc.spec.processors.image_processor_config import load_image_proc
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Samples, random_clip
+from tokenloom.tests.support.mmproj_checkpoints import write_files
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.support.vision_oracle import VisionOracle, random_image
@@ -26,6 +28,9 @@ IMAGES = ((60, 80), (100, 40), (33, 33), (200, 150))  # width and height
 CLIPS = (6000, 17_000, 31_000, 2500)  # samples
 LONG_CLIPS = (6000, 44_000, 31_000, 70_000)  # of a model with windows of two seconds and of one length
 WHISPER_ROWS, WHISPER_LONGEST = 100, 96  # of the encoder, each of 320 samples; tokens of the decoder
+
+
+SMALL_PIXELS = {"min_pixels": 32 * 32, "max_pixels": 96 * 96}  # of Qwen's images; files have the published bounds
 
 
 class Expanded(Protocol):
@@ -95,6 +100,26 @@ def make_models(folder: Path, name: str, **text_fields: Any) -> Models:
     options = {"max_model_len": None}  # that of the decoder
     sizes = (WHISPER_ROWS * 320, 9000, 3333, 161)  # samples
     return Models(checkpoint, "audio", "", whisper, sizes, WHISPER_ROWS, options, len(whisper.clip))
+
+
+def make_gguf_models(folder: Path, name: str, **text_fields: Any) -> Models:
+    """Write one of MMPROJ_MODELS as GGUF files of the language model and the encoder. The oracle has the checkpoint of
+    which they were made."""
+    files = write_files(folder, name, **text_fields)
+    if name not in VISION_MODELS:
+        sizes, oracle = LONG_CLIPS if name == "voxtral" else CLIPS, AudioOracle(files.checkpoint)
+        most = max(oracle.num_placeholders(random_clip(0, size)) for size in sizes)
+        options: dict[str, object] = {"max_audio_s": max(sizes) / SAMPLE_RATE}
+        return Models(files.model, "audio", AUDIO_MODELS[name].audio, oracle, sizes, most, options)
+    options, settings = {}, VISION_MODELS[name].preprocessor
+    if name.startswith("qwen"):
+        options = {"mm_processor_kwargs": SMALL_PIXELS}
+        (files.checkpoint / "preprocessor_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    vision = load_model_config(files.checkpoint).vision
+    assert vision is not None
+    most = load_image_processor(files.checkpoint, vision).max_embeds
+    oracle_of_images = VisionOracle(files.checkpoint)
+    return Models(files.model, "image", VISION_MODELS[name].image, oracle_of_images, IMAGES, most, options)
 
 
 class ClipFirstPrompt(NamedTuple):

@@ -13,7 +13,7 @@ from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
 from tokenloom.tests.system.media_engine import OPTIONS, Checker, make_requests, num_encodes, run
-from tokenloom.tests.system.media_families import HEARING, Models, make_models
+from tokenloom.tests.system.media_families import HEARING, Models, make_gguf_models, make_models
 
 NUM_REQUESTS = 12
 MAX_TOKENS = 40
@@ -21,9 +21,13 @@ NUM_STEPS = 8  # with tokens, after which some media are encoded and others wait
 ROLES = ("worker 0", "core", "frontend", "media")
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", *at_night("gemma3", "idefics3", *HEARING)])
+@pytest.fixture(
+    scope="module", params=["qwen2_5_vl", *at_night("gemma3", "idefics3", *HEARING, "GGUF gemma3", "GGUF voxtral")]
+)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"), request.param)
+    form, _, family = request.param.rpartition(" ")
+    make = make_gguf_models if form == "GGUF" else make_models
+    return make(tmp_path_factory.mktemp("models"), family)
 
 
 @pytest.fixture(scope="module")
