@@ -27,9 +27,14 @@ def random_bytes(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return gguf.quantize(floats, gguf.GGMLQuantizationType[kind])
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, BLOCKS[kind][1]), dtype=np.uint8)
     halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    halves |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": ()}
     for at in halves.get(kind, (0,) if kind.startswith("IQ") else ()):
         numbers = rng.uniform(0.0005, 0.002, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    if kind == "IQ1_M":  # a half in four nibbles
+        blocks[:, 49::2] &= 15
+        blocks[:, 53] |= 0x40  # the third nibble, 0x0040 << 4
+        blocks[:, 55] |= 0x10
     if kind == "MXFP4":
         blocks[:, 0] = rng.integers(115, 125, len(blocks))
     return blocks.reshape(shape[0], -1)

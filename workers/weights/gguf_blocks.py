@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.config.gguf_index import BLOCKS
+from .gguf_grid_blocks import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, nvfp4, tq1_0, tq2_0
 from .mxfp4 import LEVELS
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # values of the 4-bit codes
@@ -166,4 +167,14 @@ _READERS: dict[str, Callable[[Tensor], Groups]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "IQ1_S": lambda data: Groups(*iq1_s(data), None),
+    "IQ1_M": lambda data: Groups(*iq1_m(data), None),
+    "IQ2_XXS": lambda data: Groups(*iq2_xxs(data), None),
+    "IQ2_XS": lambda data: Groups(*iq2_xs(data), None),
+    "IQ2_S": lambda data: Groups(*iq2_s(data), None),
+    "IQ3_XXS": lambda data: Groups(*iq3_xxs(data), None),
+    "IQ3_S": lambda data: Groups(*iq3_s(data), None),
+    "TQ1_0": lambda data: Groups(*tq1_0(data), None),
+    "TQ2_0": lambda data: Groups(*tq2_0(data), None),
+    "NVFP4": lambda data: Groups(*nvfp4(data), None, LEVELS),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
 from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.four_bits import ZERO_STEPS
-from ...kernels.quantized import QuantizedWeight, Weight, concatenate, pack_halves, quantize
+from ...kernels.quantized import SLICE_ROWS, QuantizedWeight, Weight, concatenate, pack_halves, quantize
 from ...kernels.stored_rows import BLOCK_KINDS, GROUP, INT8, INT8_BY_ROW, CodeForm, StoredRows
 from .checkpoint import Checkpoint, TensorSlice
 from .gguf_blocks import FLOATS, IQ4, dequantize, read_groups
@@ -67,16 +68,18 @@ class GgufCheckpoint(Checkpoint):
 
     def load_blocks(self, *slices: TensorSlice) -> StoredRows | None:
         """Return slices, concatenated along axis 0, as rows that will become the codes of `load_codes` for each slice
-        alone; None if one is stored as floats or cuts a block, or `keeps_blocks` is False."""
+        alone; None if one cuts a block or is in a format that is not packed from blocks, or `keeps_blocks` is
+        False."""
         if not self.keeps_blocks:
             return None
         tensors = [self._checked(wanted) for wanted in slices]
-        if any(t.kind in FLOATS or _cuts_block(t, w) for t, w in zip(tensors, slices, strict=True)):
+        if not all(_is_packed(t) and not _cuts_block(t, w) for t, w in zip(tensors, slices, strict=True)):
             return None
         return self._stored(slices, [FORMS.get(tensor.kind, INT8) for tensor in tensors])
 
     def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
-        if self._checked(wanted).added:
+        tensor = self._checked(wanted)
+        if tensor.added or tensor.kind not in BLOCK_KINDS:
             return None
         return self._stored([wanted], [INT8_BY_ROW])
 
@@ -90,7 +93,7 @@ class GgufCheckpoint(Checkpoint):
         if any(tensor.kind in FLOATS for tensor in tensors):
             return None
         form = _form_of(tensors)
-        return concatenate([self._codes(wanted, form) for wanted in slices])
+        return concatenate([self._codes(piece, form) for wanted in slices for piece in _pieces(wanted)])
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
@@ -241,6 +244,20 @@ def _form_of(tensors: Iterable[GgufTensor]) -> CodeForm:
     """Return the form that the codes of tensors take together: their own if it is one, else INT8."""
     forms = {FORMS.get(tensor.kind, INT8) for tensor in tensors}
     return forms.pop() if len(forms) == 1 else INT8
+
+
+def _pieces(wanted: TensorSlice) -> Iterator[TensorSlice]:
+    """Cut a slice of rows: temporaries of a whole matrix take longer to be made than to be filled."""
+    rows = wanted.range
+    if wanted.axis == 1:
+        yield wanted
+        return
+    for first in range(rows.start, rows.stop, SLICE_ROWS):
+        yield replace(wanted, shard=range(first, min(first + SLICE_ROWS, rows.stop)))
+
+
+def _is_packed(tensor: GgufTensor) -> bool:
+    return tensor.kind in BLOCK_KINDS and tensor.kind not in FLOATS
 
 
 def _cuts_block(tensor: GgufTensor, wanted: TensorSlice) -> bool:

@@ -36,12 +36,30 @@ KINDS = {  # number in ggml_type → format
     12: "Q4_K",
     13: "Q5_K",
     14: "Q6_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
     20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
     23: "IQ4_XS",
+    29: "IQ1_M",
     30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
     39: "MXFP4",
+    40: "NVFP4",
 }
-UNSUPPORTED = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"}
+UNSUPPORTED = {  # the same of formats that are not read
+    9: "Q8_1",
+    15: "Q8_K",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+}
 
 
 @dataclass
@@ -155,9 +173,9 @@ class _Header:
         kind, offset = self._take("IQ")
         if kind not in KINDS:
             known = ", ".join(BLOCKS)
-            what = UNSUPPORTED.get(kind, f"format {kind}")
+            what = f"{kind}, {UNSUPPORTED[kind]}," if kind in UNSUPPORTED else f"{kind}"
             raise ConfigError(
-                f"{self._path}: tensor {name!r:.100} is {what}, which is not supported, known are {known}"
+                f"{self._path}: tensor {name!r:.100} has format {what} which is not supported, known are {known}"
             )
         if not shape or 0 in shape:
             raise ValueError(f"tensor {name} of shape {shape}")

@@ -35,6 +35,16 @@ BLOCKS = {  # format → elements of a block, bytes of a block
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "NVFP4": (64, 36),
 }
 
 FLOAT_KINDS = ("F32", "F16", "BF16")
@@ -50,7 +60,7 @@ KEPT_BITS = {
 # bits.
 CODE_BITS = {
     "Q8_0": 8,
-    "Q5_0": 8,
+    **dict.fromkeys(("Q5_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"), 8),
     "Q4_0": 4,
     "Q4_1": 4,
     "Q4_K": 4,

@@ -94,6 +94,10 @@ def test_random_blocks_become_the_floats_of_gguf_py(kind: str) -> None:
     assert not np.isfinite(found[~is_finite]).any()
 
 
+def test_all_formats_of_gguf_py_are_read() -> None:
+    assert BLOCKS.keys() == {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
+
+
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_shards_of_rows_and_columns_are_those_of_the_whole_matrix(kind: str, written: Written) -> None:
     rng = random.Random(kind)
@@ -154,7 +158,7 @@ def test_matrices_of_different_formats_meet_in_8_bits(written: Written) -> None:
 
 def test_what_is_missing_or_has_another_shape_is_named(written: Written, tmp_path: Path) -> None:
     with written.open() as checkpoint:
-        with pytest.raises(ConfigError, match=r"00001.gguf: tensor w.Q9 is missing, among 48: the file"):
+        with pytest.raises(ConfigError, match=r"00001.gguf: tensor w.Q9 is missing, among 78: the file"):
             checkpoint.load(TensorSlice("w.Q9", SHAPE))
         with pytest.raises(ConfigError, match=r"w.Q4_K has shape \[48, 512\], the metadata ask for \[48, 256\]"):
             checkpoint.load(TensorSlice("w.Q4_K", (48, 256)))
