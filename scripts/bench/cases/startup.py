@@ -5,14 +5,14 @@
 
 Measured on the operator's clock: `engine-launch --model …` is started, its lines are timed as they are printed, a
 Client requests one token as soon as Ready is printed, SIGTERM ends the engine. The table has one row per engine and
-round, with the memory of all its processes after the first token (PSS, shared pages counted once), and the load and the
-cores in use before the start; the phases are those of the last round. Also noted: the memory as a share of 1.25 × the
-weights + 600 MB (the KV cache is untouched by then), and the CPU time that the processes use while idle for --idle-s
-seconds. With --llama-bin (the folder of llama.cpp's programs) also llama-server with the same GGUF file, in turn with
-ours, which serves HTTP then as well: from its command until /health answers, and to the first token of /completion;
---max-model-len is its context, too. A start that is not counted fills the page cache first. With --vllm (the Python of
-an environment with it) also vLLM's offline LLM, from its command to its first token: eager, and compiling with empty
-caches, as on a first start. All flags of engine-launch are taken.
+round, with the memory of all its processes after the first token (PSS, shared pages counted once), their CPU time until
+then, and the load and the cores in use before the start; the phases are those of the last round. Also noted: the memory
+as a share of 1.25 × the weights + 600 MB (the KV cache is untouched by then), and the CPU time that the processes use
+while idle for --idle-s seconds. With --llama-bin (the folder of llama.cpp's programs) also llama-server with the same
+GGUF file, in turn with ours, which serves HTTP then as well: from its command until /health answers, and to the first
+token of /completion; --max-model-len is its context, too. A start that is not counted fills the page cache first. With
+--vllm (the Python of an environment with it) also vLLM's offline LLM, from its command to its first token: eager, and
+compiling with empty caches, as on a first start. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.http_server import HOST, free_port
 from tokenloom.scripts.bench.llama_cpp import LlamaCpp
-from tokenloom.scripts.bench.processes import machine_now, pss_bytes, tree
+from tokenloom.scripts.bench.processes import cpu_by_process, machine_now, pss_bytes, tree
 from tokenloom.scripts.bench.report import Report, median
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.vllm_setup import check_vllm
@@ -74,6 +74,7 @@ def measure_ours(setup: Setup, number: int, is_last: bool) -> float:
             ready_s = time.perf_counter() - begun
             token_s = first_token_s(address, begun)
             memory = pss_bytes(engine.processes())
+            state["cpu_s"] = sum(cpu_by_process(engine.processes()).values())
             if is_last:
                 note_memory(memory, setup.folder, report)
                 report.note("phases", [line for line in engine.lines if not line.startswith("Ready")])
@@ -97,6 +98,7 @@ def measure_llama_server(setup: Setup, number: int, programs: LlamaCpp, file: Pa
         request_token(server.port)
         token_s = time.perf_counter() - begun
         memory = pss_bytes(tree(server.pid))
+        state["cpu_s"] = sum(cpu_by_process(tree(server.pid)).values())
     finally:
         stopping = time.perf_counter()
         server.stop()
