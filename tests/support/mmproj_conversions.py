@@ -178,13 +178,21 @@ def write_pixtral(writer: Any, config: Config, processor: Config) -> None:
         writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
 
 
+def num_llava_layers(config: Config) -> int:
+    """Return the number of layers of LLaVA's encoder that a file has."""
+    chosen, count = config["vision_feature_layer"], config["vision_config"]["num_hidden_layers"]
+    return max(chosen) if isinstance(chosen, list) else count - 1
+
+
 def write_llava(writer: Any, config: Config, processor: Config) -> None:
-    """Write the keys of the first converter, which leaves the last layer out."""
+    """Write the keys of the first converter, which leaves out the layers behind those that the projector takes."""
     tower = config["vision_config"]
     if tower["model_type"] == "pixtral":
         write_pixtral(writer, config, processor)
         return
-    shortened = {**config, "vision_config": {**tower, "num_hidden_layers": tower["num_hidden_layers"] - 1}}
+    shortened = {**config, "vision_config": {**tower, "num_hidden_layers": num_llava_layers(config)}}
+    if isinstance(config["vision_feature_layer"], list):
+        writer.add_array("clip.vision.feature_layer", config["vision_feature_layer"])
     write_vision(writer, shortened, processor, "mlp")
     writer.add_bool("clip.has_llava_projector", True)
     writer.add_bool("clip.use_gelu", tower["hidden_act"] == "gelu")
@@ -276,7 +284,7 @@ def of_llava(config: Config, name: str, values: Any) -> Tensors:
         is_rotated = name.split(".")[-2] in ("q_proj", "k_proj")
         yield name, rotated_pairs(values, tower["num_attention_heads"]) if is_rotated else values
         return
-    if f".layers.{tower['num_hidden_layers'] - 1}." in name:
+    if ".layers." in name and int(name.split(".layers.")[1].split(".")[0]) >= num_llava_layers(config):
         return
     kind = name.rpartition(".")[2]
     if "multi_modal_projector" in name:

@@ -6,6 +6,7 @@ The checkpoint's own embeddings are those of transformers (`test_encoder.py`).
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from tokenloom.ipc.spec.processors.image_processor_config import load_image_proc
 from tokenloom.scripts.bench.inputs.adapter_requests import linked_cache
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.mmproj_checkpoints import MMPROJ_MODELS, MediaFiles, write_files
-from tokenloom.tests.support.mmproj_conversions import convert_mmproj
+from tokenloom.tests.support.mmproj_conversions import convert_media, convert_mmproj
 from tokenloom.tests.support.today import some
+from tokenloom.tests.support.vision_checkpoints import write_vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.audio import audio_items
 from tokenloom.tests.workers.encoders.images import image_items
@@ -102,6 +104,17 @@ def test_windows_have_the_published_size_if_the_file_names_none(tmp_path: Path) 
     convert_mmproj(files.checkpoint, files.mmproj)
     theirs, ours = load(files.checkpoint), load(folder_of(files))
     for item in items_of(files.checkpoint, "qwen2_5_vl"):
+        assert torch.equal(encode(ours, item), encode(theirs, item))
+
+
+def test_a_projector_takes_several_layers_side_by_side(tmp_path: Path) -> None:
+    model = VISION_MODELS["llava"]
+    model = replace(model, config={**model.config, "vision_feature_layer": [2, 1]})
+    checkpoint = write_vision_checkpoint(tmp_path / "checkpoint", model)
+    files = MediaFiles(checkpoint, tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    convert_media(*files)
+    theirs, ours = load(checkpoint), load(folder_of(files))
+    for item in items_of(checkpoint, "llava"):
         assert torch.equal(encode(ours, item), encode(theirs, item))
 
 

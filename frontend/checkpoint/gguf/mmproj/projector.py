@@ -50,11 +50,16 @@ class Projector:
 
 
 def sizes(data: Metadata, medium: Medium) -> Fields:
-    """Return an encoder's sizes by the names that most configs of transformers have for them."""
+    """Return an encoder's sizes by the names that most configs of transformers have for them. ConfigError if its heads
+    have no pairs of elements to be rotated, or not all the same size."""
+    hidden_size = data.count(f"{medium}.embedding_length", least=1)
+    num_heads = data.count(f"{medium}.attention.head_count", least=1)
+    if hidden_size % (2 * num_heads):
+        data.refuse(f"clip.{medium}.embedding_length {hidden_size} has no even share for each of {num_heads} heads")
     return {
-        "hidden_size": data.count(f"{medium}.embedding_length", least=1),
+        "hidden_size": hidden_size,
         "num_hidden_layers": num_layers(data, medium),
-        "num_attention_heads": data.count(f"{medium}.attention.head_count", least=1),
+        "num_attention_heads": num_heads,
         "intermediate_size": inner_size(data, medium),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .....ipc.spec.models.config_file import is_whole
 from ..metadata import Metadata
-from .projector import Fields, Projector, epsilon, image_size, image_sizes, normalization, sizes, square
+from .projector import Fields, Projector, epsilon, image_size, image_sizes, normalization, num_layers, sizes, square
 
 CLIP_LAYER = {
     "ln1": "layer_norm1",
@@ -106,10 +107,20 @@ def _llava(data: Metadata) -> Fields:
     tower |= {} if has_class else {"vision_use_head": False}
     return {
         "projector_hidden_act": "gelu",
-        "vision_feature_layer": data.whole("vision.feature_layer") or -1,
+        "vision_feature_layer": _feature_layers(data),
         "vision_feature_select_strategy": "default" if has_class else "full",
         "vision_config": tower,
     }
+
+
+def _feature_layers(data: Metadata) -> list[int] | int:
+    """Return the numbers of the layers whose outputs the projector takes side by side; -1: the last one's."""
+    found, last = data.whole("vision.feature_layer"), num_layers(data, "vision")
+    if found is None:
+        return -1
+    if not isinstance(found, list) or not all(is_whole(each) and 0 <= each <= last for each in found) or not found:
+        data.refuse(f"clip.vision.feature_layer must be numbers of layers up to {last}, it is {found!r:.100}")
+    return found
 
 
 def _llava_processor(data: Metadata) -> Fields:

@@ -191,6 +191,7 @@ def test_a_family_that_is_not_served_is_named_with_those_that_are(
         ({"vision__block_count": 1 << 30}, "clip.vision.block_count must be a whole number of at most"),
         ({"vision__patch_size": 0}, "clip.vision.patch_size must be a whole number of at least 1"),
         ({"vision__attention__head_count": None}, "clip.vision.attention.head_count must be a number"),
+        ({"vision__attention__head_count": 5}, "clip.vision.embedding_length 32 has no even share for each of 5 heads"),
         ({"vision__image_mean": [0.5]}, r"clip.vision.image_mean must be 3 numbers, it is \[0.5\]"),
     ],
     ids=str,
