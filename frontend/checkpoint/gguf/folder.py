@@ -40,7 +40,7 @@ from .tokenizer import write_tokenizer
 logger = logging.getLogger("tokenloom.supervisor")
 
 REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
-FORM = 3  # version of the files in the folder: another number makes new folders
+FORM = 4  # version of the files in the folder: another number makes new folders
 
 
 def gguf_in(folder: Path) -> Path | None:

@@ -25,6 +25,8 @@ from .pre_tokenizers import DEFAULT, LINES, PRE_TOKENIZERS, PreTokenizer
 from .reader import read_gguf
 
 PREFIX = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"  # further ones have a dot and a name behind it
+TEMPLATES_FOLDER = "additional_chat_templates"
 LISTS = ("tokens", "token_type", "scores", "merges")
 MAX_TOKEN_CHARACTERS = 4096  # the longest tokens of published vocabularies, runs of spaces, have 1,024
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens in GGUF
@@ -54,13 +56,22 @@ def write_tokenizer(file: Path, folder: Path) -> None:
         "tokenizer.json": msgspec.json.encode(vocabulary.tokenizer()),
         "tokenizer_config.json": msgspec.json.encode(config | vocabulary.named()),
     }
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        files = {"chat_template.jinja": template.encode()} | files
+    files = _templates(metadata) | files
     with tempfile.TemporaryDirectory(dir=folder) as made:
         for name, data in files.items():  # the last one proves that all were written
-            (Path(made) / name).write_bytes(data)
-            os.replace(Path(made) / name, folder / name)
+            (folder / name).parent.mkdir(exist_ok=True)
+            (Path(made) / "file").write_bytes(data)
+            os.replace(Path(made) / "file", folder / name)
+
+
+def _templates(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the chat templates of a file, by the names of the files in which transformers keeps them."""
+    found = {"chat_template.jinja": metadata.get(TEMPLATE)}
+    for key, text in metadata.items():
+        name = key.removeprefix(f"{TEMPLATE}.")
+        if key != name and name.replace("_", "").replace("-", "").isalnum():
+            found[f"{TEMPLATES_FOLDER}/{name}.jinja"] = text
+    return {name: text.encode() for name, text in found.items() if isinstance(text, str)}
 
 
 class _Vocabulary:

@@ -219,6 +219,8 @@ class EngineOptions(TypedDict, total=False):
     """seed from which requests without a seed get theirs (default: 0)"""
     chat_template: Text | None
     """Jinja chat template or a file with one, if not the model's"""
+    chat_template_name: Text | None
+    """name of one of the model's chat templates; none: tool_use for chats with tools, else default"""
     default_chat_template_kwargs: dict[str, Any] | str | None
     """variables of the chat template for requests that name none"""
     generation_config: Text | None

@@ -84,7 +84,7 @@ class GeneratingEndpoints:
         self._engine, self._metrics, self._peers = engine, metrics, peers
         self._spec = spec
         self.responses = StoredResponses(engine, store, self._chat_of)
-        template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
+        template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.tool_source
         parser = spec.config.tool_call_parser
         self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
         reasoning = spec.config.reasoning_parser

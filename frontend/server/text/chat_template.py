@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -29,17 +30,18 @@ from ....ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPar
 from ....ipc.messages.media import MediaKind
 from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ....ipc.spec.models.config_file import read_json
 from .default_templates import DEFAULT_TEMPLATES
 from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
+from .stored_templates import DEFAULT, TOOL_USE, chosen, read_file, stored_templates
 from .system_turns import other_forms
-from .tokenizer import Tokenizer, read_tokenizer_config
+from .tokenizer import Tokenizer
 from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
+
+logger = logging.getLogger("tokenloom.frontend")
 
 MODEL_FORM = ChatForm()
 NO_MEDIA = MediaMarker("image", "", "")  # for a model that takes only text
-MAX_CHARACTERS = 4 << 20  # limit for a template file
 _PROBE = "\ue000one text\ue000"  # occurs in no real text
 DEFAULTS = EngineConfig()
 _PARTS: dict[MediaKind, JsonObject] = {  # parts for media; Qwen2-Audio's templates look for the URL
@@ -61,17 +63,20 @@ class ChatTemplate:
         origin: str = "the chat template",
         defaults: JsonObject | None = None,
         marker: MediaMarker = NO_MEDIA,
+        for_tools: str | None = None,
     ) -> None:
         """Compile `source`; if it is not a template, raise ConfigError, which names `origin`. `defaults`: variables
-        that a chat may override; `marker`: the text that stands for a medium."""
+        that a chat may override; `marker`: the text that stands for a medium; `for_tools`: the template of chats with
+        tools, if it is another."""
         self.source, self.marker = source, marker
+        self.tool_source = source if for_tools is None else for_tools
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
         self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
         self._takes_system = WeakKeyDictionary[jinja2.Template, bool]()
         self._turn_shapes = WeakKeyDictionary[jinja2.Template, TurnShape]()
         try:
-            self._template = _compiled(source)
+            self._template, self._tool_template = _compiled(source), _compiled(self.tool_source)
         except ValueError as error:
             mend = "mend it, or start with --chat-template FILE"
             raise ConfigError(f"{origin} is not a Jinja template: {error}: {mend}") from None
@@ -83,22 +88,28 @@ class ChatTemplate:
         default = DEFAULT_TEMPLATES.get(spec.model.architecture)
         if found is not None or default is None:
             return found
+        logger.info("%s has no chat template, the one of %s is taken", spec.served_model_name, spec.model.architecture)
         return cls(default, {}, defaults=spec.config.default_chat_template_kwargs, marker=marker)
 
     @classmethod
     def load(
         cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, marker: MediaMarker = NO_MEDIA
     ) -> ChatTemplate | None:
-        """Load the template of `config`, else chat_template.jinja in `folder`, else the one in its chat_template.json
-        or tokenizer_config.json; None if there is none."""
+        """Load the template of `config`, else the one that is named there among those in `folder`, else the default;
+        None if there is none."""
         given, defaults = config.chat_template, config.default_chat_template_kwargs
         special_tokens = {} if tokenizer is None else tokenizer.special_tokens
-        file = folder / "chat_template.jinja"
-        if given is not None or file.is_file():
-            source, origin = read_template(str(file) if given is None else given)
+        if given is not None:
+            if config.chat_template_name is not None:
+                raise ConfigError("--chat-template and --chat-template-name exclude each other: give one")
+            source, origin = read_template(given)
             return cls(source, special_tokens, origin, defaults, marker)
-        found = _processor_template(folder) or _default_template(read_tokenizer_config(folder).get("chat_template"))
-        return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, marker)
+        found = chosen(stored_templates(folder), config.chat_template_name, folder)
+        if DEFAULT not in found:
+            return None
+        file = folder / "chat_template.jinja"
+        origin = f"chat_template in {folder}" if config.chat_template_name or not file.is_file() else str(file)
+        return cls(found[DEFAULT], special_tokens, origin, defaults, marker, found.get(TOOL_USE))
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
         """Return the prompt up to the start of the answer, followed by `form.answer`. If `form.is_continued`, it ends
@@ -108,9 +119,13 @@ class ChatTemplate:
         RequestError if there are no messages, the form contradicts itself, or the template fails."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
-        template = self._template if form.template is None else _compile(form.template)
         names = self._names(form)
-        source = self.source if form.template is None else form.template
+        if form.template is not None:
+            template, source = _compile(form.template), form.template
+        elif names["tools"]:
+            template, source = self._tool_template, self.tool_source
+        else:
+            template, source = self._template, self.source
         messages = calls_as_text(messages, source)
         messages = with_tools(messages, names["tools"], source, lambda: self._shows_system(template))
         if form.is_continued:
@@ -253,14 +268,7 @@ def read_template(given: str) -> tuple[str, str]:
     or newlines. ConfigError if the file cannot be read or is too long."""
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
-    try:
-        with open(given, encoding="utf-8-sig") as file:
-            source = file.read(MAX_CHARACTERS + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the chat template {given} cannot be read: {error}") from None
-    if len(source) > MAX_CHARACTERS:
-        raise ConfigError(f"the chat template {given} has more than {MAX_CHARACTERS} characters: it is no template")
-    return source, given
+    return read_file(given), given
 
 
 @lru_cache(maxsize=8)
@@ -301,24 +309,6 @@ def _until_mark(text: str) -> str:
             "continue_final_message out"
         )
     return before if after.startswith(" ") else before.rstrip()
-
-
-def _processor_template(folder: Path) -> str | None:
-    """Return the template in chat_template.json, where media processors keep theirs; None if there is none."""
-    path = folder / "chat_template.json"
-    return _default_template(read_json(path).get("chat_template")) if path.is_file() else None
-
-
-def _default_template(value: object) -> str | None:
-    """Return the template in a config's value: the string, or, in a list of {name, template}, the one named
-    "default"."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        named = [each for each in value if isinstance(each, dict) and each.get("name") == "default"]
-        chosen = named[-1].get("template") if named else None
-        return chosen if isinstance(chosen, str) else None
-    return None
 
 
 class _Generation(jinja2.ext.Extension):

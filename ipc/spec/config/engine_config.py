@@ -222,6 +222,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None
     seed: Annotated[int, _answers("seed from which requests without a seed get theirs")] = 0
     chat_template: Annotated[str | None, _answers("Jinja chat template or a file with one, if not the model's")] = None
+    chat_template_name: Annotated[
+        str | None,
+        _answers("name of one of the model's chat templates; none: tool_use for chats with tools, else default"),
+    ] = None
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None, _answers("variables of the chat template for requests that name none")
     ] = None
