@@ -17,7 +17,8 @@ SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides e
     "qwen3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
     "qwen3_moe": {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
-CASES = [*((family, False) for family in SHAPES), ("mistral", True), ("qwen3_moe", True)]
+CASES = [*((family, False, "auto") for family in SHAPES), ("mistral", True, "auto"), ("qwen3_moe", True, "auto")]
+BYTES = [("llama", False, "int8"), ("qwen3", False, "fp8"), ("qwen3_moe", False, "int8"), ("qwen3", True, "int8")]
 BASE: dict[str, object] = {"in_process": True, "num_threads": 1, "max_model_len": 240, "block_size": 8}
 SCHEDULES: dict[str, dict[str, object]] = {
     "among others": {"max_num_seqs": 12},
@@ -48,12 +49,12 @@ def open_llm(folder: Path, **options: object) -> LLM:
     return LLM(folder, **(BASE | {"deterministic": True} | options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("family", "enforce_reference"), some(CASES, num_today=2))
-def test_no_schedule_changes_a_bit(family: str, enforce_reference: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "enforce_reference", "kv_cache"), [*some(CASES, 2), *some(BYTES, 1)])
+def test_no_schedule_changes_a_bit(family: str, enforce_reference: bool, kv_cache: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", family, vocab_size=300, num_hidden_layers=2, **SHAPES[family])
     prompts = make_prompts()
     params = [make_params(i) for i in range(len(prompts))]
-    own = {"enforce_reference": enforce_reference}
+    own = {"enforce_reference": enforce_reference, "kv_cache_dtype": kv_cache}
     with open_llm(folder, **own, steps_in_flight=1, enable_prefix_caching=False) as llm:
         alone = [llm.generate([each], one, use_tqdm=False)[0] for each, one in zip(prompts, params, strict=True)]
     for schedule, options in SCHEDULES.items():

@@ -77,7 +77,7 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_in_chunks_and_after_a_preemp
 def test_the_kernels_answer_as_plain_torch_over_the_same_bytes(
     family: str, stored: torch.dtype, tmp_path: Path
 ) -> None:
-    """Where a key differs in its last bits, its number may be the next one: few logits move by that."""
+    """A key that differs in its last bits may get the next number, which moves few logits."""
     folder, prompts = tiny_checkpoint(tmp_path, family), draw_prompts(2)
     each = [ReferenceOps(), make_cpu_ops(torch.float32, LEVELS[0])]
     wanted, found = (answers(run_of(folder, ops, torch.float32, stored), prompts, random.Random(3)) for ops in each)
