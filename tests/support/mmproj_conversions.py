@@ -180,8 +180,8 @@ def write_pixtral(writer: Any, config: Config, processor: Config) -> None:
 
 def num_llava_layers(config: Config) -> int:
     """Return the number of layers of LLaVA's encoder that a file has."""
-    chosen, count = config["vision_feature_layer"], config["vision_config"]["num_hidden_layers"]
-    return max(chosen) if isinstance(chosen, list) else count - 1
+    chosen = config["vision_feature_layer"]
+    return max(chosen) if isinstance(chosen, list) else int(config["vision_config"]["num_hidden_layers"]) - 1
 
 
 def write_llava(writer: Any, config: Config, processor: Config) -> None:

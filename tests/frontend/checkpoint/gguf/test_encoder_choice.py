@@ -84,7 +84,12 @@ def write_encoder(path: Path, hidden_size: int = HIDDEN, without: str = "", seed
         "vision__image_mean": [0.5, 0.5, 0.5],
         "vision__image_std": [0.5, 0.5, 0.5],
     } | keys
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    kinds: dict[type, Any] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     for name, value in values.items():
         if value is not None:
             kinds[type(value)](f"clip.{name.replace('__', '.')}", value)
