@@ -135,6 +135,16 @@ def _quantize_rows(rows: Tensor, kind: Kind, group_size: int) -> tuple[Tensor, T
     return scaled.to(STORED_DTYPES[kind]), scales
 
 
+def fp8_as_int8(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
+    """Round an fp8 weight [out, in] to int8, with a scale for each `group_size` inputs, which divides all inputs. An
+    element moves by at most 1/254 of the largest of its group."""
+    exact, parts = replace(weight, dtype=torch.float32), list[QuantizedWeight]()
+    for first in range(0, weight.shape[0], SLICE_ROWS):
+        rows = torch.arange(first, min(first + SLICE_ROWS, weight.shape[0]), device=weight.qweight.device)
+        parts.append(quantize(exact.select_outputs(rows).dequantize(), "int8", weight.dtype, group_size))
+    return concatenate(parts)
+
+
 def has_four_bits(weight: Tensor) -> bool:
     """Whether int4 can hold a weight [out, in]: both halves of its inputs are whole groups."""
     return weight.shape[1] % (2 * four_bits.GROUP) == 0

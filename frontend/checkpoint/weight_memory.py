@@ -12,7 +12,7 @@ from ...ipc.spec.models.multimodal import ENCODER_PREFIXES
 FLOATS = ("F64", "F32", "F16", "BF16")
 _ENCODERS = tuple(ENCODER_PREFIXES)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ON_LOAD_BITS = {"int8": 8.0, "int4": 4.75, "fp8": 8.0}  # bits of a weight that is quantized on load, with its scales
+_ON_LOAD_BITS = {"int8": 8.0, "int4": 4.75, "fp8": 8.5}  # bits of a weight that is quantized on load, with its scales
 _CODES_PER_BYTE = {"I8": 1.0, "F8_E4M3": 1.0, "U8": 2.0, "I32": 2.0}  # in safetensors
 _SCALE_BYTES = 4  # of a head's row
 
@@ -51,6 +51,8 @@ def weight_bytes(
         elif each.dtype in (*FLOATS, *KEPT_BITS):
             is_rounded = keeps_codes and name != head and _layout_of(model) == "on_load"
             num_bytes += each.num_elements * _on_load_bits(model) / 8 if is_rounded else floats
+        elif each.dtype == "F8_E4M3" and has_integer_products:
+            num_bytes += each.num_elements * _ON_LOAD_BITS["fp8"] / 8
         elif keeps_codes or each.dtype not in _CODES_PER_BYTE:
             num_bytes += each.num_bytes
         else:

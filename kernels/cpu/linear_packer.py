@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Activation
-from ..quantized import QuantizedWeight, Weight, as_floats, unpack_halves
+from ..quantized import QuantizedWeight, Weight, as_floats, fp8_as_int8, unpack_halves
 from ..stored_rows import GROUP, INT8, CodeForm, StoredRows
 from . import library as c
 from .arena import PackedMemory
@@ -47,13 +47,16 @@ class LinearPacker:
 
     def __init__(self, library: c.KernelLibrary, has_integer_products: bool) -> None:
         """`has_integer_products`: int8 and int4 weights are packed as codes and multiplied as integers if the kernels
-        support that; scales of groups are then in half precision. All other quantized weights are dequantized."""
+        support that, and fp8 weights are rounded to int8; scales of groups are then in half precision. All other
+        quantized weights are dequantized."""
         self._library, self._memory = library, PackedMemory()
         self._line = int(library.op_line())
         self.takes_codes = has_integer_products and bool(library.op_has_codes())
 
     def pack(self, weight: Weight, bias: Tensor | None, activation: Activation) -> CpuLinear:
         """Pack a weight [out, in] and a bias [out]. A gated weight has all gates, then all ups."""
+        if isinstance(weight, QuantizedWeight) and self._is_rounded(weight):
+            weight = fp8_as_int8(weight, GROUP)
         if isinstance(weight, Tensor) or not self._has_products(weight):
             weight = as_floats(weight).contiguous()
         num_rows, num_inputs = weight.shape
@@ -75,6 +78,10 @@ class LinearPacker:
         else:
             owner, num_bytes = self._pack_elements(struct, weight, bias)
         return CpuLinear(struct, owner, num_inputs, num_outputs, num_bytes)
+
+    def _is_rounded(self, weight: QuantizedWeight) -> bool:
+        """Whether a weight is fp8 that becomes codes, which the kernels can multiply."""
+        return self.takes_codes and weight.qweight.dtype == torch.float8_e4m3fn and weight.shape[1] % GROUP == 0
 
     def _has_products(self, weight: QuantizedWeight | StoredRows) -> bool:
         """Whether the kernels can multiply this weight's codes: int8 or int4, in contiguous groups of whole lines."""

@@ -55,8 +55,6 @@ def integer_obstacle(config: EngineConfig, model: ModelConfig, dtype: str) -> st
     are."""
     if model.quantization is None:
         return "no quantized weights: give --quantization int8 or int4"
-    if model.quantization.weight_dtype == "fp8":
-        return "fp8 weights: leave it out"
     if dtype != "bfloat16":
         return f"activations of {dtype}: give --dtype bfloat16"
     if model.implementation == "transformers":

@@ -151,7 +151,26 @@ def test_an_embedding_is_read_from_the_codes_of_the_head(ops: CpuOps) -> None:
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_weights_of_other_forms_become_floats(ops: CpuOps, is_cut: bool) -> None:
     torch.manual_seed(7)
-    weight = random_weight(8, (64, 96), 48) if is_cut else quantize(torch.randn(64, 96).bfloat16(), "fp8")
-    x = torch.randn(3, 96).bfloat16()
+    width = 96 if is_cut else 80  # a group of 48 is no whole line, nor are 80 inputs
+    weight = random_weight(8, (64, 96), 48) if is_cut else quantize(torch.randn(64, 80).bfloat16(), "fp8")
+    x = torch.randn(3, width).bfloat16()
     plain = CpuOps(ops.library, ops.dtype)
     assert torch.equal(ops.logits(x, ops.pack_linear(weight, None)), plain.logits(x, plain.pack_linear(weight, None)))
+
+
+@pytest.mark.parametrize("group", [128, 384])  # blocks of inputs, or a scale for each output
+def test_fp8_weights_become_codes_near_their_floats(ops: CpuOps, group: int) -> None:
+    """The oracle multiplies the floats that the weight stands for, in float64."""
+    torch.manual_seed(9)
+    weight = quantize(torch.randn(200, 384) * torch.rand(200, 1), "fp8", torch.bfloat16, group)
+    values, x = replace(weight, dtype=torch.float32).dequantize(), torch.randn(5, 384).bfloat16()
+    packed = ops.pack_linear(weight, None)
+    assert packed.nbytes * 8 == 224 * 384 * 8.5, "7 pairs of tiles"
+    largest = values.abs().unflatten(1, (-1, 32)).amax(2)
+    rounded = largest.double() / 254 * (1 + 2**-8)  # the scale is in half precision
+    inputs = x.double().abs().unflatten(1, (-1, 32))
+    moved = torch.einsum("rgi,og->ro", inputs, rounded)
+    moved += torch.einsum("rg,ogi->ro", inputs.amax(2) / 254, values.double().abs().unflatten(1, (-1, 32))) * 1.01
+    found, exact_sums = ops.logits(x, packed).double(), x.double() @ values.double().T
+    assert ((found - exact_sums).abs() <= moved + 1e-4).all() and not torch.equal(found, exact_sums)
+    assert (found - exact_sums).std() < 0.02 * exact_sums.std()

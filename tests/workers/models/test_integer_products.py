@@ -11,12 +11,13 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.served_model import has_integer_products, served_model
 from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.media_checkpoints import DEMO
-from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair
+from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.device.device_check import check_cpu
 from tokenloom.workers.models.decoder import DecoderModel
@@ -71,7 +72,6 @@ def test_experts_in_mxfp4_stay_codes(tmp_path: Path) -> None:
     ("weights", "options", "dtype", "words"),
     [
         (None, {}, "bfloat16", "no quantized weights: give --quantization int8 or int4"),
-        ("fp8", {}, "bfloat16", "fp8 weights: leave it out"),
         ("int8", {}, "float32", "activations of float32: give --dtype bfloat16"),
         ("int4", {"enforce_reference": True}, "bfloat16", "plain torch: leave out --enforce-reference"),
     ],
@@ -88,3 +88,18 @@ def test_what_has_no_such_products_is_named(
         spec = msgspec.structs.replace(spec, model=model)
     with pytest.raises(ConfigError, match=f"^--quantized-products integers .*{words}$"):
         check_cpu(spec)
+
+
+@needs_products
+def test_all_quantized_checkpoints_take_integers_by_default(tmp_path: Path) -> None:
+    for form in (each for each in FORMATS if not each.startswith("mxfp4")):
+        quantized, plain = quantized_pair(tmp_path / form.replace(" ", ""), form, "llama", dtype="bfloat16")
+        takes = [
+            has_integer_products(EngineConfig(), served_model(EngineConfig(), folder), "bfloat16", "cpu")
+            for folder in (quantized, plain)
+        ]
+        assert takes == [True, False], form
+    quantized, _ = mxfp4_pair(tmp_path / "mxfp4", intermediate_size=96)
+    assert has_integer_products(EngineConfig(), served_model(EngineConfig(), quantized), "bfloat16", "cpu")
+    config = EngineConfig(quantization="fp8")
+    assert has_integer_products(config, served_model(config, DEMO), "bfloat16", "cpu")

@@ -28,11 +28,16 @@ def test_codes_are_multiplied_as_integers_by_default(layout: str) -> None:
     assert has_integer_products(EngineConfig(), model_of(layout), "bfloat16", "cpu")
 
 
+@needs_avx2
+@pytest.mark.parametrize("layout", ["scaled", "on_load"])
+def test_fp8_weights_are_rounded_for_them(layout: str) -> None:
+    assert has_integer_products(EngineConfig(), model_of(layout, "fp8"), "bfloat16", "cpu")
+
+
 @pytest.mark.parametrize(
     ("model", "options", "dtype", "device"),
     [
         (model_of(None), {}, "bfloat16", "cpu"),
-        (model_of("scaled", "fp8"), {}, "bfloat16", "cpu"),
         (model_of("gguf"), {}, "float32", "cpu"),
         (model_of("gguf"), {"enforce_reference": True}, "bfloat16", "cpu"),
         (model_of("gguf"), {"quantized_products": "floats"}, "bfloat16", "cpu"),
