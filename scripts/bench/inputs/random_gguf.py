@@ -183,7 +183,9 @@ def write_random(file: Path, config: Mapping[str, Any], mixture: Mixture, seed: 
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, entry in [*writer.tensors[0].items()]:  # write_sizes may have added some, with their data
-        writer.write_tensor_data(entry.tensor if name not in tensors else draw_blocks(*tensors[name], rng))
+        data = draw_blocks(*tensors[name], rng) if name in tensors else entry.tensor
+        assert data is not None
+        writer.write_tensor_data(data)
     writer.close()
 
 
