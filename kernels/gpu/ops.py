@@ -172,7 +172,10 @@ class TritonOps(ReferenceOps):
         return normalize(x, residual, norm)
 
     activate = staticmethod(activate)
-    sigmoid = staticmethod(torch.sigmoid)  # on a GPU all elements are computed alike
+
+    @staticmethod
+    def sigmoid(x: Tensor) -> Tensor:
+        return x.sigmoid()  # on a GPU all elements are computed alike
 
     def qk_norm_rope_cache(
         self,
