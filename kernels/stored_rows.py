@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from torch import Tensor
 
 GROUP = 32  # number of inputs that share a scale, unless a row has one
+BLOCK = 256  # number of inputs that share the numbers that their lines' scales are multiples of
 BLOCK_KINDS = (  # formats of blocks that can be packed; the first three are floats
     *("F32", "F16", "BF16"),
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -21,14 +23,24 @@ BLOCK_KINDS = (  # formats of blocks that can be packed; the first three are flo
 NUM_FLOAT_KINDS = 3
 
 
+class Multiples(IntEnum):
+    """The whole numbers that scales and mins are multiples of a block's by: MultiplesKind in kernels.h."""
+
+    NONE = 0
+    OF_LINES = 1
+    OF_HALVES = 2
+    PAIRS_OF_HALVES = 3
+
+
 @dataclass(frozen=True)
 class CodeForm:
-    """The codes that rows become. Those of 4 bits are as they are stored; of 8 bits, codes that are not stored so are
-    rounded to them."""
+    """The codes that rows become. Those of less than 8 bits are as they are stored; of 8 bits, codes that are not
+    stored so are rounded to them."""
 
     num_bits: int
-    has_zeros: bool = False  # code 8 stands for 0
+    has_zeros: bool = False  # half of the codes' range stands for 0
     has_mins: bool = False
+    multiples: Multiples = Multiples.NONE
     levels: tuple[int, ...] | None = None  # the int8 values of the 16 codes
     is_by_row: bool = False  # elements are rounded to bfloat16 and get one scale for each row; of 8 bits only
 

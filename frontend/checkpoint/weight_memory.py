@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ipc.spec.config.gguf_index import KEPT_BITS
+from ...ipc.spec.config.gguf_index import EXACT_KINDS, KEPT_BITS
 from ...ipc.spec.config.weight_files import StoredTensor
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.models.multimodal import ENCODER_PREFIXES
@@ -28,9 +28,9 @@ def weight_bytes(
 ) -> int:
     """Return the bytes that a model's stored tensors take in memory, over all ranks.
 
-    keeps_codes: quantized matrices stay codes, else they become floats. has_integer_products: the head becomes int8,
-    and blocks of GGUF files stay codes. keeps_blocks: an embedding of a GGUF file stays as it is stored. An encoder of
-    media always becomes floats, and is not loaded for text alone.
+    keeps_codes: quantized matrices stay codes, else they become floats. has_integer_products: blocks of GGUF files stay
+    codes, and any other head becomes int8. keeps_blocks: an embedding of a GGUF file stays as it is stored. An encoder
+    of media always becomes floats, and is not loaded for text alone.
     """
     embedding, head = f"{model.names.embedding}.weight", f"{model.names.head}.weight"
     if model.tie_word_embeddings:
@@ -43,7 +43,7 @@ def weight_bytes(
         if name.startswith(_ENCODERS):
             num_bytes += floats if model.encoder is not None else 0
         elif name == head and has_integer_products:
-            num_bytes += each.num_elements * (1 + _SCALE_BYTES / model.hidden_size)
+            num_bytes += each.num_elements * _head_bits(model, each.dtype) / 8
         elif name == embedding != head:
             num_bytes += each.num_bytes if keeps_blocks and each.dtype in KEPT_BITS else floats
         elif each.dtype in KEPT_BITS and has_integer_products and _layout_of(model) == "gguf":
@@ -73,6 +73,13 @@ def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool
 
 def _layout_of(model: ModelConfig) -> str:
     return "" if model.quantization is None else model.quantization.layout
+
+
+def _head_bits(model: ModelConfig, kind: str) -> float:
+    """Return the bits of an element of a head for products as integers."""
+    if kind in EXACT_KINDS:
+        return KEPT_BITS[kind]
+    return 8 + 8 * _SCALE_BYTES / model.hidden_size
 
 
 def _on_load_bits(model: ModelConfig) -> float:

@@ -113,14 +113,18 @@ static void read_q2_k(const uint8_t *block, CodedLine *lines) {
     }
 }
 
+/* Returns the scale of half line `at`, 6 bits in two places. */
+INLINE int q3_k_multiple(const uint8_t *block, int at) {
+    return ((block[96 + at % 8] >> at / 8 * 4 & 15) | (block[104 + at % 4] >> at / 4 * 2 & 3) << 4) - 32;
+}
+
 static void read_q3_k(const uint8_t *block, CodedLine *lines) {
     const float factor = half_at(block + 108);
     for (int i = 0; i < CHUNK; i++) {
         __m256i low = bits_of(load_codes(block + 32 + i / 4 * 32), i % 4 * 2, 2);
         store_codes(lines + i, _mm256_or_si256(low, _mm256_slli_epi16(bits_of(load_codes(block), i, 1), 2)));
         for (int half = 0; half < 2; half++) {
-            const int at = 2 * i + half, four = block[96 + at % 8] >> at / 8 * 4 & 15;
-            lines[i].scales[half] = factor * (float)((four | (block[104 + at % 4] >> at / 4 * 2 & 3) << 4) - 32);
+            lines[i].scales[half] = factor * (float)q3_k_multiple(block, 2 * i + half);
             lines[i].mins[half] = 0;
         }
     }
@@ -292,13 +296,63 @@ INLINE float line_to_bytes(BlockKind kind, const CodedLine *line, uint8_t *to) {
     return scale;
 }
 
-/* Writes a line's codes of 4 bits: in each step of 8 inputs the first 4 in the low halves, the others in the high ones. */
-INLINE void line_to_halves(const CodedLine *line, uint8_t *to) {
-    const __m128 low = _mm_load_ps((const float *)(const void *)line->codes);
-    const __m128 high = _mm_load_ps((const float *)(const void *)(line->codes + 16));
+/* Writes 16 codes of 6 bits as 12 bytes: two bits of each of the last four lie above the others. */
+INLINE void half_line_to_sixes(__m128i codes, uint8_t *to) {
+    const __m128i last = _mm_srlv_epi32(_mm_shuffle_epi32(codes, 0xff), _mm_setr_epi32(0, 2, 4, 0));
+    const __m128i above = _mm_slli_epi16(_mm_and_si128(last, _mm_set1_epi8(3)), 6);
+    const __m128i words = _mm_or_si128(codes, above);
+    _mm_storel_epi64((__m128i *)to, words);
+    const int third = _mm_extract_epi32(words, 2);
+    memcpy(to + 8, &third, 4);
+}
+
+/* Writes a line's codes of 4 to 6 bits, to which `shift` is added, as codes.h has them for an output. */
+INLINE void line_to_bits(const CodedLine *line, int num_bits, uint8_t shift, uint8_t *to) {
+    const __m256i all = _mm256_load_si256((const __m256i *)line->codes);
+    const __m256i codes = _mm256_add_epi8(all, _mm256_set1_epi8((char)shift));
+    if (num_bits == 6) {
+        half_line_to_sixes(_mm256_castsi256_si128(codes), to);
+        half_line_to_sixes(_mm256_extracti128_si256(codes, 1), to + 12);
+        return;
+    }
+    const __m256i four = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+    const __m128 low = _mm_castsi128_ps(_mm256_castsi256_si128(four));
+    const __m128 high = _mm_castsi128_ps(_mm256_extracti128_si256(four, 1));
     const __m128i even = _mm_castps_si128(_mm_shuffle_ps(low, high, 0x88));
     const __m128i odd = _mm_castps_si128(_mm_shuffle_ps(low, high, 0xdd));
     _mm_storeu_si128((__m128i *)to, _mm_or_si128(even, _mm_slli_epi16(odd, 4)));
+    if (num_bits == 4) return;
+    __m256i fifth = _mm256_sllv_epi32(bits_of(codes, 4, 1), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    fifth = _mm256_or_si256(fifth, _mm256_shuffle_epi32(fifth, 0x4e));
+    fifth = _mm256_or_si256(fifth, _mm256_shuffle_epi32(fifth, 0xb1)); /* of the words of each half line */
+    const int word = _mm256_extract_epi32(fifth, 0) | _mm256_extract_epi32(fifth, 4);
+    memcpy(to + LINE / 2, &word, 4);
+}
+
+/* Sets the multiples of a block's lines, see MultiplesKind, and the places of its scale and min in half precision. */
+static void read_multiples(BlockKind kind, const uint8_t *block, uint8_t (*to)[2], const uint8_t **numbers) {
+    switch (kind) {
+        case Q4_K:
+        case Q5_K:
+            for (int i = 0; i < CHUNK; i++) {
+                const uint8_t *at = block + 4 + i % 4;
+                to[i][0] = (uint8_t)(i < 4 ? at[0] & 63 : (at[8] & 15) | at[0] >> 6 << 4);
+                to[i][1] = (uint8_t)(i < 4 ? at[4] & 63 : at[8] >> 4 | at[4] >> 6 << 4);
+            }
+            numbers[0] = block, numbers[1] = block + 2;
+            return;
+        case Q2_K:
+            memcpy(to, block, 2 * CHUNK);
+            numbers[0] = block + 80, numbers[1] = block + 82;
+            return;
+        case Q3_K:
+            for (int at = 0; at < 2 * CHUNK; at++) to[at / 2][at % 2] = (uint8_t)q3_k_multiple(block, at);
+            numbers[0] = block + 108;
+            return;
+        default: /* Q6_K */
+            memcpy(to, block + 192, 2 * CHUNK);
+            numbers[0] = block + 208;
+    }
 }
 
 /* ── codes to tiles ──────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -314,7 +368,9 @@ static void write_line(const uint8_t *rows, int64_t stride, int num_bits, uint8_
             __m128i high[2] = {_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d)};
             __m128i *target = (__m128i *)(to + output * 4);
             _mm_store_si128(target, _mm_unpacklo_epi64(low[0], low[1]));
+            if (word + 1 == num_bits) continue;
             _mm_store_si128(target + PAIR_OUTPUTS / 4, _mm_unpackhi_epi64(low[0], low[1]));
+            if (word + 2 == num_bits) continue;
             _mm_store_si128(target + 2 * PAIR_OUTPUTS / 4, _mm_unpacklo_epi64(high[0], high[1]));
             _mm_store_si128(target + 3 * PAIR_OUTPUTS / 4, _mm_unpackhi_epi64(high[0], high[1]));
         }
@@ -327,32 +383,54 @@ static void set_group(const Codes *codes, int64_t pair, int64_t group, int64_t o
     if (codes->mins != NULL) ((uint16_t *)codes->mins)[at] = (uint16_t)_cvtss_sh(min, _MM_FROUND_TO_NEAREST_INT);
 }
 
-/* Packs a pair of tiles of a part whose groups are lines. rows: of its outputs, -1: none. */
+/* Sets an output's numbers of a group that is a block; block: NULL for zeros. */
+static void set_multiples(const Linear *w, const Codes *codes, int64_t pair, int64_t line, int64_t output, BlockKind kind,
+                          const uint8_t *block) {
+    const uint8_t *numbers[2] = {NULL, NULL};
+    uint8_t multiples[CHUNK][2] = {{0}};
+    uint16_t halves[2] = {0, 0};
+    if (block != NULL) read_multiples(kind, block, multiples, numbers);
+    for (int i = 0; i < 2; i++)
+        if (numbers[i] != NULL) memcpy(&halves[i], numbers[i], 2);
+    const int64_t at = (pair * codes->num_groups + line / CHUNK) * PAIR_OUTPUTS + output;
+    ((uint16_t *)codes->halves)[at] = halves[0];
+    if (codes->mins != NULL) ((uint16_t *)codes->mins)[at] = halves[1];
+    uint8_t *to = (uint8_t *)codes->multiples + (pair * w->num_lines + line) * 2 * PAIR_OUTPUTS + output;
+    for (int i = 0; i < 2 * CHUNK; i++) to[i * PAIR_OUTPUTS] = multiples[i / 2][i % 2];
+}
+
+/* Packs a pair of tiles of a part whose groups are lines or blocks. rows: of its outputs, -1: none. */
 static void pack_lines(const Linear *w, const Codes *codes, const StoredRows *from, int64_t pair, const int64_t *rows) {
-    const int64_t line_bytes = LINE * codes->num_bits / 8, zero_steps = (int64_t)(8 / ZERO_STEP);
+    const int num_bits = codes->num_bits;
+    const int64_t line_bytes = LINE * num_bits / 8;
     uint8_t *to = (uint8_t *)codes->codes + pair * w->num_lines * code_line_bytes(codes);
     for (int64_t first = 0; first < w->num_lines; first += CHUNK) {
         const int64_t count = min64(CHUNK, w->num_lines - first);
         _Alignas(64) uint8_t chunk[PAIR_OUTPUTS][CHUNK * LINE];
         for (int64_t output = 0; output < PAIR_OUTPUTS; output++) {
-            const bool exists = rows[output] >= 0;
-            const BlockKind kind = exists ? (BlockKind)from->kinds[rows[output]] : Q4_0;
+            const uint8_t *row = rows[output] < 0 ? NULL : from->rows[rows[output]];
+            const BlockKind kind = row == NULL ? Q4_0 : (BlockKind)from->kinds[rows[output]];
+            const BlockForm *form = &FORMS[kind];
             CodedLine lines[CHUNK];
-            if (exists) read_lines(kind, from->rows[rows[output]], first, count, lines);
+            if (row != NULL) read_lines(kind, row, first, count, lines);
             else memset(chunk[output], 0, sizeof chunk[output]);
+            if (codes->multiples != NULL)
+                set_multiples(w, codes, pair, first, output, kind,
+                              row == NULL ? NULL : row + first / form->num_lines * form->num_bytes);
+            const uint8_t shift = codes->multiples_kind == HALF_MULTIPLES ? (1 << (num_bits - 1)) - form->zero : 0;
             for (int64_t i = 0; i < count; i++) {
-                float scale = exists ? lines[i].scales[0] : 0, min = exists ? lines[i].mins[0] : 0;
+                float scale = row != NULL ? lines[i].scales[0] : 0, min = row != NULL ? lines[i].mins[0] : 0;
                 uint8_t *target = chunk[output] + i * line_bytes;
-                if (exists && codes->num_bits == 4) line_to_halves(lines + i, target);
-                else if (exists) scale = line_to_bytes(kind, lines + i, target);
-                set_group(codes, pair, first + i, output, scale, min);
+                if (row != NULL && num_bits < 8) line_to_bits(lines + i, num_bits, shift, target);
+                else if (row != NULL) scale = line_to_bytes(kind, lines + i, target);
+                if (codes->multiples == NULL) set_group(codes, pair, first + i, output, scale, min);
                 if (codes->zeros == NULL) continue;
                 int64_t at = (pair * codes->num_groups + first + i) * PAIR_OUTPUTS + output;
-                ((uint8_t *)codes->zeros)[at] = (uint8_t)(exists ? zero_steps : 0);
+                ((uint8_t *)codes->zeros)[at] = (uint8_t)(row != NULL ? form->zero / ZERO_STEP : 0);
             }
         }
         for (int64_t i = 0; i < count; i++, to += code_line_bytes(codes))
-            write_line(chunk[0] + i * line_bytes, sizeof chunk[0], codes->num_bits, to);
+            write_line(chunk[0] + i * line_bytes, sizeof chunk[0], num_bits, to);
     }
 }
 
@@ -422,7 +500,8 @@ static int64_t row_bytes_of(int32_t kind, int64_t num_columns) { return (void)ki
 /* Returns the bytes of a row of blocks, a kind that is none of floats. */
 EXPORT int64_t block_row_bytes(int32_t kind, int64_t num_columns) { return row_bytes_of(kind, num_columns); }
 
-/* Fills the parts of a weight, whose groups are lines, or rows if `is_by_row`. Outputs that do not exist have scale 0. */
+/* Fills the parts of a weight, whose groups are lines or blocks, or rows if `is_by_row`. Outputs that do not exist have
+ * scale 0. */
 EXPORT void pack_blocks(const Linear *w, const StoredRows *from, int num_threads) {
 #ifdef HAS_CODES
 #pragma omp parallel for num_threads(num_threads) schedule(dynamic)

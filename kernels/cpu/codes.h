@@ -1,4 +1,4 @@
-/* Weights of 8 or 4 bits, multiplied as integers: the rows are int8 in the products.
+/* Weights of 4, 5, 6 or 8 bits, multiplied as integers: the rows are int8 in the products.
  *
  * A line of a row has a scale of its own, so that a large input costs only its neighbours precision. The products of a
  * line are summed as integers, without error; the lines are added as float32, in their order, whatever other rows there
@@ -6,7 +6,9 @@
  *
  * A line of a pair of tiles holds, for each step of 4 inputs, 16 outputs x 4 codes of the first tile, then of the
  * second. Codes are unsigned. Those of 4 bits lie in the low halves of the bytes for an even step, in the high ones for
- * the next.
+ * the next. Of codes of 5 bits, the low 4 lie so, and behind them a byte with the fifth bits of all 8 steps, the first
+ * step's lowest. Codes of 6 bits take 3 bytes for 4 steps: the code of one of the first three steps each, and above it
+ * two bits of the fourth's, the lowest in the first byte.
  */
 #ifndef TOKENLOOM_CODES_H
 #define TOKENLOOM_CODES_H
@@ -40,17 +42,14 @@ INLINE int64_t row_of(const Linear *w, int64_t pair, int64_t output) {
 #ifdef HAS_CODES
 
 #define CODE_LINES 8 /* lines of a pair of tiles that are multiplied by all rows of a block before the next ones */
-#ifdef __AVX512VNNI__
-#define CODE_ROWS 6 /* rows whose sums of a pair of tiles stay in registers */
-#else
-#define CODE_ROWS 4 /* of a tile */
-#endif
-#define PREFETCHED_CODE_ROWS 4 /* with fewer, the prefetcher of the processor alone does better */
 
-/* The scale of a line of a row; the sum of its codes, times the scale (for zeros of 4 bits) and times -ZERO_CODE. */
+#define HALF_ZERO 32 /* of codes with scales of half lines; of those of 4 bits it is a quarter */
+
+/* The scale of a line of a row; the sum of its codes, times the scale (for zeros and mins) and times -ZERO_CODE; the sums of
+ * its halves in 16 bits each, the first in the low ones; and these times -HALF_ZERO. */
 typedef struct {
     float scale, sum;
-    int32_t start, unused;
+    int32_t start, half_sums, half_starts[2], unused[2];
 } LineScale;
 
 /* Rows as int8, by blocks of BLOCK_ROWS rows (the last may have fewer): [num_lines][rows of the block] lines, and their
@@ -89,9 +88,11 @@ INLINE void quantize_line(const element *from, int8_t *to, LineScale *found) {
     Floats low = load16(from, 0xffff), high = load16(from + 16, 0xffff);
     float most = largest_of(larger16(magnitude16(low), magnitude16(high)));
     Floats factor = fill16(most > 0 ? 127 / most : 0);
-    int32_t sum = round_to_codes(multiply16(low, factor), to) + round_to_codes(multiply16(high, factor), to + 16);
+    int32_t first = round_to_codes(multiply16(low, factor), to);
+    int32_t second = round_to_codes(multiply16(high, factor), to + 16), sum = first + second;
     float scale = (is_finite16(low) & is_finite16(high)) == 0xffff ? most / 127 : __builtin_nanf("");
-    *found = (LineScale){scale, scale * (float)sum, -ZERO_CODE * sum, 0};
+    *found = (LineScale){scale, scale * (float)sum, -ZERO_CODE * sum, (int32_t)((uint32_t)second << 16 | (uint16_t)first),
+                         {-HALF_ZERO * first, -HALF_ZERO * second}, {0, 0}};
 }
 
 /* Quantizes rows [first, end) of a panel. Valid until the thread's next call of thread_scratch. */
@@ -110,38 +111,9 @@ INLINE RowCodes take_codes(const Rows *x, int64_t first, int64_t end) {
     return all;
 }
 
-#ifdef __AVX512VNNI__
-#include "codes_vnni.h"
-#else
-#include "codes_avx2.h"
-#endif
-
-/* The same for any number of rows. pair: of the part. */
-INLINE void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, const Codes *w, int64_t pair,
-                                int64_t line, int64_t end) {
-    int64_t num_pieces = divide_up(x->num_rows, CODE_ROWS);
-    int64_t ahead = x->num_rows < PREFETCHED_CODE_ROWS ? 0 : (end - line) * code_line_bytes(w);
-    for (int64_t piece = 0, at = 0, next; piece < num_pieces; piece++, at = next, ahead = 0) {
-        next = x->num_rows * (piece + 1) / num_pieces;
-#define HELD(count)                                                                                                    \
-    case count:                                                                                                        \
-        if (w->num_bits == 8) multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 8, false);       \
-        else if (w->levels == NULL) multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 4, false); \
-        else multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 4, true);                         \
-        break;
-        switch (next - at) {
-            HELD(1)
-            HELD(2)
-            HELD(3)
-            HELD(4)
-#if CODE_ROWS > 4
-            HELD(5)
-            HELD(6)
-#endif
-        }
-#undef HELD
-    }
-}
+/* sums += x @ weight for the rows of a block and lines [line, end), at most CODE_LINES, of a pair of tiles of a part. */
+void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, const Codes *w, int64_t pair, int64_t line,
+                         int64_t end);
 
 #endif
 #endif

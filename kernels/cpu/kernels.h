@@ -214,7 +214,15 @@ typedef struct {
 /* As in contract.py; all but the last are also activations without gates. */
 typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, CLAMP, SWIGLU_CLAMPED } ActivationKind;
 
-/* A part of a weight in 8 or 4 bits: (code - zero) * scale, code * scale - min, or a level * scale. See codes.h. Pairs of
+/* Whole numbers by which scales and mins of a group of lines become those of its lines, for 32 outputs each. */
+typedef enum {
+    NO_MULTIPLES,
+    LINE_MULTIPLES, /* unsigned: of the line's scale; of its min */
+    HALF_MULTIPLES, /* signed: of the scale of the line's first half; of the second's. Half of the codes' range is 0 */
+    HALF_PAIRS, /* for each half of the line: of its scale in the low 4 bits, of its min in the high ones */
+} MultiplesKind;
+
+/* A part of a weight in 4 to 8 bits: (code - zero) * scale, code * scale - min, or a level * scale. See codes.h. Pairs of
  * tiles are counted from first_pair. */
 typedef struct {
     int64_t first_pair; /* of the weight's */
@@ -223,9 +231,11 @@ typedef struct {
     const uint16_t *halves; /* [num_pairs][num_groups][32] in half precision of others */
     const uint8_t *zeros; /* the same for 4 bits without mins, in steps; NULL for 8: ZERO_CODE */
     const uint16_t *mins; /* the same in half precision, or NULL */
+    const uint8_t *multiples; /* [num_pairs][num_lines][2][32], or NULL */
     const uint8_t *levels; /* [16]: the codes of 8 bits that those of 4 bits stand for, or NULL */
     int64_t num_groups, group_lines; /* groups of inputs; lines of a group */
-    int32_t num_bits;
+    int32_t num_bits; /* of a code */
+    int32_t multiples_kind; /* a MultiplesKind */
 } Codes;
 
 typedef struct {

@@ -1,4 +1,4 @@
-"""LinearPacker: packs the weights of linear layers for linear.c, as elements or as codes of 8 or 4 bits."""
+"""LinearPacker: packs the weights of linear layers for linear.c, as elements or as codes of 4 to 8 bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..contract import Activation
 from ..quantized import QuantizedWeight, Weight, as_floats, fp8_as_int8, unpack_halves
-from ..stored_rows import GROUP, INT8, CodeForm, StoredRows
+from ..stored_rows import BLOCK, GROUP, INT8, CodeForm, Multiples, StoredRows
 from . import library as c
 from .arena import PackedMemory
 
@@ -29,6 +29,7 @@ class _Layout:
     group_lines: int
     sizes: dict[str, int]  # by name, the bytes of the numbers that each output and group has
     levels: tuple[int, ...] | None
+    multiples: Multiples = Multiples.NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,14 +133,17 @@ class LinearPacker:
         return owner, num_bytes
 
     def _layout_of(self, form: CodeForm, struct: Structure) -> _Layout:
-        num_groups = 1 if form.is_by_row else struct.num_inputs // GROUP
-        sizes = {"halves": 2} if num_groups > 1 else {"scales": 4}
+        size = GROUP
+        if form.multiples:
+            size = BLOCK
+        num_groups = 1 if form.is_by_row else struct.num_inputs // size
+        sizes = {"halves": 2} if num_groups > 1 or form.multiples else {"scales": 4}
         if form.has_zeros:
             sizes["zeros"] = 1
         if form.has_mins:
             sizes["mins"] = 2
-        group_lines = struct.num_lines if num_groups == 1 else GROUP // self._line
-        return _Layout(form.num_bits, num_groups, group_lines, sizes, form.levels)
+        group_lines = struct.num_lines if num_groups == 1 else size // self._line
+        return _Layout(form.num_bits, num_groups, group_lines, sizes, form.levels, form.multiples)
 
     def _allocate_codes(
         self, struct: Structure, parts: list[tuple[int, _Layout]], bias: Tensor | None
@@ -155,6 +159,9 @@ class LinearPacker:
             for name, size in layout.sizes.items():
                 begins[-1][name] = num_bytes
                 num_bytes += (end - first) * layout.num_groups * PAIR_OUTPUTS * size
+            if layout.multiples:
+                begins[-1]["multiples"] = num_bytes
+                num_bytes += (end - first) * struct.num_lines * PAIR_OUTPUTS * 2
             num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         address, owner, num_bytes = self._allocate(struct, num_bytes, bias)
         codes = (c.Codes * len(parts))()
@@ -164,6 +171,7 @@ class LinearPacker:
             part.num_bits = layout.num_bits
             part.num_groups = layout.num_groups
             part.group_lines = layout.group_lines
+            part.multiples_kind = layout.multiples
             for name, offset in begin.items():
                 setattr(part, name, address + offset)
             if layout.levels is not None:

@@ -48,15 +48,62 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
     }
 }
 
-/* The same from codes of 8 bits with a scale for each output. */
+/* Returns the code of an input of a line. line: of the output. */
+INLINE int code_at(const uint8_t *line, int64_t input, int num_bits) {
+    const int step = (int)input / 4;
+    line += input % 4;
+    if (num_bits == 8) return line[step * 128];
+    if (num_bits == 6) {
+        line += step / 4 * 384;
+        return step % 4 < 3 ? line[step % 4 * 128] & 63 : line[0] >> 6 | line[128] >> 6 << 2 | line[256] >> 6 << 4;
+    }
+    const int low = line[step / 2 * 128] >> step % 2 * 4 & 15;
+    return num_bits == 4 ? low : low | (line[LINE * PAIR_OUTPUTS / 2] >> step & 1) << 4;
+}
+
+/* The numbers of half a line and an output: an element is (code - zero) * scale - min. */
+typedef struct {
+    float scale, min, zero;
+} HalfNumbers;
+
+/* at: of the output in its pair of tiles. */
+static HalfNumbers half_numbers(const Codes *w, int64_t pair, int64_t num_lines, int64_t line, int half, int64_t at) {
+    const int64_t group = (pair * w->num_groups + line / w->group_lines) * PAIR_OUTPUTS + at;
+    const uint8_t *multiples = w->multiples + (pair * num_lines + line) * 2 * PAIR_OUTPUTS + at;
+    HalfNumbers found = {.zero = w->num_bits == 8 || w->levels != NULL ? ZERO_CODE : 0};
+    found.scale = w->halves != NULL ? _cvtsh_ss(w->halves[group]) : w->scales[group];
+    if (w->mins != NULL) found.min = _cvtsh_ss(w->mins[group]);
+    if (w->zeros != NULL) found.zero = ZERO_STEP * (float)w->zeros[group];
+    if (w->multiples_kind == LINE_MULTIPLES)
+        found.scale *= (float)multiples[0], found.min *= (float)multiples[PAIR_OUTPUTS];
+    if (w->multiples_kind == HALF_MULTIPLES) {
+        found.scale *= (float)(int8_t)multiples[half * PAIR_OUTPUTS];
+        found.zero = (float)(1 << (w->num_bits - 1));
+    }
+    if (w->multiples_kind == HALF_PAIRS) {
+        found.scale *= (float)(multiples[half * PAIR_OUTPUTS] & 15);
+        found.min *= (float)(multiples[half * PAIR_OUTPUTS] >> 4);
+    }
+    return found;
+}
+
+/* The same from codes. */
 static void embed_codes(const Linear *w, int64_t row, int64_t token, const Rows *out) {
-    bool is_ours = row >= 0 && row < w->num_outputs;
-    int64_t pair = is_ours ? row / PAIR_OUTPUTS : 0, output = is_ours ? row % PAIR_OUTPUTS : 0;
-    const uint8_t *at = w->parts->codes + pair * w->num_lines * code_line_bytes(w->parts) + output * 4;
-    float scale = is_ours ? w->parts->scales[pair * PAIR_OUTPUTS + output] : 0;
-    for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(w->parts)) {
-        _Alignas(64) float values[LINE];
-        for (int64_t i = 0; i < LINE; i++) values[i] = scale * (float)(at[i / 4 * 128 + i % 4] - ZERO_CODE);
+    const bool is_ours = row >= 0 && row < w->num_outputs;
+    const int64_t output = is_ours ? row % PAIR_OUTPUTS : 0;
+    const Codes *part = part_of(w, is_ours ? row / PAIR_OUTPUTS : 0);
+    const int64_t pair = is_ours ? row / PAIR_OUTPUTS - part->first_pair : 0;
+    const uint8_t *at = part->codes + pair * w->num_lines * code_line_bytes(part) + output * 4;
+    for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(part)) {
+        _Alignas(64) float values[LINE] = {0};
+        for (int64_t i = 0; is_ours && i < LINE; i += LINE / 2) {
+            const HalfNumbers of = half_numbers(part, pair, w->num_lines, line, i != 0, output);
+            for (int64_t input = i; input < i + LINE / 2; input++) {
+                int code = code_at(at, input, part->num_bits);
+                if (part->levels != NULL) code = part->levels[code];
+                values[input] = ((float)code - of.zero) * of.scale - of.min;
+            }
+        }
         element *to = rows_at(out, token, line * LINE);
         int64_t left = w->num_inputs - line * LINE;
         for (int64_t i = 0; i < LINE; i += 16) store16(to + i, lanes(left - i), load_floats(values + i));

@@ -104,8 +104,8 @@ class Checkpoint:
         return stored.to(device or self.device)
 
     def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
-        """Return rows of a matrix as they are stored in blocks, to be packed with one scale for each row or as an
-        embedding's table; None if the files have no blocks."""
+        """Return rows of a matrix as they are stored in blocks, to be packed for a head or as an embedding's
+        table; None if the files have no blocks."""
         del wanted
         return None
 

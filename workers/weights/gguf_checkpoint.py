@@ -13,23 +13,41 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.spec.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
+from ...ipc.spec.config.gguf_index import (
+    BLOCKS,
+    CODE_BITS,
+    EXACT_KINDS,
+    GgufTensor,
+    check_unchanged,
+    read_gguf_index,
+)
 from ...ipc.spec.models.quantization_config import QuantizationConfig
 from ...kernels.four_bits import ZERO_STEPS
 from ...kernels.quantized import SLICE_ROWS, QuantizedWeight, Weight, concatenate, pack_halves, quantize
-from ...kernels.stored_rows import BLOCK_KINDS, GROUP, INT8, INT8_BY_ROW, CodeForm, StoredRows
+from ...kernels.stored_rows import BLOCK_KINDS, GROUP, INT8, INT8_BY_ROW, CodeForm, Multiples, StoredRows
 from .checkpoint import Checkpoint, TensorSlice
 from .gguf_blocks import FLOATS, IQ4, dequantize, read_groups
 from .mxfp4 import LEVELS
 
 ZERO = 8  # the 4-bit code of 0 in formats without mins
 CHUNK_ELEMENTS = 1 << 21  # number of elements that are converted to floats at a time
-FORMS = {  # by format, the form in which codes are kept; INT8 for all other formats
+FORMS = {  # by format, the form of codes that are read; INT8 for all other formats
     "Q4_0": CodeForm(4, has_zeros=True),
     **dict.fromkeys(("Q4_1", "Q4_K"), CodeForm(4, has_mins=True)),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), CodeForm(4, levels=IQ4)),
     "MXFP4": CodeForm(4, levels=LEVELS),
 }
+BLOCK_FORMS = FORMS | {  # the same of codes that are left in their blocks
+    "Q2_K": CodeForm(4, has_mins=True, multiples=Multiples.PAIRS_OF_HALVES),
+    "Q3_K": CodeForm(4, multiples=Multiples.OF_HALVES),
+    "Q4_K": CodeForm(4, has_mins=True, multiples=Multiples.OF_LINES),
+    "Q5_0": CodeForm(5, has_zeros=True),
+    "Q5_1": CodeForm(5, has_mins=True),
+    "Q5_K": CodeForm(5, has_mins=True, multiples=Multiples.OF_LINES),
+    "Q6_K": CodeForm(6, multiples=Multiples.OF_HALVES),
+    "Q8_0": INT8,
+}
+HEAD_FORMS = {kind: BLOCK_FORMS[kind] for kind in EXACT_KINDS}
 
 
 class GgufCheckpoint(Checkpoint):
@@ -67,21 +85,20 @@ class GgufCheckpoint(Checkpoint):
         return self.load(*slices) if codes is None else codes
 
     def load_blocks(self, *slices: TensorSlice) -> StoredRows | None:
-        """Return slices, concatenated along axis 0, as rows that will become the codes of `load_codes` for each slice
-        alone; None if one cuts a block or is in a format that is not packed from blocks, or `keeps_blocks` is
-        False."""
+        """Return slices, concatenated along axis 0, as rows that will become codes in the form of each slice's format;
+        None if one cuts a block or is in a format that is not packed from blocks, or `keeps_blocks` is False."""
         if not self.keeps_blocks:
             return None
         tensors = [self._checked(wanted) for wanted in slices]
         if not all(_is_packed(t) and not _cuts_block(t, w) for t, w in zip(tensors, slices, strict=True)):
             return None
-        return self._stored(slices, [FORMS.get(tensor.kind, INT8) for tensor in tensors])
+        return self._stored(slices, [BLOCK_FORMS.get(tensor.kind, INT8) for tensor in tensors])
 
     def load_rows(self, wanted: TensorSlice) -> StoredRows | None:
         tensor = self._checked(wanted)
         if tensor.added or tensor.kind not in BLOCK_KINDS:
             return None
-        return self._stored([wanted], [INT8_BY_ROW])
+        return self._stored([wanted], [HEAD_FORMS.get(tensor.kind, INT8_BY_ROW)])
 
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.

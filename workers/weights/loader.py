@@ -130,7 +130,7 @@ class LayerLoader:
 
     def pack_head(self, name: str, vocab_size: int, hidden_size: int, bias: Tensor | None) -> PackedLinear:
         """Load and pack this rank's rows of the head's weight, `name`.weight [vocab_size, hidden_size]. With products
-        as integers it is rounded to int8, with one scale for each row."""
+        as integers it keeps the blocks of a GGUF file, or is rounded to int8 with one scale for each row."""
         wanted = self._of_vocabulary(name, vocab_size, hidden_size)
         if not self.ops.has_integer_products:
             return self.pack(self.checkpoint.load(wanted), bias)

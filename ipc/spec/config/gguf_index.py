@@ -51,13 +51,26 @@ FLOAT_KINDS = ("F32", "F16", "BF16")
 # Bits of a weight in memory, with its share of scales and mins, if weights are multiplied as integers.
 KEPT_BITS = {
     **dict.fromkeys(BLOCKS.keys() - set(FLOAT_KINDS), 8.5),
-    "Q4_0": 4.75,
-    **dict.fromkeys(("Q4_1", "Q4_K"), 5.0),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), 4.5),
+    "Q3_K": 4.5625,
+    **dict.fromkeys(("Q2_K", "Q4_K"), 4.625),
+    "Q4_0": 4.75,
+    "Q4_1": 5.0,
+    "Q5_K": 5.625,
+    "Q5_0": 5.75,
+    "Q5_1": 6.0,
+    "Q6_K": 6.5625,
 }
 
-# Bits of a code, for the formats that keep their codes if weights are multiplied as integers; others are rounded to 8
-# bits.
+# Formats that are kept without any rounding if weights are multiplied as integers. A head in another one gets int8
+# codes with a scale for each row.
+EXACT_KINDS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+
+# Bits of a code, for the formats whose codes can be read in plain torch, where they cannot be packed from their blocks;
+# others are rounded to 8 bits.
 CODE_BITS = {
     "Q8_0": 8,
     **dict.fromkeys(("Q5_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"), 8),

@@ -126,7 +126,7 @@ def test_a_refusal_says_what_integers_would_take(folder: Path, monkeypatch: pyte
     assert (
         f"KV cache of 2048 tokens {gib(kv_cache)}, engine {gib(ENGINE_BYTES)}), {gib(20 * GIB)} can be had" in message
     )
-    taken = 16384 * ((1 << 18) * (1 + 4 / 256) + matrices * 5 / 8 + 2 * norms)
+    taken = 16384 * ((1 << 18) * 8.5 / 8 + matrices * 5 / 8 + 2 * norms)
     assert f"here: leaving out --quantized-products floats takes {gib(int(taken) + kv_cache + ENGINE_BYTES)}" in message
     assert message.endswith(", or free memory or raise the limit of its cgroup")
 

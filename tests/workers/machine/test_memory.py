@@ -25,7 +25,7 @@ def limits(num_blocks: int | None = None, num_bytes: int | None = None, **fields
     [
         (limits(num_blocks=1000), 2000, 5, 1000),
         (limits(num_bytes=7 * MIB + 5), 100, 0, 7),  # whole blocks
-        (limits(), 1000, 500, 4 * 10 + 1),  # what full rows can use
+        (limits(), 1000, 500, 4 * 10 + 1),  # as full rows can use
         (limits(), 100, 3, 11),  # one request of max_model_len, if that fits
         (limits(), 10, 3, 3),
     ],

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tokenloom.tests.support.families import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-NO_SHAPE = {  # fields that describe the file, or what a program does with the model
+NO_SHAPE = {  # fields that describe the file, or the use of the model by a program
     *("architectures", "model_type", "transformers_version", "dtype", "id2label", "label2id", "problem_type"),
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "is_encoder_decoder"),
     *("vision_config", "audio_config"),

@@ -43,7 +43,7 @@ class Pair:
     """transformers' model of a config, and ours, from one folder with the same weights."""
 
     def __init__(self, folder: Path, config: Config, *, is_saved: bool) -> None:
-        """Write the config as it is or, with `is_saved`, as transformers saves it. Raises what transformers raises."""
+        """Write the config as it is or, with `is_saved`, as transformers saves it. Raises transformers' errors."""
         self.folder, self._config = folder, folder / "config.json"
         text = json.dumps(config)
         self._config.write_text(text)
@@ -92,7 +92,7 @@ def saved_config(folder: Path, config: Config) -> Config:
 
 
 def verdict(pair: Pair, change: Change, base: Tensor | None) -> str:
-    """Return equal, idle (equal, and equal to the unchanged model), refused, or what is wrong."""
+    """Return equal, idle (equal, and equal to the unchanged model), refused, or the fault."""
     try:
         error = pair.error()
     except ConfigError as refusal:

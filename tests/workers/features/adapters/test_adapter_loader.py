@@ -192,7 +192,7 @@ class Busyness:
         return 0
 
     def look(self) -> bool:
-        """Let the fill take a step; return what it saw."""
+        """Let the fill take a step; return the state that it found."""
         self.goes_on.release()
         return self.seen.get(timeout=10 * WAIT_S)
 
