@@ -14,6 +14,8 @@ import msgspec
 
 from .config_file import ConfigFile, shown
 
+GGUF_ROUNDING = 1  # raised with each change of the codes that are packed from blocks; 0: most were rounded to 8 bits
+
 
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The format of all quantized matrices; the tensors in the checkpoint show which matrices are quantized."""
@@ -25,7 +27,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     block: tuple[int, int] | None = None  # scaled: (outputs, inputs) per scale; None: a scale per output or tensor
     group_size: int | None = None  # int4: inputs per scale; None: all
     zero_offset: int = 0  # gptq: added to stored zero points
-    rounding: int = 0  # on_load: number of the way to round, since other codes give other answers and KV blocks
+    rounding: int = 0  # on_load, gguf: number of the way to round, since other codes give other answers and KV blocks
 
 
 def parse_quantization(file: ConfigFile) -> QuantizationConfig | None:
@@ -123,7 +125,7 @@ def _mxfp4(raw: ConfigFile) -> QuantizationConfig:
 
 
 def _gguf(raw: ConfigFile) -> QuantizationConfig:
-    return QuantizationConfig(layout="gguf", weight_dtype="int4")
+    return QuantizationConfig(layout="gguf", weight_dtype="int4", rounding=GGUF_ROUNDING)
 
 
 def _block(raw: ConfigFile, name: str) -> tuple[int, int] | None:
