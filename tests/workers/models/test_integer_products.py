@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenloom.frontend.checkpoint.gguf.folder import checkpoint_folder
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import has_integer_products, served_model
 from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
+from tokenloom.scripts.bench.inputs.make_checkpoint import config_of
+from tokenloom.scripts.bench.inputs.random_gguf import MIXTURES, write_random
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.media_checkpoints import DEMO
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
@@ -66,6 +69,24 @@ def test_experts_in_mxfp4_stay_codes(tmp_path: Path) -> None:
     exact, found = logits_of(floats, texts).float(), logits_of(codes, texts).float()
     error = float((found - exact).std() / exact.std())
     assert 1e-4 < error < 0.05
+
+
+@needs_products
+@pytest.mark.parametrize(("form", "bits"), [("Q4_K_M", 5.32), ("Q5_K_M", 6.1)])
+def test_a_file_of_mixed_formats_keeps_their_bits(
+    form: str, bits: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and keys in another format than values, and a head of its own: beside the same file as floats."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_random(tmp_path / "model.gguf", config_of("qwen3", 256, 4, 4, 2, 512, 700, head_dim=64), MIXTURES[form])
+    folder = checkpoint_folder(tmp_path / "model.gguf")
+    codes, floats = (
+        load(folder, BF16, ops=select_ops(CPU, BF16, has_integer_products=has_codes)) for has_codes in (True, False)
+    )
+    texts = {"a": [5, 9, 200, 31, 7] * 6, "b": [650]}
+    exact, found = logits_of(floats, texts).float(), logits_of(codes, texts).float()
+    assert 1e-4 < float((found - exact).std() / exact.std()) < 0.05
+    assert codes.weight_bytes / floats.weight_bytes < bits / 16
 
 
 @pytest.mark.parametrize(
