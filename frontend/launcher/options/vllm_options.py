@@ -18,7 +18,7 @@ IGNORED = {
     "one block manager serves all layers": "use_v2_block_manager? disable_hybrid_kv_cache_manager? prefix_match_unit "
     "kv_sharing_fast_prefill? swa_bounded_replay? prefix_cache_retention_interval watermark",
     "block keys are SHA-256": "prefix_caching_hash_algo",
-    "the FP8 cache has scales of its own": "calculate_kv_scales?",
+    "a KV cache of 8 bits has scales of its own": "calculate_kv_scales?",
     "steps are sent ahead of their results, see --steps-in-flight": "async_scheduling? disable_async_output_proc? "
     "num_scheduler_steps multi_step_stream_outputs? prefill_schedule_interval scheduler_reserve_full_isl? "
     "max_num_scheduled_tokens max_num_active_seqs scheduler_delay_factor",
