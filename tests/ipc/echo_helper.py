@@ -20,7 +20,7 @@ def answer(question: str, content: bytearray) -> list[str | int]:
     if question == "end":
         os._exit(3)
     if question == "close":
-        os.closerange(3, 100)
+        os.closerange(3, 1 << 16)
     if question in ("close", "hang"):
         time.sleep(60)
     if question == "compute":
