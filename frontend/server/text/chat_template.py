@@ -271,7 +271,6 @@ def read_template(given: str) -> tuple[str, str]:
     return read_file(given), given
 
 
-@lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
     try:
         return _compiled(source)
@@ -279,6 +278,7 @@ def _compile(source: str) -> jinja2.Template:
         raise RequestError(f"chat_template is not a Jinja template: {error}") from None
 
 
+@lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
     """Return a compiled template. ValueError if it is not a valid one; the error names the line if it is known."""
     try:
