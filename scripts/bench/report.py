@@ -33,7 +33,8 @@ class Report:
 
     def __init__(self, name: str, settings: Mapping[str, Json]) -> None:
         self._name = name
-        self._settings = settings
+        self._settings = dict(settings)  # without folders, which are those of one machine
+        self._settings |= {k: Path(v).name for k, v in settings.items() if isinstance(v, str) and v[:1] == "/"}
         self._machine = machine()
         self._rows: list[dict[str, Cell]] = []
         self._notes: dict[str, Json] = {}

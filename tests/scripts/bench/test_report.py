@@ -32,12 +32,12 @@ def test_numbers_keep_three_significant_digits(value: float | None, text: str) -
 
 
 def test_the_json_holds_rows_settings_machine_and_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("speed", {"model": "demo"})
+    report = Report("speed", {"model": "/models/demo.gguf"})
     report.add(round=1, seconds=0.5)
     report.note("ratio", 2.0)
     report.publish(tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["rows"] == [{"round": 1, "seconds": 0.5}] and written["notes"] == {"ratio": 2.0}
-    assert written["settings"] == {"model": "demo"} and written["benchmark"] == "speed"
+    assert written["settings"] == {"model": "demo.gguf"} and written["benchmark"] == "speed"
     assert written["machine"]["num_cpus"] >= 1 and written["machine"]["versions"]["msgspec"]
     assert "ratio: 2" in capsys.readouterr().out
