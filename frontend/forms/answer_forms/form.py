@@ -12,40 +12,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-CallKind: TypeAlias = Literal["object", "json", "tagged", "literal"]
+from ....ipc.params.call_form import CallForm, CallKind
+
+__all__ = ["AnswerForm", "CallForm", "CallKind", "Reader"]
+
 Reader: TypeAlias = Literal["machine", "llama", "harmony", "response_template"]
-
-
-class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the calls of an answer are written. The fields below `end` belong to the kinds that are named beside them.
-
-    The first call stands behind `start`, each further one behind `next`, and `end` follows the last. What stands there:
-
-    - object: one JSON object that holds the name and the arguments: `<tool_call>{"name": "f", "arguments": {…}}`.
-    - json: the name, `mid`, and the arguments as a JSON object: `[TOOL_CALLS]f[ARGS]{…}`.
-    - tagged: the name, and each argument by itself: NAME `first` KEY `mid` VALUE `pair` KEY `mid` VALUE. Behind the
-      last value comes `next` or `end`; behind the name of a call without arguments `empty_next` or `empty_end`.
-      Texts have no quotes there.
-    - literal: the name, `mid`, arguments as in a programming language, and `close`: `f(a='x', b=[1])`, or
-      `call:f{a:<|"|>x<|"|>}`.
-    """
-
-    kind: CallKind
-    start: str
-    next: str
-    end: str
-    name_path: tuple[str, ...] = ()  # object: keys that lead to the name; (): the name is the object's only key
-    arguments_path: tuple[str, ...] = ()  # object: keys that lead to the arguments
-    id_path: tuple[str, ...] = ()  # object: keys that lead to the call's id; (): it has none
-    mid: str = ""  # json, literal: name → arguments; tagged: key → value, unless `mid_by_type` has one for its type
-    first: str = ""  # tagged: name → first key
-    pair: str = ""  # tagged: value → next key; literal: between two arguments
-    mid_by_type: dict[str, str] = {}  # tagged: joint for values of a type, "string" or "other"
-    empty_next: str = ""  # tagged: name of a call without arguments → next name
-    empty_end: str = ""  # tagged: name of a last call without arguments → what follows the calls
-    assign: str = ""  # literal: key → value
-    close: str = ""  # literal: behind the arguments
-    quote: str = ""  # literal: around a text
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
