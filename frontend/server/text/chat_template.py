@@ -7,22 +7,12 @@ a sandbox; any exception in it becomes a RequestError. Knows nothing of tokens.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
 from weakref import WeakKeyDictionary
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import ConfigError, RequestError
@@ -33,6 +23,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from .default_templates import DEFAULT_TEMPLATES
 from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
+from .sandbox import CompiledTemplate, compiled
 from .stored_templates import DEFAULT, TOOL_USE, chosen, read_file, stored_templates
 from .system_turns import other_forms
 from .tokenizer import Tokenizer
@@ -71,12 +62,12 @@ class ChatTemplate:
         self.source, self.marker = source, marker
         self.tool_source = source if for_tools is None else for_tools
         self._given_names = special_tokens | (defaults or {})
-        self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
-        self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
-        self._takes_system = WeakKeyDictionary[jinja2.Template, bool]()
-        self._turn_shapes = WeakKeyDictionary[jinja2.Template, TurnShape]()
+        self._takes_parts = WeakKeyDictionary[CompiledTemplate, bool]()
+        self._takes_media = WeakKeyDictionary[CompiledTemplate, bool]()
+        self._takes_system = WeakKeyDictionary[CompiledTemplate, bool]()
+        self._turn_shapes = WeakKeyDictionary[CompiledTemplate, TurnShape]()
         try:
-            self._template, self._tool_template = _compiled(source), _compiled(self.tool_source)
+            self._template, self._tool_template = compiled(source), compiled(self.tool_source)
         except ValueError as error:
             mend = "mend it, or start with --chat-template FILE"
             raise ConfigError(f"{origin} is not a Jinja template: {error}: {mend}") from None
@@ -135,7 +126,7 @@ class ChatTemplate:
         text = self._first_whole(template, names, messages)
         return (_until_mark(text) if form.is_continued else text) + form.answer
 
-    def _first_whole(self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
+    def _first_whole(self, template: CompiledTemplate, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
         """Return the first form of the chat that the template renders with each system message after the first message;
         if there is none, the first form that it renders at all. RequestError if it refuses all."""
         shown: list[str] = []
@@ -153,7 +144,7 @@ class ChatTemplate:
             raise refusals[0]
         return shown[0]
 
-    def _shown(self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
+    def _shown(self, template: CompiledTemplate, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
         """Return the rendered messages. RequestError if the template fails."""
         as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
         shape = self._turn_shape(template, as_parts) if any(map(calls_of, messages)) else AS_GIVEN
@@ -172,7 +163,7 @@ class ChatTemplate:
             raise RequestError(f"the chat template refuses these messages: {failure}")
         return text
 
-    def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
+    def _forms(self, template: CompiledTemplate, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
         """Yield the messages in the forms to try. The first have media as parts where the template may show them (some
         templates show only users' media); the last has them as markers in the text."""
         if self._shows_media(template):
@@ -189,14 +180,14 @@ class ChatTemplate:
         names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
         return names | self._given_names | form.variables
 
-    def _shows_parts_alone(self, template: jinja2.Template) -> bool:
+    def _shows_parts_alone(self, template: CompiledTemplate) -> bool:
         """Return whether a template shows lists of parts, {"type": "text", "text": …}, but not plain text."""
         if template not in self._takes_parts:
             shows_text = self._shows_probe(template, as_parts=False)
             self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
         return self._takes_parts[template]
 
-    def _shows_media(self, template: jinja2.Template) -> bool:
+    def _shows_media(self, template: CompiledTemplate) -> bool:
         """Return whether a template shows media parts in users' messages."""
         if template not in self._takes_media:
             names, shown = self._names(MODEL_FORM), list[str]()
@@ -208,7 +199,7 @@ class ChatTemplate:
             self._takes_media[template] = is_shown
         return self._takes_media[template]
 
-    def _shows_system(self, template: jinja2.Template) -> bool:
+    def _shows_system(self, template: CompiledTemplate) -> bool:
         """Return whether a template shows system messages; some refuse them."""
         if template not in self._takes_system:
             chat = [ChatMessage("system", _PROBE), ChatMessage("user", "x")]
@@ -218,7 +209,7 @@ class ChatTemplate:
             self._takes_system[template] = _PROBE in text
         return self._takes_system[template]
 
-    def _turn_shape(self, template: jinja2.Template, as_parts: bool) -> TurnShape:
+    def _turn_shape(self, template: CompiledTemplate, as_parts: bool) -> TurnShape:
         """Return the form in which a template expects earlier answers with tool calls."""
         if template not in self._turn_shapes:
             names = self._names(MODEL_FORM)
@@ -229,7 +220,7 @@ class ChatTemplate:
             self._turn_shapes[template] = find_turn_shape(render)
         return self._turn_shapes[template]
 
-    def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
+    def _shows_probe(self, template: CompiledTemplate, *, as_parts: bool) -> bool:
         probe = [ChatMessage("user", _PROBE)]
         with contextlib.suppress(Exception):
             return _PROBE in self._rendered(template, self._names(MODEL_FORM), probe, as_parts=as_parts)
@@ -237,7 +228,7 @@ class ChatTemplate:
 
     def _rendered(
         self,
-        template: jinja2.Template,
+        template: CompiledTemplate,
         names: JsonObject,
         messages: Sequence[ChatMessage],
         *,
@@ -271,22 +262,11 @@ def read_template(given: str) -> tuple[str, str]:
     return read_file(given), given
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(source: str) -> CompiledTemplate:
     try:
-        return _compiled(source)
+        return compiled(source)
     except ValueError as error:
         raise RequestError(f"chat_template is not a Jinja template: {error}") from None
-
-
-@lru_cache(maxsize=8)
-def _compiled(source: str) -> jinja2.Template:
-    """Return a compiled template. ValueError if it is not a valid one; the error names the line if it is known."""
-    try:
-        return _ENVIRONMENT.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"line {error.lineno}: {error.message}") from None
-    except Exception as error:  # by Jinja, or by Python, which compiles Jinja's output
-        raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _num_media(message: ChatMessage) -> int:
@@ -309,31 +289,3 @@ def _until_mark(text: str) -> str:
             "continue_final_message out"
         )
     return before if after.startswith(" ") else before.rstrip()
-
-
-class _Generation(jinja2.ext.Extension):
-    """Jinja extension for `{% generation %}…{% endgeneration %}`, which marks the text to train on; only the body is
-    rendered."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _new_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    names = {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
-    environment.globals.update(names)
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
-    return environment
-
-
-_ENVIRONMENT = _new_environment()
