@@ -1,8 +1,9 @@
 """CallForm: how a model writes its calls, as data: texts that stand around names, keys and values.
 
 Frontends read answers by it, and the core compiles grammars of it. Its texts, called joints, are exact as the chat
-template renders them. {ID}, {INDEX} and {NAME} in a joint stand for a call's id, for its place among the calls of the
-turn, from 0, and for its name once more. Knows no template and no text of an answer.
+template renders them. {ID}, {INDEX}, {NUMBER}, {NAME} and {KEY} in a joint stand for a call's id, for its place among
+the calls of the turn, from 0 and from 1, for its name once more, and for the key of the value before the joint once
+more. Knows no template and no text of an answer.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name_path: tuple[str, ...] = ()  # object: keys that lead to the name; (): the name is the object's only key
     arguments_path: tuple[str, ...] = ()  # object: keys that lead to the arguments
     id_path: tuple[str, ...] = ()  # object: keys that lead to the call's id; (): it has none
+    id_text: str = ""  # a call's id where its parts are written, not {ID}: "functions.{NAME}:{INDEX}"
     shape: str = ""  # object: one as JSON text, for the order of its keys and for other fields; "": name, arguments, id
     id_pattern: str = "[A-Za-z0-9_-]{1,64}"  # of ids that the template accepts, where the form has them
     mid: str = ""  # json, literal: name → arguments; tagged: key → value, unless `mid_by_type` has one for its type
     first: str = ""  # tagged: name → first key
     pair: str = ""  # tagged: value → next key; literal: between two arguments
-    mid_by_type: dict[str, str] = {}  # tagged: joint for values of a type, "string" or "other"
+    mid_by_type: dict[str, str] = {}  # tagged: joint for texts, "string", and for others by JSON type or all, "other"
     empty_next: str = ""  # tagged: name of a call without arguments → next name
     empty_end: str = ""  # tagged: name of a last call without arguments → what follows the calls
     assign: str = ""  # literal: key → value
