@@ -92,6 +92,8 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/server/bodies/unknown_fields.py _is_left_out#1": Read("a body", patterns=LEFT_OUT),
     "frontend/server/metrics/tracing.py _MEMBER": HEADER,
     "frontend/server/api/openai/body_reader.py _JSON": HEADER,
+    "frontend/forms/anthropic/tool_use_ids.py _REFUSED": MODEL,
+    "frontend/forms/anthropic/tool_use_ids.py _WRITTEN": Read("a body"),
     "frontend/forms/openai/errors.py _LEADING_NAME": Read("a message with a caller's text"),
     "frontend/forms/openai/params.py errors_about#1": Read(
         "a message with a caller's text", patterns=tuple(map(re.compile, FIELDS))

@@ -13,7 +13,7 @@ from tokenloom.frontend.server.text.turn_shape import UNSHOWN, TurnShape
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "templates"
 Ids: TypeAlias = Literal["none", "own", "place"]  # a call has none, any text, or one that its place makes
-GIVEN, TEXT_ALONE = TurnShape(), TurnShape(keeps_null=False)
+GIVEN, TEXT_ALONE, SHORT_IDS = TurnShape(), TurnShape(keeps_null=False), TurnShape(has_short_ids=True)
 THINK, PREFIXED = ("<think>", "</think>"), ("<seed:think>", "</seed:think>")
 CALLS, CALL, SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 SECTION = "<|tool_calls_section_begin|><|tool_call_begin|>functions."
@@ -36,7 +36,7 @@ SHAPES: dict[str, Shape] = {
     "object/hermes": Shape("object", "<tool_call>"),
     "object/hermes_thoughts": Shape("object", "<tool_call>", THINK, history=TEXT_ALONE),
     "object/json_list": Shape("object", "<TOOLCALL>[", THINK, has_prompt=True),
-    "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", shows_content=False),
+    "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", history=SHORT_IDS, shows_content=False),
     "object/name_as_key": Shape("object", "<|tools_prefix|>["),
     "object/indented_ids": Shape(
         "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), "place", shows_content=False
@@ -52,7 +52,7 @@ SHAPES: dict[str, Shape] = {
     "json/place_in_name": Shape("json", SECTION, ids="place"),
     "json/place_and_thoughts": Shape("json", SECTION, THINK, "place"),
     "json/marker_each": Shape("json", "[TOOL_CALLS]", ("[THINK]", "[/THINK]"), history=TEXT_ALONE),
-    "json/marker_and_id": Shape("json", "[TOOL_CALLS]", ids="own", shows_content=False),
+    "json/marker_and_id": Shape("json", "[TOOL_CALLS]", ids="own", history=SHORT_IDS, shows_content=False),
     "json/function_tag": Shape("json", "<function="),
     "json/code_fence": Shape(
         "json",

@@ -15,6 +15,7 @@ import msgspec
 
 from ....ipc.codec import JSON_STRING, JsonObject
 from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_object
+from .tool_use_ids import tool_use_id
 
 Event = tuple[str, JsonObject]  # type, fields
 SIGNATURE = "unsigned"  # of every thinking block, since clients drop those without one; never checked
@@ -41,8 +42,7 @@ class BlockWriter:
             elif isinstance(part, Thought):
                 yield from self._append("thinking", part.text)
             elif isinstance(part, CallBegin):
-                call_id = f"toolu_{part.id.removeprefix('call_')}"
-                yield from self._begin({"type": "tool_use", "id": call_id, "name": part.name, "input": {}})
+                yield from self._begin({"type": "tool_use", "id": tool_use_id(part), "name": part.name, "input": {}})
             elif isinstance(part, Arguments):
                 yield self._delta("input_json_delta", "partial_json", part.text)
             elif isinstance(part, CallEnd):

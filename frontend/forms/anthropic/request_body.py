@@ -14,6 +14,7 @@ from ..openai.params import refuse_unserved
 from ..openai.parts import MessagePart, Sent, content_of, refuse_left_out
 from ..openai.schema import QUESTION, ChatRequest, Message, TokenizeRequest
 from ..openai.tools import Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
+from .tool_use_ids import id_of_call
 
 BILLING = "x-anthropic-billing-header"  # start of a block of Claude Code's that differs in each request: left out
 _CALLS = ("tool_use", "tool_result")
@@ -222,12 +223,11 @@ def _turns(place: int, turn: Turn) -> Iterator[Message]:
             if not block.name:
                 raise RequestError(f"{where}[{position}] is a tool_use without a name: give it one")
             function = FunctionCall(name=block.name, arguments=block.input)
-            calls.append(ToolCall(id=block.id, function=function))
+            calls.append(ToolCall(id=id_of_call(block.id), function=function))
         elif block.type == "tool_result":
             content, _ = content_of(f"{where}[{position}].content", block.content)
-            yield Message(
-                role="tool", content=_as_error(content) if block.is_error else content, tool_call_id=block.tool_use_id
-            )
+            content = _as_error(content) if block.is_error else content
+            yield Message(role="tool", content=content, tool_call_id=id_of_call(block.tool_use_id))
     if not blocks or any(block.type != "tool_result" for block in blocks):
         content, thought = content_of(where, turn.content, besides=_CALLS)
         yield Message(role=turn.role, content=content, reasoning=thought, tool_calls=calls or None)

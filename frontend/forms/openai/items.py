@@ -24,7 +24,8 @@ class ItemWriter:
     """Writer of one answer. `items` holds the closed items in order."""
 
     def __init__(self, unique: str, tool_names: Mapping[str, JsonObject] | None = None) -> None:
-        """`unique`: part of the ids of all items and calls, so that generating the answer again repeats its ids.
+        """`unique`: part of the ids of all items, and of calls without an id of the model's, so that generating the
+        answer again repeats its ids.
         `tool_names`: name that the model writes → the fields of a call that name its tool. A name that is missing there
         is the tool's name."""
         self._unique, self._tool_names = unique, tool_names or {}
@@ -48,8 +49,10 @@ class ItemWriter:
                 yield from self._append("message", part.text)
             elif isinstance(part, CallBegin):
                 kind, prefix = ("custom_tool_call", "ctc") if isinstance(part, CustomBegin) else ("function_call", "fc")
-                named = self._tool_names.get(part.name, {"name": part.name})
-                yield from self._begin(kind, prefix, **named, **{part.form[1]: ""})
+                fields = {**self._tool_names.get(part.name, {"name": part.name}), part.form[1]: ""}
+                yield from self.close()
+                call_id = part.id if part.has_own_id else f"call_{self._unique}{len(self.items)}"
+                yield from self._begin(kind, prefix, call_id=call_id, **fields)
             elif isinstance(part, Arguments):
                 yield self._delta(part.text)
             elif isinstance(part, CallEnd):
@@ -95,9 +98,12 @@ class ItemWriter:
 
     def _begin(self, kind: str, prefix: str, **fields: object) -> Iterator[Event]:
         yield from self.close()
-        unique = f"{self._unique}{len(self.items)}"
-        call: JsonObject = {"call_id": f"call_{unique}"} if "name" in fields else {}
-        self._open = {"type": kind, "id": f"{prefix}_{unique}", **call, **fields, "status": "in_progress"}
+        self._open = {
+            "type": kind,
+            "id": f"{prefix}_{self._unique}{len(self.items)}",
+            **fields,
+            "status": "in_progress",
+        }
         self._type, self._texts = kind, []
         yield "response.output_item.added", {"output_index": len(self.items), "item": self._open}
 

@@ -51,6 +51,7 @@ class AnswerText:
         self._style = style
         self._parsers = style.new_parsers()
         self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
+        self._call_ids = set[str]()  # of the calls so far
         self._is_dropping = False  # inside a call beyond max_calls
         self._joiner, self._has_calls = CallJoiner(), False  # calls that a whole answer would have
         self._num_held_tokens = 0  # tokens with text that the parsers hold back
@@ -67,7 +68,7 @@ class AnswerText:
         later delta."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
-        parts = self._parse(delta.text, is_last=delta.finish_reason is not None)
+        parts = self._with_new_ids(self._parse(delta.text, is_last=delta.finish_reason is not None))
         self._count(delta, parts)
         read = self._custom_calls.read([part for part in parts if self._is_admitted(part)])
         for part in read:
@@ -94,6 +95,15 @@ class AnswerText:
             share = math.ceil(count * min(1.0, num_said / max(1, len(delta.text))))
             self.num_thought_tokens += count - share
         self._num_held_tokens = 0 if parts else count
+
+    def _with_new_ids(self, parts: list[Part]) -> list[Part]:
+        """Return the parts with a new id for each call whose id an earlier call of the answer has."""
+        for position, part in enumerate(parts):
+            if isinstance(part, CallBegin):
+                if part.id in self._call_ids:
+                    parts[position] = part = CallBegin(part.name)
+                self._call_ids.add(part.id)
+        return parts
 
     def _is_admitted(self, part: Part) -> bool:
         if isinstance(part, CallBegin):

@@ -14,6 +14,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 
+_ID_CHARACTERS = 29  # of an id that is made here: call_ and 24 digits (base 16)
 MAX_NULL = 64  # most characters of null and the white space after it
 
 
@@ -30,7 +31,12 @@ class CallBegin(msgspec.Struct, frozen=True):
 
     form: ClassVar = ("function", "arguments")  # a call's type, and its field with the text, in OpenAI's form
     name: str
-    id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")  # the model's own, if it wrote one
+
+    @property
+    def has_own_id(self) -> bool:
+        """Whether the model wrote the id. An id in the form of those made here counts as made here."""
+        return not (self.id.startswith("call_") and len(self.id) == _ID_CHARACTERS)
 
 
 class Arguments(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from ....ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPar
 from ....ipc.messages.media import MediaKind
 from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.engine_spec import EngineSpec
+from .calls import has_calls, with_ids
 from .default_templates import DEFAULT_TEMPLATES
 from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
@@ -27,7 +28,7 @@ from .sandbox import CompiledTemplate, compiled
 from .stored_templates import DEFAULT, TOOL_USE, chosen, read_file, stored_templates
 from .system_turns import other_forms
 from .tokenizer import Tokenizer
-from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
+from .turn_shape import AS_GIVEN, TurnShape, find_turn_shape
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -117,7 +118,7 @@ class ChatTemplate:
             template, source = self._tool_template, self.tool_source
         else:
             template, source = self._template, self.source
-        messages = calls_as_text(messages, source)
+        messages = calls_as_text(with_ids(messages), source)
         messages = with_tools(messages, names["tools"], source, lambda: self._shows_system(template))
         if form.is_continued:
             if names["add_generation_prompt"]:
@@ -147,7 +148,7 @@ class ChatTemplate:
     def _shown(self, template: CompiledTemplate, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
         """Return the rendered messages. RequestError if the template fails."""
         as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
-        shape = self._turn_shape(template, as_parts) if any(map(calls_of, messages)) else AS_GIVEN
+        shape = self._turn_shape(template, as_parts) if any(map(has_calls, messages)) else AS_GIVEN
         text, failure = "", None
         for turns in self._forms(template, messages) if num_media else [messages]:
             try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage, TextPart
 from ...forms.parsers.hermes import CLOSING, OPENING
-from .turn_shape import calls_of
+from .calls import calls_of
 
 HEAD = "You can call functions. Each line between <tools> and </tools> describes one of them:\n<tools>\n"
 TAIL = (

@@ -15,11 +15,14 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage, MediaPart
+from .calls import calls_of, short_id
 
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # fields with reasoning; a template reads one of them
 _NAME, _KEY, _VALUE, _SAID = "probe_name", "probe_key", "probe value", "probe text"
 _ARGUMENTS: JsonObject = {_KEY: _VALUE}
-_CALL: JsonObject = {"id": "probe0001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+_SHORT_ID = "probe0001"
+_LONG_ID = "call_0123456789abcdef01234567"
+_CALL: JsonObject = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
 _SCHEMA: JsonObject = {
     "type": "object",
     "properties": {"other_key": {"type": "string", "description": "other"}},
@@ -38,12 +41,15 @@ class TurnShape(NamedTuple):
     keeps_null: bool = True  # null content stays null; otherwise it becomes ""
     keeps_empty: bool = True  # empty content stays empty; otherwise it becomes null
     keeps_text: bool = True  # text is in the turn with the calls; otherwise in a turn before it
+    has_short_ids: bool = False  # ids of calls have nine characters, otherwise any number
 
     def turns(self, message: ChatMessage, content: str | list[JsonObject]) -> list[JsonObject]:
         """Return a message as the turns to give to a template. `content`: the message's text or parts, as the template
         expects."""
         more = _with_thought(message)
         turn: JsonObject = {"role": message.role, "content": content, **more}
+        if self.has_short_ids and isinstance(call_id := more.get("tool_call_id"), str):
+            turn["tool_call_id"] = short_id(call_id)
         if not (calls := calls_of(message)):
             return [turn]
         turn["tool_calls"] = list(map(self._call, calls))
@@ -59,8 +65,8 @@ class TurnShape(NamedTuple):
         return [turn | {"content": None if is_null == stays else content}]
 
     def _call(self, call: object) -> object:
-        """Return a call with its arguments in this form. If the template expects an object, text that is not a JSON
-        object becomes {}: a call that was cut off does not make the conversation fail."""
+        """Return a call with its id and its arguments in this form. If the template expects an object, text that is not
+        a JSON object becomes {}: a call that was cut off does not make the conversation fail."""
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
             return call
@@ -70,18 +76,15 @@ class TurnShape(NamedTuple):
             arguments: object = text if text.strip() else "{}"
         else:
             arguments = _object(given) if isinstance(given, str | None) else given
-        return {**call, "function": {**function, "arguments": arguments}}
+        written: JsonObject = {**call, "function": {**function, "arguments": arguments}}
+        if self.has_short_ids and isinstance(call_id := call.get("id"), str):
+            written["id"] = short_id(call_id)
+        return written
 
 
 AS_GIVEN = TurnShape()
 UNSHOWN = TurnShape(keeps_null=False)  # for templates that show no calls
 Render: TypeAlias = Callable[[list[ChatMessage], JsonObject, TurnShape], str]
-
-
-def calls_of(message: ChatMessage) -> list[object]:
-    """Return the tool calls in a message."""
-    calls = message.more.get("tool_calls")
-    return calls if isinstance(calls, list) else []
 
 
 def find_turn_shape(render: Render) -> TurnShape:
@@ -96,17 +99,21 @@ def find_turn_shape(render: Render) -> TurnShape:
             if (null and not prints_null) or empty:
                 shape = shape._replace(keeps_null=bool(null) and not prints_null, keeps_empty=bool(empty))
                 split = shape._replace(keeps_text=False)
-                return shape if said or not _shown(render, variables, split, _SAID) else split
+                if not said and _shown(render, variables, split, _SAID):
+                    shape = split
+                return shape._replace(has_short_ids=not _shown(render, variables, shape, _SAID, _LONG_ID))
     return UNSHOWN
 
 
-def _shown(render: Render, variables: JsonObject, shape: TurnShape, content: str | None) -> str:
+def _shown(
+    render: Render, variables: JsonObject, shape: TurnShape, content: str | None, call_id: str = _SHORT_ID
+) -> str:
     """Return the rendered text of a conversation with a call if it shows the call, as JSON or in another form; else
     ""."""
     messages = [
         ChatMessage("user", "probe"),
-        ChatMessage("assistant", content, {"tool_calls": [_CALL]}),
-        ChatMessage("tool", "probe", {"tool_call_id": _CALL["id"], "name": _NAME}),
+        ChatMessage("assistant", content, {"tool_calls": [{**_CALL, "id": call_id}]}),
+        ChatMessage("tool", "probe", {"tool_call_id": call_id, "name": _NAME}),
     ]
     text = ""
     with contextlib.suppress(Exception):  # a template may fail in any way that Python can

@@ -50,3 +50,20 @@ def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
     assert [item["status"] for item in writer.items] == ["completed", "incomplete"], "the second has no arguments"
     added: list[Any] = [fields["item"] for kind, fields in events if kind == "response.output_item.added"]
     assert [(item["name"], item.get("namespace")) for item in added] == [("find", "mcp__shop"), ("now", None)]
+
+
+def test_a_call_keeps_the_id_that_the_model_wrote() -> None:
+    writer = ItemWriter("x")
+    parts = [
+        CallBegin("f", "functions.f:0"),
+        Arguments("{}"),
+        CallEnd(""),
+        CallBegin("f"),
+        Arguments("{}"),
+        CallEnd(""),
+    ]
+    assert [*writer.write(parts), *writer.finish(is_whole=True)]
+    assert [(item["id"], item["call_id"]) for item in writer.items] == [
+        ("fc_x0", "functions.f:0"),
+        ("fc_x1", "call_x1"),
+    ]

@@ -20,7 +20,7 @@ def test_table_has_every_template() -> None:
     assert files == sorted(SHAPES)
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name != "json/place_in_name"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_form_of_earlier_turns_is_as_the_table_says(name: str) -> None:
     template = ChatTemplate(template_of(name), SPECIAL_TOKENS)
     assert template._turn_shape(template._template, as_parts=False) == SHAPES[name].history
