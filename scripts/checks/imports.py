@@ -64,6 +64,7 @@ PARTIES = {  # of a folder and all it contains, but for those that have a line o
     "frontend/client": "msgspec tqdm zmq",
     "frontend/client/offline": "msgspec transformers",
     "frontend/forms": "msgspec starlette",
+    "frontend/forms/parsers/response_templates": "msgspec transformers",
     "frontend/launcher/options": "msgspec yaml",
     "frontend/launcher/ray": "msgspec ray zmq",
     "frontend/server/adapters": "msgspec numpy",

@@ -44,6 +44,9 @@ OPERATOR = Ours("the operator's options")
 HEADER, BODY, FORM = Read("a header"), Read("a body", (ESCAPED,)), Read("the head of a form's part")
 MODEL = Read("an answer", (ESCAPED, Hostile(" a [CALL_ID]", " "), Hostile('{"name": "', "\\\\")))
 ADAPTER = Read("an adapter's files")
+TEMPLATE = Read(
+    "a checkpoint's response template", (Hostile("(?P<a>", "\\."), Hostile("", "(?P<a"), Hostile("", "\\s\\"))
+)
 FIELDS = (  # all that are put before an error's message
     rf"^{re.escape(_SCHEMA)}",
     r"^structured_outputs\.\w+",
@@ -114,6 +117,13 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/parsers/mistral.py _CALL": MODEL,
     "frontend/forms/parsers/pythonic.py _BEGIN": MODEL,
     "frontend/forms/parsers/pythonic.py _NAME": MODEL,
+    "frontend/forms/parsers/response_templates/reader.py _LITERAL": TEMPLATE,
+    "frontend/forms/parsers/response_templates/reader.py _SPECIAL": TEMPLATE,
+    "frontend/forms/parsers/response_templates/reader.py _markers#1": TEMPLATE,
+    "frontend/server/answer_forms/response_template.py _CHARACTER": TEMPLATE,
+    "frontend/server/answer_forms/response_template.py _GROUP": TEMPLATE,
+    "frontend/server/answer_forms/response_template.py _SPACE": TEMPLATE,
+    "frontend/server/answer_forms/response_template.py _WHOLE": TEMPLATE,
     "frontend/server/sources/media_url.py _NAME": Read("a URL"),
     "frontend/forms/parsers/markers.py compile_markers#1": Read(
         "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ...request import Request
-from .gate import ConstraintGate
-from .mask_fill import GrammarMasks
+from .mask_fill import GrammarMasks, OpenThought
 
 
 class GrammarState(Enum):
@@ -24,9 +23,9 @@ class Entry:
     """A request with a grammar, and how far the grammar is."""
 
     request: Request
-    gate: ConstraintGate  # the parts of the answer to which the grammar applies
+    thought: OpenThought  # the reasoning before the answer, to which the grammar does not apply
     state: GrammarState = GrammarState.PROVING
     is_suspect: bool = False  # was being opened when a helper was lost: open it alone
     num_losses: int = 0  # of helpers that opened it or made its mask
-    num_opened: int = 0  # output tokens that were known when the grammar was sent to be opened; 0 in free text
+    num_opened: int = 0  # output tokens that were sent to the helper to open the grammar
     late_masks: GrammarMasks | None = None  # masks of the next token that came too late for their step
