@@ -159,6 +159,7 @@ TABLE: dict[str, Read | Ours] = {
 }
 FOLDERS = {  # their expressions read nothing of callers in a loop
     "core/features/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
+    "frontend/server/answer_forms/": "renderings of probes, at most 1 MB each, in a process that may be killed",
     "frontend/launcher/options/": "the operator's options and environment",
     "frontend/launcher/ray/": "the operator's options, and errors of Ray's",
     "frontend/launcher/supervisor/": "the operator's options",

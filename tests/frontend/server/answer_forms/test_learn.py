@@ -1,0 +1,75 @@
+"""Forms learned from chat templates are those that were read from the templates by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.template_shapes import SHAPES, template_of
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.server.answer_forms import renderings
+from tokenloom.frontend.server.answer_forms.learn import UnknownForm, learn
+from tokenloom.frontend.server.answer_forms.renderings import HostileTemplate, Renderings
+from tokenloom.frontend.server.answer_forms.thoughts import learn_thoughts
+from tokenloom.frontend.server.text.chat_template import ChatTemplate
+from tokenloom.ipc.messages.client import ChatForm
+
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+MAX_RENDERS = 150
+LEARNED = [name for name, shape in SHAPES.items() if shape.kind]
+UNKNOWN = ["odd/bare_object", "odd/recipient_in_prompt", "odd/own_variable", "odd/printed_messages"]
+
+
+def renderings_of(source: str) -> Renderings:
+    template = ChatTemplate(source, SPECIAL_TOKENS)
+    return Renderings(lambda messages, variables: template.render(messages, ChatForm(variables=variables)))
+
+
+def learned(name: str) -> AnswerForm:
+    shown = renderings_of(template_of(name))
+    return learn(shown, learn_thoughts(shown))
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_form_of_calls_is_the_one_read_by_hand(name: str) -> None:
+    (calls,) = learned(name).calls
+    assert calls.kind == SHAPES[name].kind
+    assert squeezed(calls.start).endswith(SHAPES[name].begin)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learning_takes_few_renderings(name: str) -> None:
+    shown = renderings_of(template_of(name))
+    learn(shown, learn_thoughts(shown))
+    assert shown.num_renders <= MAX_RENDERS
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_calls_without_a_marker_of_their_own_have_no_form(name: str) -> None:
+    with pytest.raises(UnknownForm):
+        learned(name)
+
+
+def test_joint_counts_calls_as_the_template_does() -> None:
+    (calls,) = learned("tagged/typed_and_counted").calls
+    assert "{NUMBER}" in calls.first or "{INDEX}" in calls.first
+    assert len(calls.mid_by_type) > 2
+
+
+def test_template_that_writes_without_end_is_hostile() -> None:
+    source = "{% for a in range(1000) %}{{ 'x' * 2000 }}{% endfor %}{{ messages[0].content }}"
+    with pytest.raises(HostileTemplate, match="characters"):
+        renderings_of(source)
+
+
+def test_slow_template_is_hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderings, "MAX_RENDER_S", 0.0)
+    started = time.process_time()
+    with pytest.raises(HostileTemplate, match="more than 0 s"):
+        renderings_of("{{ messages[0].content }}")
+    assert time.process_time() - started < 60
