@@ -267,7 +267,8 @@ class EngineCore:
     def _announce_started(self, output: SchedulerOutput) -> None:
         for new_row in output.new_rows:
             request = self.scheduler.rows.request(new_row.row)
-            if request.num_preemptions == 0:
+            if not request.is_announced:
+                request.is_announced = True
                 cached, loaded = request.num_cached_tokens, request.num_loaded_tokens
                 started = Started(key=request.key, num_cached_tokens=cached, num_loaded_tokens=loaded)
                 self._outbox.of(request.frontend_id).started.append(started)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.messages.adapter import NO_SLOT, AdapterRef
+from ..ipc.messages.core import ConstraintBegin
 from ..ipc.messages.media import MediaSpan
 from ..ipc.messages.tier import PlaceName
 from ..ipc.params.pooling_params import PoolingParams
@@ -68,7 +69,8 @@ class Request:
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each word
     logits_processors: list[int] = field(default_factory=list)
     thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that start reasoning, and that end it
-    thought_end: bytes = b""  # int32: the grammar applies after these tokens
+    constraint_begins: list[ConstraintBegin] = field(default_factory=list)  # as in EngineCoreRequest
+    constraint_repeats: bool = False
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     adapter: AdapterRef | None = None  # None: the base model
     adapter_slot: int = NO_SLOT  # the workers' slot that holds its adapter, while it runs
@@ -78,6 +80,7 @@ class Request:
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group
     caller: str = ""  # key of the client, over HTTP of address and API key; callers share grammar compilers equally
     grammar_id: int = 0  # number of its grammar (features/grammar/manager.py); 0: none
+    is_masked: bool = False  # its next token needs a mask
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
@@ -89,6 +92,7 @@ class Request:
     num_preemptions: int = 0
     num_drafts: int = 0  # drafts that were verified
     num_accepted_drafts: int = 0
+    is_announced: bool = False  # its frontend was told that it has left the queue
     is_looked_up: bool = False  # the tiers were searched for its blocks since it was submitted or last ran
     num_skips: int = 0  # admissions of later requests while it did not fit
 

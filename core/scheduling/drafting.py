@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...ipc.codec import decode_ids
 from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
 from ...ipc.spec.config.speculation import MAX_DRAFTS
 from ..kv.manager import KVCacheManager
@@ -89,8 +89,8 @@ class Drafting(StepFeature):
             request = rows.request_by_row[row]
             if request is None or counts[row] != 1:
                 continue
-            if request.thought_end:  # the grammar applies to the tokens after it
-                token_ids = _before(token_ids, decode_ids(request.thought_end)[-1])
+            if request.constraint_begins:  # masks apply to the tokens after one, and a step with drafts has none yet
+                token_ids = _before(token_ids, {begin.last_id for begin in request.constraint_begins})
             num_tokens = int(rows.num_tokens[row])
             num_free = max(self._kv_cache.pool.num_free - rows.num_active, 0)
             num_slots = (len(request.block_ids) + num_free) * size - num_tokens
@@ -132,5 +132,6 @@ class Drafting(StepFeature):
         }
 
 
-def _before(token_ids: list[int], token_id: int) -> list[int]:
-    return token_ids[: token_ids.index(token_id)] if token_id in token_ids else token_ids
+def _before(token_ids: list[int], ends: set[int]) -> list[int]:
+    """Return the tokens before the first that is one of `ends`."""
+    return list(takewhile(lambda token_id: token_id not in ends, token_ids))

@@ -113,6 +113,27 @@ class Scheduler:
         if successor is not None:
             self.waiting.release(successor, WaitReason.PROMPT)
 
+    def begin_masks(self, request: Request) -> None:
+        """Let each further token of a request wait for its mask. What a step in flight samples for the request has
+        none, so it is void: the next step computes the request's last known token again, in the same block."""
+        row = request.row
+        request.is_masked = True
+        if row < 0:
+            return
+        self.rows.is_masked[row] = True
+        self.rows.version += 1
+        if self.rows.num_scheduled[row] >= self.rows.num_tokens[row]:
+            self.rows.void_samples(row)
+            self._delta.free(row)
+            self._delta.admit(request, request.num_tokens - 1, self.kv_cache.pool.group)
+
+    def end_masks(self, request: Request) -> None:
+        """Let each further token of a request be sampled without a mask."""
+        request.is_masked = False
+        if request.row >= 0:
+            self.rows.is_masked[request.row] = False
+            self.rows.version += 1
+
     def in_work(self) -> dict[Request, int]:
         """Return the requests on which the workers work now, with their numbers of known tokens: the requests of the
         oldest step in flight, and those that a feature names."""

@@ -12,6 +12,7 @@ from typing import Literal, Self, TypeAlias
 
 import msgspec
 
+from ..codec import decode_ids
 from ..errors import ErrorInfo
 from ..params.pooling_params import PoolingParams
 from ..params.sampling_params import SamplingParams
@@ -103,6 +104,21 @@ class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_token_ids: bytes = b""
 
 
+class ConstraintBegin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Output tokens at which the constraint of an answer begins: the end of a thought, or the start of calls."""
+
+    token_ids: bytes  # int32, at least one
+    is_included: bool = False  # they are the first tokens of the constrained text; else it follows them
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.token_ids) % 4:
+            raise ValueError(f"a begin has {len(self.token_ids)} bytes, which make no tokens")
+
+    @property
+    def last_id(self) -> int:
+        return decode_ids(self.token_ids)[-1]
+
+
 class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     """A validated request: everything that a core needs to start or resume it."""
 
@@ -118,7 +134,8 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
     thought_markers: list[bytes] = []  # int32: tokens that start reasoning, and that end it, for thinking_token_budget
-    thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
+    constraint_begins: list[ConstraintBegin] = []  # the grammar applies from each of them on; empty: from the start
+    constraint_repeats: bool = False  # text after the grammar's end is free up to the next begin; else the answer ends
     num_losses: int = 0  # cores and worker groups lost while they computed it, since its last new token
     num_prompt_logprobs: int = 0  # prompt tokens with delivered logprobs; the first, which has none, counts
     adapter: AdapterRef | None = None  # None: the base model

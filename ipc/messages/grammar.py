@@ -13,12 +13,13 @@ from .base import Message
 
 
 class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
-    """Order to compile a grammar and advance it by the answer's tokens so far. The reply is GrammarOpened."""
+    """Order to compile a grammar and advance it by tokens of the answer, up to one that completes it. The reply is
+    GrammarOpened."""
 
     grammar_id: int  # the core's number for the grammar state of one answer
     kind: GrammarKind
     text: str
-    token_ids: bytes = b""  # int32: output tokens so far
+    token_ids: bytes = b""  # int32: output tokens so far, from the first that the grammar applies to
 
 
 class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
@@ -44,8 +45,11 @@ CoreToGrammar: TypeAlias = OpenGrammar | CloseGrammars | AdvanceGrammars
 
 
 class GrammarOpened(Message, frozen=True, kw_only=True, tag="grammar_opened"):
+    """Reply to OpenGrammar. A grammar that is complete or has an error is closed."""
+
     grammar_id: int
     is_complete: bool = False  # the grammar allows no further token
+    num_tokens: int = 0  # of the order's tokens: those that completed the grammar, if it is complete
     error: ErrorInfo | None = None
 
 

@@ -35,7 +35,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     extra_args: dict[str, object] = {}  # for logits_processors that take them
     thought_markers: list[bytes] = []  # int32: tokens that start reasoning, and that end it; or empty
     thinking_token_budget: int = 0  # reasoning tokens after which the end is forced
-    thinks_once: bool = False  # only the first reasoning counts
+    constraint_begins: list[bytes] = []  # int32: behind the first of them no reasoning counts
     trace_token_ids: bytes = b""  # int32: forced output tokens, independent of logits
     num_logprobs: int = -1  # likeliest alternatives per sampled token; -1: no logprobs
     logprob_token_ids: bytes = b""  # int32 [num_logprobs]: alternatives instead of the likeliest

@@ -85,9 +85,9 @@ class RowProcessors:
         self.thinking: ThinkingBudget | None = None
         if sampling.thought_markers:
             begin, end = (ids_in(frame, vocab_size).tolist() for frame in sampling.thought_markers)
-            is_over = sampling.thinks_once and len(positions_after(outputs, end)) > 0
-            thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
-            self.thinking = None if is_over else thinking
+            stops = [ids_in(frame, vocab_size).tolist() for frame in sampling.constraint_begins]
+            if not any(len(positions_after(outputs, stop)) for stop in stops):
+                self.thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens, stops)
         self._trace: list[int] = ids_in(sampling.trace_token_ids, vocab_size).tolist()
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
@@ -100,8 +100,8 @@ class RowProcessors:
         if self.timestamps is not None:
             self.timestamps.append(token_id)
         if self.thinking is not None:
-            has_ended = self.thinking.append(token_id)
-            if has_ended and self.sampling.thinks_once:
+            is_over = self.thinking.append(token_id)
+            if is_over:
                 self.thinking = None
 
     def banned(self) -> I64:

@@ -68,6 +68,15 @@ class Matcher:
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
+        self.num_resumed = 0  # tokens that it took before it was handed out
+
+    def consume_to_end(self, token_ids: Sequence[int]) -> int:
+        """Advance by tokens, up to one that completes the grammar or has no place in it; return how many these are."""
+        for count, token_id in enumerate(token_ids, 1):
+            self.consume([token_id])
+            if self.has_stopped:
+                return count
+        return len(token_ids)
 
     def consume(self, token_ids: Sequence[int]) -> None:
         self.inner.consume_tokens(list(token_ids))

@@ -14,6 +14,10 @@ A step waits LATE_S for masks at most. Then it goes on without the rows whose ma
 the queue, where they wait for their masks or for another helper. With prefix caching, only the last block of their
 tokens is computed again. No token changes, since a token depends on those before it and on its draw alone.
 
+A grammar may apply to parts of an answer alone (gate.py): behind a thought, or from the token that starts a call to the
+call's end, as often as one comes. Beside these parts a step waits for no mask of the request. The step after the one
+that samples a begin may be in flight then; what it samples for the request is void, and sampled again with a mask.
+
 If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The helper sends
 them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them
 together. The helper gets them back as any other tokens, so the core may also ignore them.
@@ -22,11 +26,9 @@ together. The helper gets them back as any other tokens, so the core may also ig
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
-from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.codec import decode_ids
 from ....ipc.errors import InternalError, error_info
 from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.base import FinishReason
@@ -35,7 +37,6 @@ from ....ipc.messages.grammar import (
     CloseGrammars,
     GrammarOpened,
     GrammarsAdvanced,
-    OpenGrammar,
 )
 from ....ipc.messages.workers import ModelRunnerOutput
 from ....ipc.process.awake_clock import AwakeClock
@@ -45,9 +46,11 @@ from ...scheduling.scheduler import Scheduler
 from ...scheduling.step.ledger import LedgerEntry
 from ...scheduling.step_feature import Engine, StepFeature
 from .entry import Entry, GrammarState
-from .helper import HELPER_IS_UP, NUM_COMPILERS, REOPEN_S, GrammarHelper
+from .gate import ConstraintGate
+from .helper import HELPER_IS_UP, GrammarHelper
 from .helper_watch import HelperWatch
-from .mask_fill import GrammarMasks, MaskFill, OpenThought, masks_in, token_mask
+from .mask_fill import GrammarMasks, MaskFill, masks_in, order_of, token_mask
+from .opening_queue import OpeningQueue
 from .prover import GrammarProver
 
 LATE_S = 0.25  # longest time that a step waits for masks; without other load the slowest take some 20 ms
@@ -65,14 +68,17 @@ class GrammarManager(StepFeature):
         clock: AwakeClock,
         scheduler: Scheduler,
         engine: Engine,
+        *,
+        can_void: bool = True,
     ) -> None:
-        """prover: None if the helper shares its process with the core, so that nothing protects it."""
+        """prover: None if the helper shares its process with the core, so that nothing protects it. can_void: a token
+        can be sampled again; else each step of a request with a grammar waits for masks, of which free text has
+        none."""
         self._helper, self._prover, self._clock = helper, prover, clock
         self._scheduler, self._engine = scheduler, engine
+        self._can_void = can_void
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, Entry] = {}
-        self._queue: deque[int] = deque()
-        self._open_at = 0.0  # not before: no helper could be started
         self._next_id = HELPER_IS_UP + 1
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
         self._is_helper_waiting = False  # an unsent token was sampled; jump-forward tokens need not be sent at once
@@ -82,6 +88,7 @@ class GrammarManager(StepFeature):
         self._late_serial = 0  # number of the newest order that was given up
         self._answered_serial = 0  # number of the newest order that the helper has answered
         self._watch = HelperWatch(clock)
+        self._openings = OpeningQueue(helper, self._watch, clock, scheduler.rows, self._entry_by_id)
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,12 +100,14 @@ class GrammarManager(StepFeature):
         self.is_active = True
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
-        thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
-        entry = self._entry_by_id[request.grammar_id] = Entry(request, thought)
+        gate = ConstraintGate(request.constraint_begins)
+        self._entry_by_id[request.grammar_id] = Entry(request, gate)
+        if gate.is_free:
+            gate.enter(self._scheduler.rows.output_tokens(request), 0)
+        request.is_masked = not gate.is_free or not self._can_void
         if self._prover is None:
-            entry.state = GrammarState.QUEUED
-            self._queue.append(request.grammar_id)
-            self._open_queued()
+            self._openings.add(request.grammar_id)
+            self._openings.open_queued()
         else:
             is_resumed = request.num_output_tokens > 0
             self._prover.add(request.grammar_id, params.kind, params.text, caller=request.caller, is_resumed=is_resumed)
@@ -123,17 +132,31 @@ class GrammarManager(StepFeature):
         """Record new tokens, which the next `_flush` sends to the helper. Jump-forward tokens, which came from the
         helper, are sent only with other tokens or with an order for masks."""
         self._is_helper_waiting |= not are_jump_tokens
-        for grammar_id, token_id in zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True):
+        for grammar_id, index, token_id in zip(
+            new.token_owners.grammar_ids.tolist(), decode_ids(new.starts), decode_ids(new.token_ids), strict=True
+        ):
             entry = self._entry_by_id.get(grammar_id)
             if entry is None:
                 continue
-            if not entry.thought.is_over:
-                entry.thought.append(token_id)
+            if entry.gate.is_free:
+                if token_id in entry.gate.last_ids:
+                    self._look_for_begin(grammar_id, entry, index)
                 continue
             entry.late_masks = None
             entry.num_losses = 0
             if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
                 self._advances.append((grammar_id, token_id))
+
+    def _look_for_begin(self, grammar_id: int, entry: Entry, index: int) -> None:
+        """Let masks begin if a begin ends with the output token at `index`, and record the tokens of it that are
+        constrained."""
+        outputs = self._scheduler.rows.output_tokens(entry.request)[: index + 1]
+        if not entry.gate.enter(outputs, index):
+            return
+        if entry.state is GrammarState.READY:
+            self._advances += [(grammar_id, token_id) for token_id in outputs[entry.gate.start :].tolist()]
+        if self._can_void:
+            self._scheduler.begin_masks(entry.request)
 
     def want_masks(self) -> None:
         """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. If the
@@ -146,7 +169,7 @@ class GrammarManager(StepFeature):
         wanted, there, missing = list[int](), list[GrammarMasks](), list[int]()
         for grammar_id in step.batch.grammar_ids:
             entry = self._entry_by_id.get(grammar_id)
-            if entry is None or not entry.thought.is_over:
+            if entry is None or entry.gate.is_free:
                 continue
             if entry.late_masks is not None:
                 there.append(entry.late_masks)
@@ -192,16 +215,8 @@ class GrammarManager(StepFeature):
         if not (self._advances and self._is_helper_waiting) and not mask_ids:
             return
         advances, self._advances, self._is_helper_waiting = self._advances, [], False
-        drafts = list(drafts)
-        message = AdvanceGrammars(
-            grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
-            token_ids=encode_ids(token_id for _, token_id in advances),
-            serial=self._serial if mask_ids else 0,
-            mask_ids=encode_ids(mask_ids or ()),
-            draft_counts=encode_ids(len(ids) for ids in drafts),
-            draft_ids=encode_ids(chain.from_iterable(drafts)),
-        )
-        self._ask(message, mask_ids or [])
+        serial = self._serial if mask_ids else 0
+        self._ask(order_of(advances, serial, mask_ids or [], list(drafts)), mask_ids or [])
 
     def _ask(self, message: AdvanceGrammars, mask_ids: list[int]) -> None:
         """Send a message that the helper must answer within ANSWER_TIMEOUT_S."""
@@ -244,7 +259,7 @@ class GrammarManager(StepFeature):
         except HelperLost as loss:
             self._on_loss(f"the process {loss}")
         self._expire()
-        self._open_queued()
+        self._openings.open_queued()
         self._flush()
         is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
         is_opening = bool(self._entry_by_id) or self._watch.is_awaited
@@ -257,8 +272,7 @@ class GrammarManager(StepFeature):
             if entry is not None and error is not None:
                 self._engine.end(entry.request, "error", error)
             elif entry is not None:
-                entry.state = GrammarState.QUEUED
-                self._queue.append(grammar_id)
+                self._openings.add(grammar_id)
 
     def next_deadline(self) -> float | None:
         """Return when to call `take` next if the helper sends nothing."""
@@ -267,8 +281,8 @@ class GrammarManager(StepFeature):
             deadlines.append(deadline)
         if self._fill is not None:
             deadlines.append(self._fill.deadline)
-        if self._queue and self._clock.now < self._open_at:
-            deadlines.append(self._open_at)
+        if (deadline := self._openings.deadline) is not None:
+            deadlines.append(deadline)
         return min(deadlines, default=None)
 
     def _on_opened(self, message: GrammarOpened) -> None:
@@ -278,20 +292,23 @@ class GrammarManager(StepFeature):
         self._watch.end_opening(message.grammar_id)
         entry = self._entry_by_id.get(message.grammar_id)
         if entry is None:
-            if message.error is None:
+            if message.error is None and not message.is_complete:
                 self._helper.send(CloseGrammars(grammar_ids=[message.grammar_id]))
             return
         entry.state, entry.is_suspect = GrammarState.READY, False
         if message.error is not None:
             self._engine.end(entry.request, "error", message.error)
-        elif message.is_complete:
+        elif message.is_complete and entry.gate.start is None:  # its only text is empty
             self._engine.end(entry.request, "stop")
+        elif message.is_complete and entry.gate.start is not None:
+            self._end_constraint(message.grammar_id, entry, entry.gate.start + message.num_tokens)
         else:
             self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
-            num_had = max(entry.num_opened, entry.thought.num_tokens)
-            late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
-            self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
-            self._is_helper_waiting = True
+            if entry.gate.start is not None:
+                num_had = max(entry.num_opened, entry.gate.start)
+                late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
+                self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
+                self._is_helper_waiting = True
 
     def _on_advanced(self, message: GrammarsAdvanced) -> None:
         self._watch.end_ask()
@@ -299,11 +316,28 @@ class GrammarManager(StepFeature):
             if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
                 self._engine.end(entry.request, "error", failure.error)
         for grammar_id in decode_ids(message.complete_ids):
-            if (entry := self._entry_by_id.get(grammar_id)) is not None:
-                self._engine.end(entry.request, "stop")
+            if (entry := self._entry_by_id.get(grammar_id)) is not None:  # no token is known that it has not got
+                self._end_constraint(grammar_id, entry, len(self._scheduler.rows.output_tokens(entry.request)))
         if message.serial:
             self._on_masks(message)
             self._catch_up(message.serial)
+
+    def _end_constraint(self, grammar_id: int, entry: Entry, end: int) -> None:
+        """Apply the end of a constrained part, before the output token at index `end`: the answer ends or, if its
+        constraint repeats, is free up to the next begin. The helper has closed the grammar: it is opened again."""
+        request = entry.request
+        if not request.constraint_repeats:
+            self._engine.end(request, "stop")
+            return
+        entry.late_masks = None
+        entry.gate.leave(end)
+        self._openings.add(grammar_id)
+        outputs = self._scheduler.rows.output_tokens(request)
+        if entry.gate.enter(outputs, end):  # tokens behind it are those of a resumed request
+            return
+        if self._can_void:
+            self._scheduler.end_masks(request)
+        self._scheduler.waiting.release(request, WaitReason.GRAMMAR)
 
     def _on_masks(self, message: GrammarsAdvanced) -> None:
         """Send the masks that the oldest step waits for, and append their jump-forward tokens, so that the next step
@@ -345,7 +379,7 @@ class GrammarManager(StepFeature):
     def _expire(self) -> None:
         """Give up late masks; ask a helper that compiles for a sign of life; replace a helper that hangs."""
         if self._watch.needs_sign:
-            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
+            self._ask(order_of([], 0, [], []), [])
         if self._fill is not None and self._clock.now >= self._fill.deadline:
             self._give_up_masks()
         if self._watch.is_hung:
@@ -357,11 +391,11 @@ class GrammarManager(StepFeature):
         have ended. If a helper ends before it has read its vocabulary, no grammar is taken for the cause."""
         loss = self._watch.lose()
         if not loss.was_up:
-            self._open_at = self._clock.now + REOPEN_S
+            self._openings.pause()
         self._advances = []
         self._give_up_masks()
         self._answered_serial = self._serial
-        self._queue.clear()
+        self._openings.clear()
         for grammar_id, entry in list(self._entry_by_id.items()):
             if entry.state is GrammarState.PROVING:
                 continue
@@ -374,36 +408,7 @@ class GrammarManager(StepFeature):
                 )
                 self._engine.end(entry.request, "error", error_info(error))
             else:
-                self._queue.append(grammar_id)
-
-    def _open_queued(self) -> None:
-        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a helper is
-        compiled alone."""
-        while self._queue and len(self._watch.openings) < NUM_COMPILERS and self._clock.now >= self._open_at:
-            entry = self._entry_by_id.get(self._queue[0])
-            opening = [self._entry_by_id.get(grammar_id) for grammar_id in self._watch.openings]
-            if any(each is not None and each.is_suspect for each in opening):
-                return
-            if entry is not None and entry.is_suspect and opening:
-                return
-            grammar_id = self._queue.popleft()
-            if entry is not None:
-                self._open(grammar_id, entry)
-
-    def _open(self, grammar_id: int, entry: Entry) -> None:
-        params = entry.request.params.structured_outputs
-        assert params is not None, "only requests with a grammar come here"
-        tokens = self._scheduler.rows.output_tokens(entry.request)
-        frame = tokens[entry.thought.num_tokens :].tobytes()
-        try:
-            self._helper.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
-        except HelperUnavailable:
-            self._queue.appendleft(grammar_id)
-            self._open_at = self._clock.now + REOPEN_S
-            return
-        entry.num_opened = len(tokens)
-        entry.state = GrammarState.OPENING
-        self._watch.begin_opening(grammar_id)
+                self._openings.add(grammar_id)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

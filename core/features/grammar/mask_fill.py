@@ -1,38 +1,18 @@
-"""MaskFill: the masks that a step waits for; with OpenThought, which finds the first token that has a mask, and
-GrammarMasks, the masks in a helper's answer."""
+"""MaskFill: the masks that a step waits for; with GrammarMasks, the masks in a helper's answer, and the messages that
+order masks and bring them to the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from ....ipc.codec import decode_ids, encode_ids
-from ....ipc.messages.grammar import GrammarsAdvanced
+from ....ipc.messages.grammar import AdvanceGrammars, GrammarsAdvanced
 from ....ipc.messages.workers import TokenMask
 from ....ipc.params.sampling_params import SamplingParams
 from ...request import Request
-
-
-class OpenThought:
-    """Detector of the end of the reasoning with which an answer starts; the grammar applies only after it. Call
-    `append` with each token of the answer in order, until `is_over`."""
-
-    def __init__(self, end: bytes, tokens: bytes) -> None:
-        """end, tokens: int32. end: the tokens that end the reasoning; empty: there is no reasoning. tokens: the answer
-        so far."""
-        self._end = decode_ids(end).tolist()
-        self._recent: list[int] = []
-        self.is_over = not end
-        self.num_tokens = 0  # tokens of the reasoning so far, with its end
-        for token_id in decode_ids(tokens):
-            if not self.is_over:
-                self.append(token_id)
-
-    def append(self, token_id: int) -> None:
-        self.num_tokens += 1
-        self._recent = [*self._recent, token_id][-len(self._end) :]
-        self.is_over = self._recent == self._end
 
 
 @dataclass
@@ -58,6 +38,21 @@ class GrammarMasks(NamedTuple):
         is_told = params.num_logprobs is not None or params.thinking_token_budget is not None
         is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
         return len(self.jump_ids) > 1 and not (is_told or is_ruled)
+
+
+def order_of(
+    advances: Sequence[tuple[int, int]], serial: int, mask_ids: Sequence[int], drafts: Sequence[list[int]]
+) -> AdvanceGrammars:
+    """Return the message that advances grammars, by pairs of grammar id and token, and orders the masks of `mask_ids`.
+    drafts: those of each, or empty."""
+    return AdvanceGrammars(
+        grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
+        token_ids=encode_ids(token_id for _, token_id in advances),
+        serial=serial,
+        mask_ids=encode_ids(mask_ids),
+        draft_counts=encode_ids(len(ids) for ids in drafts),
+        draft_ids=encode_ids(chain.from_iterable(drafts)),
+    )
 
 
 def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:

@@ -59,7 +59,7 @@ class GrammarServer:
             matcher = self._shared_compiler().compile(message.kind, message.text)
         except RequestError as error:
             return error_info(error)
-        matcher.consume(decode_ids(message.token_ids).tolist())
+        matcher.num_resumed = matcher.consume_to_end(decode_ids(message.token_ids))
         if matcher.error is not None:
             return error_info(RequestError(f"the tokens of this resumed request leave its grammar: {matcher.error}"))
         return matcher
@@ -95,11 +95,14 @@ class GrammarServer:
             return self._compiler
 
     def open(self, grammar_id: int, compiled: Matcher | ErrorInfo) -> GrammarOpened:
-        """Add a cursor for the result of `compile`, unless that is an error; return the answer to the core."""
+        """Add a cursor for the result of `compile`, unless that is an error or complete; return the answer to the
+        core."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
+        if compiled.is_complete:
+            return GrammarOpened(grammar_id=grammar_id, is_complete=True, num_tokens=compiled.num_resumed)
         self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size, self._thread_time)
-        return GrammarOpened(grammar_id=grammar_id, is_complete=compiled.is_complete)
+        return GrammarOpened(grammar_id=grammar_id)
 
     def close(self, grammar_ids: list[int]) -> None:
         for grammar_id in grammar_ids:

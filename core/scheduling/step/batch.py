@@ -84,7 +84,9 @@ class Batch:
         self.token_owners = TokenOwners(state, self.sampled_rows)
         grammar_ids = self.token_owners.grammar_ids
         self.draft_frame = encode_ids(chain.from_iterable((row, len(ids), *ids) for row, ids in self.drafts.items()))
-        self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.token_owners.has_grammar else []
+        self.grammar_ids: list[int] = []  # of the rows whose next token needs a mask
+        if self.token_owners.has_grammar:
+            self.grammar_ids = grammar_ids[(grammar_ids > 0) & state.is_masked[self.sampled_rows]].tolist()
         self._block_size = state.block_size
         # for each row: the number of the steps, modulo the block size, that compute the first token of a block
         self._block_end_by_row = (1 - ends) % state.block_size

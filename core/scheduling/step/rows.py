@@ -26,8 +26,9 @@ from ...request import Ids, Request, State
 
 
 class Rows:
-    """Columns of length max_num_seqs, with an entry for each row. `epoch[row]` changes when the row's request leaves;
-    `version` changes when a request gets or leaves a row, and when a row gets more or less than one token in a step."""
+    """Columns of length max_num_seqs, with an entry for each row. `epoch[row]` changes when the row's request leaves
+    and when what steps in flight sample for it is void; `version` changes when a request gets or leaves a row, when a
+    row gets more or less than one token in a step, and when it begins or ends to need masks."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
@@ -50,6 +51,7 @@ class Rows:
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # prompt logprobs due
         self.grammar_id = column()  # 0: none
+        self.is_masked: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # the next token needs a mask
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.frontend_id = column()
         self.request_key = column()
@@ -106,6 +108,7 @@ class Rows:
         self.token_limit[row] = request.token_limit
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
         self.grammar_id[row] = request.grammar_id
+        self.is_masked[row] = request.is_masked
         self.is_pooled[row] = request.pooling is not None
         self.frontend_id[row], self.request_key[row] = request.frontend_id, request.key
         self.sort_key[row] = request.sort_key
@@ -129,6 +132,15 @@ class Rows:
             if not self.num_rows_by_stop_id[token_id]:
                 del self.num_rows_by_stop_id[token_id]
         self._free.append(row)
+
+    def void_samples(self, row: int) -> None:
+        """Make the last known token of a row the next to compute, and the results in flight of the row void."""
+        request = self.request(row)
+        request.num_tokens = int(self.num_tokens[row])  # as if it were admitted now
+        self.num_scheduled[row] = request.num_tokens - 1
+        self.num_drafts[row] = 0
+        self.epoch[row] += 1
+        self.version += 1
 
     def schedulable(self) -> npt.NDArray[np.int32]:
         """Return how many tokens each row could compute in the next step: [max_num_seqs]; 0 for free rows and rows with

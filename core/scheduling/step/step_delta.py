@@ -135,7 +135,7 @@ def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
             extra_args=(request.logits_processors and params.extra_args) or {},
             thought_markers=request.thought_markers,
             thinking_token_budget=params.thinking_token_budget or 0,
-            thinks_once=bool(request.thought_end),
+            constraint_begins=[begin.token_ids for begin in request.constraint_begins if request.thought_markers],
             trace_token_ids=encode_ids(params.trace_decode_token_ids or ()),
             num_logprobs=-1 if params.num_logprobs is None else params.num_logprobs,
             logprob_token_ids=encode_ids(params.logprob_token_ids or ()),

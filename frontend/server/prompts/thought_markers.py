@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import RequestError
+from ....ipc.messages.core import ConstraintBegin
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.parsers.names import find_reasoning_parser
@@ -48,18 +49,19 @@ class ThoughtMarkers:
         text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
         return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
 
-    def end_before_structure(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
-        """Return the tokens after which structured_outputs apply: the end marker of the reasoning that the prompt
-        opens. Empty if they apply from the first token."""
+    def begins_of(self, params: SamplingParams, prompt_token_ids: bytes) -> list[ConstraintBegin]:
+        """Return where structured_outputs begin to apply: behind the end of the reasoning that the prompt opens. Empty
+        if they apply from the first token."""
         structured = params.structured_outputs
         if structured is None or structured.includes_thought or not self.are_open(prompt_token_ids):
-            return b""
-        return self._tokens_of(self._texts[1])
+            return []
+        return [ConstraintBegin(token_ids=self._tokens_of(self._texts[1]))]
 
-    def of_budget(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
+    def of_budget(self, params: SamplingParams, begins: Sequence[ConstraintBegin]) -> list[bytes]:
         """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
-        structured_outputs apply from the first token, since the answer then has no reasoning."""
-        if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
+        structured_outputs apply from the first token, since the answer then has no reasoning. begins: of
+        `begins_of`."""
+        if params.thinking_token_budget is None or (params.structured_outputs is not None and not begins):
             return []
         return list(map(self._tokens_of, self._texts))
 

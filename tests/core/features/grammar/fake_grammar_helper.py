@@ -115,10 +115,14 @@ class FakeGrammarHelper:
             error = error_info(RequestError("it is bad at 1"))
             self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, error=error))
         elif not message.text.startswith("slow"):
-            outputs = decode_ids(message.token_ids).tolist()
-            self.open_grammars[message.grammar_id] = message.text, outputs
+            outputs, limit = decode_ids(message.token_ids).tolist(), int(message.text.split(",")[1])
             complete = is_complete(message.text, outputs)
-            self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, is_complete=complete))
+            if not complete:
+                self.open_grammars[message.grammar_id] = message.text, outputs
+            num_tokens = limit if complete else 0
+            self.outbox.append(
+                GrammarOpened(grammar_id=message.grammar_id, is_complete=complete, num_tokens=num_tokens)
+            )
 
     def _advance(self, message: AdvanceGrammars) -> None:
         complete, failures = [], []

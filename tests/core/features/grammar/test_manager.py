@@ -10,6 +10,7 @@ from tokenloom.core.features.grammar.helper import ANSWER_TIMEOUT_S, SIGN_S
 from tokenloom.core.features.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.core import ConstraintBegin
 from tokenloom.ipc.messages.grammar import AdvanceGrammars
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness, expected_with_grammar
@@ -199,7 +200,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
     assert expected != free[num_free:][: len(expected)], "the grammar changes nothing"
     for at in range(2, num_free + 6):
         harness = GrammarHarness()
-        harness.ask(0, prompt, 40, text, thought_end=encode_ids(thought[-width:]))
+        harness.ask(0, prompt, 40, text, constraint_begins=[ConstraintBegin(token_ids=encode_ids(thought[-width:]))])
         while harness.core.num_requests:
             harness.turn()
             if len(harness.tokens[0]) == at and harness.core.num_requests:
@@ -216,7 +217,7 @@ def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, l
 
 def test_a_thought_asks_the_helper_for_nothing() -> None:
     harness = GrammarHarness()
-    harness.ask(0, [1, 2, 3], 40, "7,20", thought_end=encode_ids([996]))
+    harness.ask(0, [1, 2, 3], 40, "7,20", constraint_begins=[ConstraintBegin(token_ids=encode_ids([996]))])
     harness.turn()
     sent = []
     harness.grammars.send = sent.append  # type: ignore[method-assign]

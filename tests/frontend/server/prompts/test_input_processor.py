@@ -249,8 +249,9 @@ def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
     inputs = new_inputs(config=EngineConfig(reasoning_parser=parser))  # type: ignore[arg-type]
     params = SamplingParams(structured_outputs={"regex": "a", **fields}, thinking_token_budget=3)  # type: ignore[arg-type]
     core = process(inputs, params, prompt=prompt)
-    assert bool(core.thought_end) == is_awaited and core.thought_end == (core.thought_markers or [b""])[-1]
-    assert process(inputs, prompt=prompt).thought_end == b""
+    assert bool(core.constraint_begins) == is_awaited
+    assert [begin.token_ids for begin in core.constraint_begins] == core.thought_markers[-1:]
+    assert process(inputs, prompt=prompt).constraint_begins == []
 
 
 # ── prompts behind a clip ────────────────────────────────────────────────────────────────────────────────────────────
