@@ -20,6 +20,7 @@ class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
     kind: GrammarKind
     text: str
     token_ids: bytes = b""  # int32: output tokens so far, from the first that the grammar applies to
+    repeats: bool = False  # once an AdvanceGrammars completes it, it is at its start again
 
 
 class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
@@ -67,7 +68,7 @@ class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advance
     bits: bytes = b""  # uint32 [sum(mask_counts), ceil(vocab_size / 32)], as in TokenMask
     jump_counts: bytes = b""  # int32 [m]: number of jump-forward tokens; the mask allows only the first of them
     jump_ids: bytes = b""  # int32, flat: sum(jump_counts)
-    complete_ids: bytes = b""  # int32: grammars that allow no further token
+    complete_ids: bytes = b""  # int32: grammars that allow no further token; closed, unless they repeat
     failures: list[GrammarFailure] = []
 
 

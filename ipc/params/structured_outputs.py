@@ -38,6 +38,8 @@ class StructuredOutputsParams(
     disable_any_whitespace: bool = False  # no whitespace in JSON outside of its strings
     disable_additional_properties: bool = False  # no effect: schemas are closed unless they say otherwise
     includes_thought: bool = False  # constrain the whole output, not only the text after the reasoning
+    begin: str = ""  # an added token that constrained text starts with; inside of reasoning it ends that
+    repeats: bool = False  # only text from a `begin` to the constraint's end is constrained, each time that one comes
 
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):
@@ -62,6 +64,9 @@ class StructuredOutputsParams(
                 f"structured_outputs.json is nested {depth} levels deep, at most {MAX_SCHEMA_DEPTH} can be compiled: "
                 "use fewer levels, or $ref to schemas in $defs"
             )
+
+        if self.repeats and (not self.begin or self.includes_thought):
+            raise RequestError("structured_outputs.repeats needs begin, and no includes_thought: give begin alone")
 
     @classmethod
     def of(cls, value: StructuredOutputsParams | dict[str, object]) -> StructuredOutputsParams:

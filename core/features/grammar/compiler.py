@@ -68,7 +68,8 @@ class Matcher:
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
-        self.num_resumed = 0  # tokens that it took before it was handed out
+        self.start: Matcher | None = None  # a copy at the grammar's start, if the grammar repeats
+        self.num_resumed = 0  # tokens of a resumed answer that it took
 
     def consume_to_end(self, token_ids: Sequence[int]) -> int:
         """Advance by tokens, up to one that completes the grammar or has no place in it; return how many these are."""

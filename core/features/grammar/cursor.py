@@ -41,6 +41,17 @@ class GrammarCursor:
         elif self.ahead.pop(0) != token_id:
             raise AssertionError(f"token {token_id} came where the grammar allows another one alone")
 
+    def restart(self) -> bool:
+        """Go back to the grammar's start and return True, if the grammar repeats. The CPU time so far still counts."""
+        start = self._matcher.start
+        if start is None:
+            return False
+        self._matcher = start.copy()
+        self._matcher.start = start
+        self.ahead = []
+        self._known_mask = None
+        return True
+
     def spend(self, seconds: float, num_masks: int) -> None:
         """Count the CPU time of `num_masks` masks, or of a token if there are none. Quick masks make up for slow
         ones."""

@@ -301,7 +301,8 @@ class GrammarManager(StepFeature):
         elif message.is_complete and entry.gate.start is None:  # its only text is empty
             self._engine.end(entry.request, "stop")
         elif message.is_complete and entry.gate.start is not None:
-            self._end_constraint(message.grammar_id, entry, entry.gate.start + message.num_tokens)
+            self._openings.add(message.grammar_id)  # the helper has closed it
+            self._end_constraint(entry, entry.gate.start + message.num_tokens)
         else:
             self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
             if entry.gate.start is not None:
@@ -317,21 +318,20 @@ class GrammarManager(StepFeature):
                 self._engine.end(entry.request, "error", failure.error)
         for grammar_id in decode_ids(message.complete_ids):
             if (entry := self._entry_by_id.get(grammar_id)) is not None:  # no token is known that it has not got
-                self._end_constraint(grammar_id, entry, len(self._scheduler.rows.output_tokens(entry.request)))
+                self._end_constraint(entry, len(self._scheduler.rows.output_tokens(entry.request)))
         if message.serial:
             self._on_masks(message)
             self._catch_up(message.serial)
 
-    def _end_constraint(self, grammar_id: int, entry: Entry, end: int) -> None:
+    def _end_constraint(self, entry: Entry, end: int) -> None:
         """Apply the end of a constrained part, before the output token at index `end`: the answer ends or, if its
-        constraint repeats, is free up to the next begin. The helper has closed the grammar: it is opened again."""
+        constraint repeats, is free up to the next begin."""
         request = entry.request
         if not request.constraint_repeats:
             self._engine.end(request, "stop")
             return
         entry.late_masks = None
         entry.gate.leave(end)
-        self._openings.add(grammar_id)
         outputs = self._scheduler.rows.output_tokens(request)
         if entry.gate.enter(outputs, end):  # tokens behind it are those of a resumed request
             return

@@ -77,7 +77,15 @@ class OpeningQueue:
             frame = tokens[entry.gate.start :].tobytes()
             num_known = len(tokens)
         try:
-            self._helper.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+            self._helper.send(
+                OpenGrammar(
+                    grammar_id=grammar_id,
+                    kind=params.kind,
+                    text=params.text,
+                    token_ids=frame,
+                    repeats=entry.request.constraint_repeats,
+                )
+            )
         except HelperUnavailable:
             self._queue.appendleft(grammar_id)
             self.pause()

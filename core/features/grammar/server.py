@@ -59,6 +59,8 @@ class GrammarServer:
             matcher = self._shared_compiler().compile(message.kind, message.text)
         except RequestError as error:
             return error_info(error)
+        if message.repeats:
+            matcher.start = matcher.copy()
         matcher.num_resumed = matcher.consume_to_end(decode_ids(message.token_ids))
         if matcher.error is not None:
             return error_info(RequestError(f"the tokens of this resumed request leave its grammar: {matcher.error}"))
@@ -110,7 +112,7 @@ class GrammarServer:
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
         """Advance the cursors and make the masks that a message orders; return the answer to the core. Skip closed
-        grammars; close those that are complete or fail."""
+        grammars; close those that fail or are complete, unless they repeat."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
@@ -126,8 +128,10 @@ class GrammarServer:
                 failures.append(self._fail(grammar_id, answer.error))
             else:
                 complete.append(grammar_id)
-        self.close(complete)
-        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
+                if not answer.restart():
+                    self.close([grammar_id])
+        open_ids = self._answer_by_id.keys() - complete
+        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in open_ids]
         answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
         masks = self._masks(answers)
         bits = masks[:, : self._num_words]

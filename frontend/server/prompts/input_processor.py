@@ -235,6 +235,7 @@ class InputProcessor:
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
             thought_markers=self.thoughts.of_budget(params, begins),
             constraint_begins=begins,
+            constraint_repeats=params.structured_outputs is not None and params.structured_outputs.repeats,
             media=prompt.spans,
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)

@@ -50,12 +50,32 @@ class ThoughtMarkers:
         return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
 
     def begins_of(self, params: SamplingParams, prompt_token_ids: bytes) -> list[ConstraintBegin]:
-        """Return where structured_outputs begin to apply: behind the end of the reasoning that the prompt opens. Empty
-        if they apply from the first token."""
+        """Return where structured_outputs begin to apply: behind the end of the reasoning that the prompt opens, or
+        from the token `begin` on. Empty if they apply from the first token. RequestError if `begin` is no added token.
+
+        If they repeat, a `begin` counts wherever it comes. If they do not, it may only come in place of the end of
+        reasoning: without reasoning the answer starts with it."""
         structured = params.structured_outputs
-        if structured is None or structured.includes_thought or not self.are_open(prompt_token_ids):
+        if structured is None or structured.includes_thought:
             return []
-        return [ConstraintBegin(token_ids=self._tokens_of(self._texts[1]))]
+        begins: list[ConstraintBegin] = []
+        if structured.begin:
+            begins.append(self._begin_of(structured.begin))
+        if structured.repeats:
+            return begins
+        if not self.are_open(prompt_token_ids):
+            return []
+        return [ConstraintBegin(token_ids=self._tokens_of(self._texts[1])), *begins]
+
+    def _begin_of(self, text: str) -> ConstraintBegin:
+        if self._tokenizer is None or text not in self._tokenizer.added_ids:
+            raise RequestError(
+                f"structured_outputs.begin is {text[:80]!r}, which is no added token of this model: let the grammar "
+                "include the text before it"
+            )
+        frame = encode_ids([self._tokenizer.added_ids[text]])
+        self._check_ids(frame, "structured_outputs.begin")
+        return ConstraintBegin(token_ids=frame, is_included=True)
 
     def of_budget(self, params: SamplingParams, begins: Sequence[ConstraintBegin]) -> list[bytes]:
         """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if

@@ -115,6 +115,14 @@ class Tokenizer:
         known = None if self.backend is None else self.backend.id_to_token(token_id)
         return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
 
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        """The ids of the added tokens by their texts. Wherever such a text stands, it becomes this token, while other
+        texts may be split anywhere. Without a backend these are the special tokens."""
+        if self.backend is None:
+            return {self.token_string(token_id): token_id for token_id in self.special_ids}
+        return {token.content: token_id for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
     def has_token(self, token_id: int) -> bool:
         """Return whether an id belongs to a token: the vocabulary may have gaps."""
         if self.backend is None:

@@ -1,8 +1,8 @@
 """A GrammarHelper without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
-The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
-complete it; with m = 0 its mask ends the helper. "bad" does not compile, "slow…" never answers, "deadly" ends the
-helper.
+The text of a grammar is "m,k" or "m,k,i": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, of
+the first i tokens any, and k tokens complete it; with m = 0 its mask ends the helper. "bad" does not compile, "slow…"
+never answers, "deadly" ends the helper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MAX_FORCED = 20
 
 
 def allowed_tokens(text: str, outputs: Sequence[int]) -> list[int]:
-    modulus = int(text.split(",")[0])
+    modulus, _, num_free = map(int, f"{text},0".split(",")[:3])
+    if len(outputs) < num_free:
+        return list(range(VOCAB_SIZE))
     last = outputs[-1] if outputs else 0
     return [token for token in range(VOCAB_SIZE) if (token + last + len(outputs)) % modulus == 0]
 
@@ -61,6 +63,7 @@ class FakeGrammarHelper:
         self.inbox: deque[CoreToGrammar] = deque()
         self.outbox: list[GrammarToCore] = []
         self.open_grammars: dict[int, tuple[str, list[int]]] = {}
+        self.repeating: set[int] = set()
         self.is_lost = False
         self.num_refusals = 0  # starts that fail from now on
         self.num_starts = 0
@@ -115,11 +118,13 @@ class FakeGrammarHelper:
             error = error_info(RequestError("it is bad at 1"))
             self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, error=error))
         elif not message.text.startswith("slow"):
-            outputs, limit = decode_ids(message.token_ids).tolist(), int(message.text.split(",")[1])
-            complete = is_complete(message.text, outputs)
+            outputs, text = decode_ids(message.token_ids).tolist(), message.text
+            complete = is_complete(text, outputs)
             if not complete:
-                self.open_grammars[message.grammar_id] = message.text, outputs
-            num_tokens = limit if complete else 0
+                assert all(token in allowed_tokens(text, outputs[:i]) for i, token in enumerate(outputs))
+                self.open_grammars[message.grammar_id] = text, outputs
+                self.repeating |= {message.grammar_id} if message.repeats else set()
+            num_tokens = int(text.split(",")[1]) if complete else 0
             self.outbox.append(
                 GrammarOpened(grammar_id=message.grammar_id, is_complete=complete, num_tokens=num_tokens)
             )
@@ -137,8 +142,11 @@ class FakeGrammarHelper:
             outputs.append(token_id)
             if is_complete(text, outputs):
                 complete.append(grammar_id)
-                del self.open_grammars[grammar_id]
-        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self.open_grammars]
+                outputs.clear()
+                if grammar_id not in self.repeating:
+                    del self.open_grammars[grammar_id]
+        open_ids = self.open_grammars.keys() - complete
+        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in open_ids]
         if any(self.open_grammars[grammar_id][0].startswith("0,") for grammar_id in mask_ids):
             self.die()
             return

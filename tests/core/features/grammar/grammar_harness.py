@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tokenloom.core.request import Request
+from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.messages.core import ConstraintBegin
 from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.tests.core.adversary import Adversary, right_tokens
 from tokenloom.tests.core.fake_worker import masked_token, next_token
@@ -14,19 +16,54 @@ from tokenloom.tests.core.features.grammar.fake_grammar_helper import allowed_to
 from tokenloom.tests.core.harness import Harness
 
 
+class Parts:
+    """An answer read token by token, slowly: which of its tokens a grammar constrains."""
+
+    def __init__(self, text: str, begins: Sequence[ConstraintBegin] = (), *, repeats: bool = False) -> None:
+        self.text, self.repeats = text, repeats
+        self.begins = {tuple(decode_ids(begin.token_ids)): begin.is_included for begin in begins}
+        self.free: list[int] = []  # since the last part
+        self.part: list[int] | None = None if begins else []  # the open one
+        self.is_over = False
+        self.num_parts = self.num_masked = 0
+
+    def next(self, tokens: Sequence[int], seed: int) -> int:
+        """Return the token that comes next."""
+        token = next_token(tokens, seed)
+        return token if self.part is None else masked_token(token, allowed_tokens(self.text, self.part))
+
+    def take(self, token: int) -> None:
+        if self.part is None:
+            self.free.append(token)
+            ends = [tuple(self.free[i:]) for i in range(len(self.free)) if tuple(self.free[i:]) in self.begins]
+            if ends:
+                self.part = list(ends[0]) if self.begins[ends[0]] else []
+                self.num_parts += 1
+        else:
+            self.part.append(token)
+            self.num_masked += 1
+        if self.part is not None and is_complete(self.text, self.part):
+            self.part, self.free, self.is_over = None, [], not self.repeats
+
+
 def expected_with_grammar(
-    text: str, prompt: Sequence[int], seed: int, max_tokens: int, stop: Sequence[int]
+    text: str,
+    prompt: Sequence[int],
+    seed: int,
+    max_tokens: int,
+    stop: Sequence[int],
+    begins: Sequence[ConstraintBegin] = (),
+    *,
+    repeats: bool = False,
 ) -> tuple[list[int], str]:
     """Return the tokens of a request that runs alone, and why it ends."""
-    tokens, outputs = list(prompt), list[int]()
-    while len(outputs) < max_tokens:
-        outputs.append(masked_token(next_token(tokens, seed), allowed_tokens(text, outputs)))
-        tokens.append(outputs[-1])
-        if outputs[-1] in stop:
-            return outputs, "stop"
-        if is_complete(text, outputs) and len(outputs) < max_tokens:
-            return outputs, "stop"
-    return outputs, "length"
+    tokens, parts = list(prompt), Parts(text, begins, repeats=repeats)
+    for num_tokens in range(1, max_tokens + 1):
+        tokens.append(parts.next(tokens, seed))
+        parts.take(tokens[-1])
+        if tokens[-1] in stop or (parts.is_over and num_tokens < max_tokens):
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
 
 
 class GrammarHarness(Harness):
@@ -48,14 +85,19 @@ class GrammarHarness(Harness):
 
     def right_tokens(self, request: Request, tokens: list[int], count: int) -> list[int]:
         """The tokens that come next, for an Adversary; past the end of a grammar, any."""
-        text, num_prompt = self.texts.get(request.key), request.num_prompt_tokens
-        if text is None:
+        if request.key not in self.texts:
             return right_tokens(request, tokens, count)
-        tokens = list(tokens)
+        parts, tokens = self.parts_of(request.key), list(tokens)
+        for token in tokens[request.num_prompt_tokens :]:
+            parts.take(token)
         for _ in range(count):
-            allowed = allowed_tokens(text, tokens[num_prompt:])
-            tokens.append(masked_token(next_token(tokens, request.seed), allowed))
+            tokens.append(parts.next(tokens, request.seed))
+            parts.take(tokens[-1])
         return tokens[len(tokens) - count :]
+
+    def parts_of(self, key: int) -> Parts:
+        request = self.requests[key]
+        return Parts(self.texts[key], request.constraint_begins, repeats=request.constraint_repeats)
 
     def turn(self, answers: int = 1) -> None:
         if self.prover is not None:
@@ -75,6 +117,7 @@ class GrammarHarness(Harness):
                 break
             self.turn()
         self.mask()
+        self.grammars.work()  # closes the grammars that were being opened for requests that have ended
         super().run()
 
     def check(self, key: int) -> None:
@@ -83,5 +126,8 @@ class GrammarHarness(Harness):
             return
         prompt, params, seed, stop = self.prompts[key]
         assert params.max_tokens is not None
-        tokens, reason = expected_with_grammar(self.texts[key], prompt, seed, params.max_tokens, stop)
+        begins, repeats = self.requests[key].constraint_begins, self.requests[key].constraint_repeats
+        tokens, reason = expected_with_grammar(
+            self.texts[key], prompt, seed, params.max_tokens, stop, begins, repeats=repeats
+        )
         assert (self.tokens[key], self.finished[key].reason) == (tokens, reason)

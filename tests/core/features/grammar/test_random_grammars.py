@@ -9,6 +9,9 @@ from typing import ClassVar
 import pytest
 
 from tokenloom.core.features.grammar.manager import LATE_S
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages.core import ConstraintBegin
+from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import prompt_of
 from tokenloom.tests.core.random_operations import RandomOperations
@@ -28,6 +31,7 @@ class GrammarOperations(RandomOperations):
         "take": 15,
         "answer": 25,
     }
+    share_of_begins = 0.5  # of the grammars, those that constrain parts of answers
     harness: GrammarHarness
 
     def __init__(self, seed: int, record: Path, accuracy: float | None = None) -> None:
@@ -48,8 +52,25 @@ class GrammarOperations(RandomOperations):
             return
         text = f"{rng.choice([1, 3, 50, 990, 993])},{rng.randrange(1, 40)}"
         stop = prompt_of(rng, rng.choice([0, 0, 2]))
-        outputs = expected_with_grammar(text, prompt, key, max_tokens, stop)[0][: rng.choice([0, 0, rng.randrange(40)])]
-        self.harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs)
+        begins, repeats = list[ConstraintBegin](), False
+        if rng.random() < self.share_of_begins:
+            max_tokens, repeats = rng.randrange(1, 80), rng.random() < 0.7
+            text, begins = self.draw_begins(prompt, key)
+        outputs = expected_with_grammar(text, prompt, key, max_tokens, stop, begins, repeats=repeats)[0]
+        outputs = outputs[: rng.choice([0, 0, rng.randrange(1 + max_tokens)])]
+        fields = {"constraint_begins": begins, "constraint_repeats": repeats}
+        self.harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs, **fields)
+
+    def draw_begins(self, prompt: list[int], seed: int) -> tuple[str, list[ConstraintBegin]]:
+        """Return a grammar, and begins that are frequent, of which some have several tokens."""
+        rng, width = self.rng, self.rng.choice([1, 1, 2, 3])
+        free = expected_tokens(prompt, seed, 80, [])
+        found = [free[i : i + rng.randrange(1, width + 1)] for i in (rng.randrange(40) for _ in range(3))]
+        found += [[token] for token in prompt_of(rng, rng.choice([0, 50, 200]))]
+        frames = sorted({encode_ids(each) for each in found})
+        begins = [ConstraintBegin(token_ids=each, is_included=rng.random() < 0.5) for each in frames]
+        length = rng.choice([1, 2, 4, 9, 30])
+        return f"{rng.choice([1, 3, 50, 990, 993])},{max(length, width)},{width}", begins
 
     def lose_host(self) -> None:
         if not self.num_lost_helpers:

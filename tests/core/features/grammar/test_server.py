@@ -151,3 +151,40 @@ def test_one_slow_answer_among_many_is_found_and_the_others_go_on_together(secon
     failures = served(server, clock, [seconds * (i == 3) for i in range(num_answers)], num_steps)
     assert [each.grammar_id for each in failures] == [3] * (seconds > 0)
     assert executor.num_calls == num_steps - 1 * (seconds > 0), "in one step each is timed alone"
+
+
+def walk_to_the_end(server: GrammarServer, draw: random.Random) -> tuple[bytes, list[int]]:
+    """Let grammar 1 take random tokens until it is complete; return its first mask and the tokens."""
+    first, taken = b"", list[int]()
+    while True:
+        last = encode_ids(taken[-1:])
+        answer = server.advance(
+            AdvanceGrammars(
+                grammar_ids=encode_ids([1] * bool(taken)), token_ids=last, serial=1, mask_ids=encode_ids([1])
+            )
+        )
+        assert not answer.failures
+        if answer.complete_ids:
+            assert not answer.mask_ids, "the part behind it is free"
+            return first, taken
+        first = first or answer.bits
+        taken.append(_any_token(np.frombuffer(answer.bits, np.uint32), draw))
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_grammar_that_repeats_is_at_its_start_again_behind_its_end(repeats: bool, tmp_path: Path) -> None:
+    server, draw = new_server(tmp_path), random.Random(0)
+    order = OpenGrammar(grammar_id=1, kind="regex", text="[a-z]{3,9}:[0-9]{2}", repeats=repeats)
+    assert not server.open(1, server.compile(order)).is_complete
+    mask, tokens = walk_to_the_end(server, draw)
+    if repeats:
+        for _ in range(3):
+            assert walk_to_the_end(server, draw)[0] == mask
+    else:
+        order_again = AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=2, mask_ids=encode_ids([1]))
+        assert not server.advance(order_again).mask_ids
+    resumed = OpenGrammar(
+        grammar_id=2, kind="regex", text=order.text, token_ids=encode_ids([*tokens, 5, *tokens]), repeats=repeats
+    )
+    opened = server.open(2, server.compile(resumed))
+    assert (opened.is_complete, opened.num_tokens) == (True, len(tokens)), "the tokens behind it are none of it"

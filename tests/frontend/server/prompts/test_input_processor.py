@@ -254,6 +254,43 @@ def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
     assert process(inputs, prompt=prompt).constraint_begins == []
 
 
+@pytest.mark.parametrize(
+    ("prompt", "repeats", "expected"),
+    [
+        ("Why?", True, ["<|user|>"]),
+        ("Why?<think>", True, ["<|user|>"]),
+        ("Why?", False, []),
+        ("Why?<think>", False, ["</think>", "<|user|>"]),
+    ],
+)
+def test_a_begin_starts_the_constrained_text_and_ends_a_thought(
+    prompt: str, repeats: bool, expected: list[str]
+) -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
+    outputs = {"regex": "a", "begin": "<|user|>", "repeats": repeats}
+    params = SamplingParams(structured_outputs=outputs, thinking_token_budget=3)  # type: ignore[arg-type]
+    core = process(inputs, params, prompt=prompt)
+    texts = [inputs.detokenize(begin.token_ids) for begin in core.constraint_begins]
+    assert texts == expected and core.constraint_repeats == repeats
+    assert [begin.is_included for begin in core.constraint_begins] == [text != "</think>" for text in expected]
+    assert bool(core.thought_markers) == bool(expected), "before a constrained part a thought has its budget"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"begin": "hello"}, "begin is 'hello', which is no added token of this model"),
+        ({"repeats": True}, "repeats needs begin"),
+        ({"begin": "<|user|>", "repeats": True, "includes_thought": True}, "no includes_thought"),
+    ],
+)
+def test_a_begin_that_cannot_be_found_in_an_answer_is_refused(fields: dict[str, object], message: str) -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
+    with pytest.raises(RequestError, match=message):
+        params = SamplingParams(structured_outputs={"regex": "a", **fields})  # type: ignore[arg-type]
+        process(inputs, params, prompt="Why?<think>")
+
+
 # ── prompts behind a clip ────────────────────────────────────────────────────────────────────────────────────────────
 
 CLIP = MediaSpan(kind="audio", digest=bytes(32), start=0, length=32, num_embeds=30, grid=(1, 1, 9600))
