@@ -109,6 +109,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/parsers/harmony.py _CHANNEL": MODEL,
     "frontend/forms/parsers/harmony.py _FUNCTION": MODEL,
     "frontend/forms/parsers/harmony.py _HEADER": MODEL,
+    "frontend/forms/parsers/harmony.py _LEAD": MODEL,
     "frontend/forms/parsers/json_calls.py _HEAD": MODEL,
     "frontend/forms/parsers/json_calls.py _OUTSIDE": MODEL,
     "frontend/forms/parsers/json_calls.py _IN_TEXT": MODEL,
@@ -159,7 +160,10 @@ TABLE: dict[str, Read | Ours] = {
 }
 FOLDERS = {  # their expressions read nothing of callers in a loop
     "core/features/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
-    "frontend/server/answer_forms/": "renderings of probes, at most 1 MB each, in a process that may be killed",
+    **{
+        f"frontend/server/answer_forms/{name}.py": "renderings of probes, at most 1 MB each, in a process of their own"
+        for name in ("learn", "renderings", "thoughts", "whole_markers")
+    },
     "frontend/launcher/options/": "the operator's options and environment",
     "frontend/launcher/ray/": "the operator's options, and errors of Ray's",
     "frontend/launcher/supervisor/": "the operator's options",

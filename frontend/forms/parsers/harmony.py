@@ -11,8 +11,10 @@ from .markers import MarkerFinder
 from .parts import ArgumentsWriter, CallBegin, CallEnd, Content, Part, Thought, content
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+MAX_LEAD = 256  # characters of a recipient before the first channel
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_LEAD = re.compile(r"\s*+(to=[\w.-]*+\s*+)?+")  # before the first channel: the prompt holds the begin of the header
 _FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 _TO = r"(?:to=([\w.-]++))?+\s*+"
 _HEADER = re.compile(  # other text in a header is content
@@ -22,7 +24,8 @@ _HEADER = re.compile(  # other text in a header is content
 
 
 class HarmonyParser:
-    """Parser of one answer. Text before the first header is content: JSON that a schema forces has no headers."""
+    """Parser of one answer. Text before the first header is content: JSON that a schema forces has no headers. A
+    recipient there, `to=functions.NAME`, is part of the header."""
 
     markers = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 
@@ -30,6 +33,7 @@ class HarmonyParser:
         """`has_calls`: if False, a call counts as content, or as reasoning in the analysis channel."""
         self._has_calls = has_calls
         self._outside, self._in_header = MarkerFinder(START, CHANNEL, *ENDS), MarkerFinder(MESSAGE, START, *ENDS)
+        self._lead: str | None = ""  # the text so far, while it may be a recipient
         self._header: list[str] | None = None  # text of the header that is being read
         self._kind: type[Thought | Content] = Content
         self._arguments: ArgumentsWriter | None = None  # writer for the open call
@@ -37,6 +41,8 @@ class HarmonyParser:
 
     def append(self, text: str) -> list[Part]:
         parts: list[Part] = []
+        if self._lead is not None:
+            text = self._without_lead(self._lead + text)
         while text:
             if self._header is not None:
                 before, marker, text = self._in_header.feed(text)
@@ -57,7 +63,26 @@ class HarmonyParser:
         """Return the parts of the text that was held back, and end the open call."""
         if self._header is not None:
             return _stray("".join(self._header) + self._in_header.finish())
+        if self._lead:
+            return content(self._lead)
         return [*self._text(self._outside.finish()), *self._end()]
+
+    def _without_lead(self, text: str) -> str:
+        """Return the answer's first text without a recipient that a channel follows, which becomes the begin of a
+        header; nothing while it may still be one."""
+        lead = _LEAD.match(text)
+        assert lead is not None, "the expression matches any text"
+        rest = text[lead.end() :]
+        awaited = CHANNEL if lead[1] else "to="
+        is_short = len(text) <= MAX_LEAD
+        self._lead = None
+        if is_short and len(rest) < len(awaited) and awaited.startswith(rest):
+            self._lead = text
+            return ""
+        if lead[1] and rest.startswith(CHANNEL):
+            self._header = [lead[0], CHANNEL]
+            return rest.removeprefix(CHANNEL)
+        return text
 
     def _begin(self, header: str) -> list[Part]:
         function, channel, known = _FUNCTION.search(header), _CHANNEL.search(header), _HEADER.fullmatch(header)
