@@ -26,6 +26,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reader: Reader = "machine"
     thought: tuple[str, str] | None = None  # the texts that open and close a thought
     begins_inside: bool = False  # answers begin inside the thought, though no prompt opens it
+    calls_end_thought: bool = True  # a call that begins inside a thought ends it; else it is part of the thought
     content_open: str = ""  # a header that may stand between a thought or the begin and the content
     turn_end: str = ""  # what the template writes behind an answer
     calls: tuple[CallForm, ...] = ()  # grammars write the first; all are read, where several are in use
