@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
+
 from ....ipc.codec import JsonObject
 from ...forms.answer_forms.form import AnswerForm, CallForm
 from .call_readers import ObjectPaths, Place, json_places, object_places, spread_places
@@ -47,19 +49,20 @@ def learn(shown: Renderings, thoughts: Thoughts) -> AnswerForm:
         begins_inside=thoughts.begins_inside,
         content_open=thoughts.content_open,
         turn_end=shown.turn_end.strip(),
-        calls=(learn_calls(shown, thoughts),),
+        calls=learn_calls(shown, thoughts),
     )
 
 
-def learn_calls(shown: Renderings, thoughts: Thoughts) -> CallForm:
-    """Return the form of calls. UnknownForm if the template shows none, or shows them in a way that has no form."""
+def learn_calls(shown: Renderings, thoughts: Thoughts) -> tuple[CallForm, ...]:
+    """Return the form of calls; if headers of turns stand between content and calls, a second one whose start has them.
+    UnknownForm if the template shows no calls, or shows them in a way that has no form."""
     for variables in SETTINGS:
         scenes = CallScenes(shown, thoughts, variables)
         if scenes.has_calls:
             form = scenes.form()
             if not form.start.strip():
                 raise UnknownForm("calls begin without a marker, or in the prompt")
-            return form
+            return form, *scenes.behind_content(form)
     raise UnknownForm(shown.refusal or "the template shows no calls")
 
 
@@ -70,7 +73,7 @@ class CallScenes:
         self._shown = shown
         self._thoughts = thoughts
         self._variables = variables
-        self._ids = IDS
+        self._ids: tuple[str, ...] = IDS
         if shown.has_named_ids:
             self._ids = tuple(call_id(index, name) for index, name in enumerate(NAMES))
         texts = (self._text(_CALLS[:count]) for count in (3, 2, 1))
@@ -95,6 +98,19 @@ class CallScenes:
         if places:
             return self._spread_form(places)
         raise UnknownForm("the arguments are written in a way that is not known")
+
+    def behind_content(self, form: CallForm) -> list[CallForm]:
+        """Return the form with the start that it has behind content, if the template makes turns of the two, with the
+        headers of turns between them."""
+        whole = self._shown.answer(ProbeAnswer(content=CONTENT, calls=_CALLS[:1]), self._variables)
+        behind = whole.rpartition(CONTENT)[2]
+        places = self._places(behind)
+        if not places:
+            return []
+        start = self._joint(behind[: places[0].begin]).lstrip()
+        if not start.endswith(form.start) or not start.removesuffix(form.start).strip():
+            return []
+        return [msgspec.structs.replace(form, start=start)]
 
     # ── the kinds ────────────────────────────────────────────────────────────────────────────────────────────────
 

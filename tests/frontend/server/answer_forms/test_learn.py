@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from tests.support.template_shapes import SHAPES, template_of
@@ -37,7 +38,7 @@ def squeezed(text: str) -> str:
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_form_of_calls_is_the_one_read_by_hand(name: str) -> None:
-    (calls,) = learned(name).calls
+    calls = learned(name).calls[0]
     assert calls.kind == SHAPES[name].kind
     assert squeezed(calls.start).endswith(SHAPES[name].begin)
 
@@ -53,6 +54,15 @@ def test_learning_takes_few_renderings(name: str) -> None:
 def test_calls_without_a_marker_of_their_own_have_no_form(name: str) -> None:
     with pytest.raises(UnknownForm):
         learned(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "headers"),
+    [("json/headers_between", "<|end|><|begin|>assistant"), ("tagged/recipients", "<|eom|><|start|>assistant ")],
+)
+def test_headers_between_content_and_calls_are_part_of_a_second_start(name: str, headers: str) -> None:
+    alone, behind_content = learned(name).calls
+    assert behind_content == msgspec.structs.replace(alone, start=headers + alone.start)
 
 
 def test_joint_counts_calls_as_the_template_does() -> None:
