@@ -14,6 +14,8 @@ from tokenloom.frontend.server.text.turn_shape import UNSHOWN, TurnShape
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "templates"
 Ids: TypeAlias = Literal["none", "own", "place"]  # a call has none, any text, or one that its place makes
 GIVEN, TEXT_ALONE, SHORT_IDS = TurnShape(), TurnShape(keeps_null=False), TurnShape(has_short_ids=True)
+EITHER = TurnShape(keeps_text_arguments=True)  # arguments are shown alike as objects and as text
+EITHER_BUT_NULL = TurnShape(keeps_text_arguments=True, keeps_null=False)
 THINK, PREFIXED = ("<think>", "</think>"), ("<seed:think>", "</seed:think>")
 CALLS, CALL, SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 SECTION = "<|tool_calls_section_begin|><|tool_call_begin|>functions."
@@ -34,24 +36,24 @@ class Shape(NamedTuple):
 
 SHAPES: dict[str, Shape] = {
     "object/hermes": Shape("object", "<tool_call>"),
-    "object/hermes_thoughts": Shape("object", "<tool_call>", THINK, history=TEXT_ALONE),
-    "object/json_list": Shape("object", "<TOOLCALL>[", THINK, has_prompt=True),
+    "object/hermes_thoughts": Shape("object", "<tool_call>", THINK, history=EITHER_BUT_NULL),
+    "object/json_list": Shape("object", "<TOOLCALL>[", THINK, has_prompt=True, history=EITHER),
     "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", history=SHORT_IDS, shows_content=False),
     "object/name_as_key": Shape("object", "<|tools_prefix|>["),
     "object/indented_ids": Shape(
         "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), "place", shows_content=False
     ),
     "object/line_breaks_between": Shape("object", "<tool_calls>", shows_content=False),
-    "object/calls_as_turn": Shape("object", "<|message_sep|>functioncall<|role_sep|>", most_calls=1),
-    "object/single_call": Shape("object", "<|function_call|>", most_calls=1),
+    "object/calls_as_turn": Shape("object", "<|message_sep|>functioncall<|role_sep|>", most_calls=1, history=EITHER),
+    "object/single_call": Shape("object", "<|function_call|>", most_calls=1, history=EITHER),
     "object/list_with_ids": Shape(
         "object", "<tool_calls>[", ("Herearemysteps:", "[BEGINFINALRESPONSE]"), "own", has_prompt=True
     ),
-    "object/no_break_between": Shape("object", "<tool_call>", THINK, has_prompt=True),
-    "object/signatures": Shape("object", "<tool_call>", shows_content=False),
-    "json/place_in_name": Shape("json", SECTION, ids="place"),
-    "json/place_and_thoughts": Shape("json", SECTION, THINK, "place"),
-    "json/marker_each": Shape("json", "[TOOL_CALLS]", ("[THINK]", "[/THINK]"), history=TEXT_ALONE),
+    "object/no_break_between": Shape("object", "<tool_call>", THINK, has_prompt=True, history=EITHER),
+    "object/signatures": Shape("object", "<tool_call>", shows_content=False, history=EITHER),
+    "json/place_in_name": Shape("json", SECTION, ids="place", history=EITHER),
+    "json/place_and_thoughts": Shape("json", SECTION, THINK, "place", history=EITHER),
+    "json/marker_each": Shape("json", "[TOOL_CALLS]", ("[THINK]", "[/THINK]"), history=EITHER_BUT_NULL),
     "json/marker_and_id": Shape("json", "[TOOL_CALLS]", ids="own", history=SHORT_IDS, shows_content=False),
     "json/function_tag": Shape("json", "<function="),
     "json/code_fence": Shape(
@@ -64,7 +66,11 @@ SHAPES: dict[str, Shape] = {
     ),
     "json/separator": Shape("json", f"{CALLS}{CALL}", THINK, has_prompt=True),
     "json/headers_between": Shape(
-        "json", "<|tool_calls|><|tool_call:begin|>{ID}<|tool_call:name|>", ("<|think|>", "<|end|>"), "own"
+        "json",
+        "<|tool_calls|><|tool_call:begin|>{ID}<|tool_call:name|>",
+        ("<|think|>", "<|end|>"),
+        "own",
+        history=EITHER,
     ),
     "tagged/lines": Shape("tagged", "<tool_call><function="),
     "tagged/lines_and_thoughts": Shape("tagged", "<tool_call><function=", THINK, has_prompt=True),

@@ -230,7 +230,10 @@ def _turns(place: int, turn: Turn) -> Iterator[Message]:
             yield Message(role="tool", content=content, tool_call_id=id_of_call(block.tool_use_id))
     if not blocks or any(block.type != "tool_result" for block in blocks):
         content, thought = content_of(where, turn.content, besides=_CALLS)
-        yield Message(role=turn.role, content=content, reasoning=thought, tool_calls=calls or None)
+        if calls and not content:  # the API has no null
+            yield Message(role=turn.role, reasoning=thought, tool_calls=calls)
+        else:
+            yield Message(role=turn.role, content=content, reasoning=thought, tool_calls=calls or None)
 
 
 def _as_error(content: str | list[MessagePart]) -> str | list[MessagePart]:

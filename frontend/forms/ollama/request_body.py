@@ -259,7 +259,7 @@ class NamedModel(Loaded, frozen=True, kw_only=True):
 
 def message_of(turn: OllamaMessage) -> Message:
     """Return a message in Ollama's form as one in OpenAI's form."""
-    content: str | list[MessagePart] = turn.content
+    content: str | list[MessagePart] | None = turn.content
     if turn.images:
         content = [MessagePart(type="image_url", image_url=_image_url(data)) for data in turn.images]
         if turn.content:
@@ -268,6 +268,8 @@ def message_of(turn: OllamaMessage) -> Message:
         ToolCall(id=each.id, function=FunctionCall(name=each.function.name, arguments=each.function.arguments))
         for each in turn.tool_calls or ()
     ]
+    if calls and not content:  # the API has no null
+        content = None
     return Message(
         role=turn.role,
         content=content,

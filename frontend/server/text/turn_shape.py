@@ -15,14 +15,20 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage, MediaPart
+from ...forms.parsers.parts import is_object
 from .calls import calls_of, short_id
 
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # fields with reasoning; a template reads one of them
+THOUGHT_NAMES = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "thought",
+)  # fields with reasoning; a template reads one of them
 _NAME, _KEY, _VALUE, _SAID = "probe_name", "probe_key", "probe value", "probe text"
 _ARGUMENTS: JsonObject = {_KEY: _VALUE}
 _SHORT_ID = "probe0001"
 _LONG_ID = "call_0123456789abcdef01234567"
-_CALL: JsonObject = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+_MORE: JsonObject = {_KEY: _VALUE, "probe_list": [1, None, "ü"]}
 _SCHEMA: JsonObject = {
     "type": "object",
     "properties": {"other_key": {"type": "string", "description": "other"}},
@@ -38,6 +44,7 @@ class TurnShape(NamedTuple):
     """Form in which a chat template expects assistant messages with tool calls. Found by `find_turn_shape`."""
 
     has_text_arguments: bool = False  # arguments are JSON text; otherwise objects
+    keeps_text_arguments: bool = False  # text stays text: the template shows it as it would show the object
     keeps_null: bool = True  # null content stays null; otherwise it becomes ""
     keeps_empty: bool = True  # empty content stays empty; otherwise it becomes null
     keeps_text: bool = True  # text is in the turn with the calls; otherwise in a turn before it
@@ -71,9 +78,11 @@ class TurnShape(NamedTuple):
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
             return call
         given = function.get("arguments")
-        if self.has_text_arguments:
+        if self.keeps_text_arguments and isinstance(given, str) and is_object(given):
+            arguments: object = given
+        elif self.has_text_arguments:
             text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
-            arguments: object = text if text.strip() else "{}"
+            arguments = text if text.strip() else "{}"
         else:
             arguments = _object(given) if isinstance(given, str | None) else given
         written: JsonObject = {**call, "function": {**function, "arguments": arguments}}
@@ -93,34 +102,55 @@ def find_turn_shape(render: Render) -> TurnShape:
     trials: tuple[JsonObject, JsonObject] = {}, {"tools": [_TOOL]}
     for variables in trials:
         for has_text_arguments in (False, True):
+            probe = _Probe(render, variables)
             shape = TurnShape(has_text_arguments)
-            null, empty, said = (_shown(render, variables, shape, content) for content in (None, "", _SAID))
+            null, empty, said = (probe.shown(shape, content) for content in (None, "", _SAID))
             prints_null = bool(null) and null.count("None") > (empty or said).count("None")
             if (null and not prints_null) or empty:
                 shape = shape._replace(keeps_null=bool(null) and not prints_null, keeps_empty=bool(empty))
                 split = shape._replace(keeps_text=False)
-                if not said and _shown(render, variables, split, _SAID):
+                if not said and probe.shown(split, _SAID):
                     shape = split
-                return shape._replace(has_short_ids=not _shown(render, variables, shape, _SAID, _LONG_ID))
+                return shape._replace(
+                    has_short_ids=not probe.shown(shape, _SAID, _LONG_ID), keeps_text_arguments=probe.takes_both(shape)
+                )
     return UNSHOWN
 
 
-def _shown(
-    render: Render, variables: JsonObject, shape: TurnShape, content: str | None, call_id: str = _SHORT_ID
-) -> str:
-    """Return the rendered text of a conversation with a call if it shows the call, as JSON or in another form; else
-    ""."""
-    messages = [
-        ChatMessage("user", "probe"),
-        ChatMessage("assistant", content, {"tool_calls": [{**_CALL, "id": call_id}]}),
-        ChatMessage("tool", "probe", {"tool_call_id": call_id, "name": _NAME}),
-    ]
-    text = ""
-    with contextlib.suppress(Exception):  # a template may fail in any way that Python can
-        text = render(messages, variables, shape)
-    as_text, as_python = json.dumps(_ARGUMENTS), f"{{'{_KEY}'"
-    is_right = as_text in text if shape.has_text_arguments else as_python not in text
-    return text if is_right and _NAME in text and _VALUE in text else ""
+class _Probe(NamedTuple):
+    """A template, and the variables for the conversations that are tried."""
+
+    render: Render
+    variables: JsonObject
+
+    def shown(self, shape: TurnShape, content: str | None, call_id: str = _SHORT_ID) -> str:
+        """Return the rendered text of a conversation with a call if it shows the call, as JSON or in another form; else
+        ""."""
+        text = self._rendered(shape, content, call_id, _ARGUMENTS)
+        as_text, as_python = json.dumps(_ARGUMENTS), f"{{'{_KEY}'"
+        is_right = as_text in text if shape.has_text_arguments else as_python not in text
+        return text if is_right and _NAME in text and _VALUE in text else ""
+
+    def takes_both(self, shape: TurnShape) -> bool:
+        """Return whether the template shows arguments in the same form if they are objects and if they are text."""
+        if shape.has_text_arguments:
+            return False
+        kept = shape._replace(keeps_text_arguments=True)
+        as_object = self._rendered(kept, _SAID, _SHORT_ID, _MORE)
+        as_text = self._rendered(kept, _SAID, _SHORT_ID, json.dumps(_MORE, ensure_ascii=False))
+        return bool(as_object) and as_object == as_text
+
+    def _rendered(self, shape: TurnShape, content: str | None, call_id: str, arguments: object) -> str:
+        """Return the rendered text of a conversation with a call; "" if the template refuses it."""
+        call: JsonObject = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+        messages = [
+            ChatMessage("user", "probe"),
+            ChatMessage("assistant", content, {"tool_calls": [call]}),
+            ChatMessage("tool", "probe", {"tool_call_id": call_id, "name": _NAME}),
+        ]
+        with contextlib.suppress(Exception):  # a template may fail in any way that Python can
+            return self.render(messages, self.variables, shape)
+        return ""
 
 
 def _with_thought(message: ChatMessage) -> JsonObject:

@@ -136,7 +136,7 @@ def test_the_form_is_found_once() -> None:
 
 
 @pytest.mark.parametrize("given", ["reasoning", "reasoning_content", "thinking"])
-@pytest.mark.parametrize("read", ["reasoning", "reasoning_content", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content", "thinking", "thought"])
 def test_a_template_finds_a_thought_under_its_name(read: str, given: str) -> None:
     template = ChatTemplate(f"{{% for m in messages %}}[{{{{ m.{read} }}}}{{{{ m.content }}}}]{{% endfor %}}", {})
     assert template.render([ChatMessage("user", "W?"), ChatMessage("assistant", "so", {given: "why"})]) == "[W?][whyso]"
@@ -153,3 +153,27 @@ GPT_OSS = (
 def test_a_thought_beside_text_and_calls_fails_in_no_template(content: str | None, expected: str) -> None:
     turns = [ChatMessage("user", "W?"), ChatMessage("assistant", content, call() | {"reasoning_content": "why"})]
     assert ChatTemplate(GPT_OSS, {}).render(turns) == expected
+
+
+EITHER_FORM = (
+    LOOP + "{{ m.content or '' }}" + CALLS.replace("CALLS", "{{ t.function.name }}SHOWN") + "{% endfor %}"
+)  # SHOWN: the arguments, which may be text
+SHOWN = "{% if t.function.arguments is string %}{{ t.function.arguments }}{% else %}OBJECT{% endif %}"
+OTHERWISE = {
+    "the same": "{{ t.function.arguments | tojson }}",
+    "indented": "{{ t.function.arguments | tojson(indent=1) }}",
+    "tags": "{% for k, v in t.function.arguments | items %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", OTHERWISE)
+def test_text_stays_as_the_model_wrote_it_if_the_template_shows_objects_alike(form: str) -> None:
+    source = "{# tools #}" + EITHER_FORM.replace("SHOWN", SHOWN.replace("OBJECT", OTHERWISE[form]))
+    chat = [ChatMessage("user", "W?"), ChatMessage("assistant", None, call()), ChatMessage("tool", "20")]
+    assert (f"get{TEXT}<" in ChatTemplate(source, {}).render(chat)) == (form == "the same")
+    objects = [chat[0], ChatMessage("assistant", None, call(ARGUMENTS)), chat[2]]
+    shown = ChatTemplate(source, {}).render(objects)
+    assert "'city'" not in shown and ('{"city": "Lima", "days": [1, null]}' in shown) == (form == "the same")
+    for torn in ('{"city":', "", None):
+        empty = ChatTemplate(source, {}).render([chat[0], ChatMessage("assistant", None, call(torn)), chat[2]])
+        assert empty == ChatTemplate(source, {}).render([chat[0], ChatMessage("assistant", None, call({})), chat[2]])
