@@ -48,7 +48,7 @@ class CompiledTemplate:
         return _CHANGING.from_string(self._source)
 
     def render(self, names: JsonObject) -> str:
-        """Return the rendered text. Raises whatever the template raises. `names` stay as they are."""
+        """Return the rendered text. Exceptions of the template pass through. `names` stay as they are."""
         if not self._changes_lists:
             try:
                 return self._immutable.render(names)

@@ -1,0 +1,84 @@
+"""What a template makes of an answer in the next prompt is as its source says, and the first difference is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tokenloom.frontend.server.answer_forms.history import ANSWERS, check_history, first_difference
+from tokenloom.frontend.server.text.chat_template import ChatTemplate
+from tokenloom.ipc.codec import JsonObject
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage
+from tokenloom.tests.support.template_shapes import SHAPES, template_of
+
+SIGNS = {"found": "+", "lost": "-", "not shown": "."}
+WITHOUT_THOUGHTS = "++.+."
+CALLS_ALONE = "+..+."  # content beside calls is not shown, and no thoughts
+OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
+    "object/hermes_thoughts": "++++-",  # the next question drops earlier thoughts
+    "json/place_and_thoughts": "++++.",  # likewise, in the last turn too
+    "object/hermes": WITHOUT_THOUGHTS,
+    "object/name_as_key": WITHOUT_THOUGHTS,
+    "object/calls_as_turn": WITHOUT_THOUGHTS,
+    "object/single_call": WITHOUT_THOUGHTS,
+    "json/place_in_name": WITHOUT_THOUGHTS,
+    "json/function_tag": WITHOUT_THOUGHTS,
+    "tagged/lines": WITHOUT_THOUGHTS,
+    "odd/recipient_in_prompt": WITHOUT_THOUGHTS,
+    "odd/printed_messages": "++++.",
+    "object/indented_ids": "+.+++",  # content beside calls is the thought
+    "object/line_breaks_between": CALLS_ALONE,
+    "object/signatures": CALLS_ALONE,
+    "json/marker_and_id": CALLS_ALONE,
+    "odd/bare_object": CALLS_ALONE,
+    "tagged/invokes": "--+-+",  # each prompt opens a thought
+    "literal/quoted_by_marker": "--+-.",  # without thoughts the prompt has an empty one, and no turn has it
+    "object/list_with_ids": "----+",  # the prompt opens a thought; calls are shown without it
+    "object/json_list": "-----",  # the prompt opens a thought, and no turn shows it
+    "json/code_fence": "-----",
+    "thoughts/in_the_prompt": "-----",
+    "odd/repeated_instruction": "-----",  # the prompt repeats an instruction that no turn shows
+    "object/call_ids": "-.---",  # the tools move to the last question
+    "thoughts/shown_without_calls": "...++",
+    "thoughts/tools_without_calls": "...+.",
+    "thoughts/no_tools": "...+.",
+    "odd/own_variable": ".....",
+}
+
+
+def outcomes(template: ChatTemplate) -> str:
+    turns = check_history(lambda messages, variables: template.render(messages, ChatForm(variables=variables)))
+    assert list(turns) == list(ANSWERS)
+    return "".join(SIGNS[turn.outcome] for turn in turns.values())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_answer_is_found_lost_or_not_shown_as_the_table_says(name: str) -> None:
+    template = ChatTemplate(template_of(name), {"bos_token": "<s>", "eos_token": "</s>"})
+    assert outcomes(template) == OTHERWISE.get(name, "+++++")
+
+
+def test_the_first_difference_is_named() -> None:
+    template = ChatTemplate(template_of("object/hermes_thoughts"), {"bos_token": "<s>"})
+
+    def render(messages: Sequence[ChatMessage], variables: JsonObject) -> str:
+        return template.render(messages, ChatForm(variables=variables))
+
+    line = first_difference(render)
+    assert line.startswith("thought and text: behind '") and "assistant\\n' was '<think>\\nZhthought" in line
+    assert "the next prompt has 'Zhcontent" in line and "\n" not in line
+    plain = ChatTemplate(template_of("object/hermes"), {"bos_token": "<s>"})
+    assert first_difference(lambda messages, variables: plain.render(messages, ChatForm(variables=variables))) == ""
+
+
+def test_a_template_is_rendered_a_bounded_number_of_times() -> None:
+    count = 0
+
+    def render(messages: Sequence[ChatMessage], variables: JsonObject) -> str:
+        nonlocal count
+        count += 1
+        return f"{count}: " + "".join(f"{each.text}{each.more}" for each in messages)
+
+    check_history(render)
+    assert 5 < count <= 100
