@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from ...kernels.four_bits import ZERO_STEPS
 from ...kernels.quantized import SLICE_ROWS, QuantizedWeight, Weight, concatenate, pack_halves, quantize
 from ...kernels.stored_rows import BLOCK_KINDS, GROUP, INT8, INT8_BY_ROW, CodeForm, Multiples, StoredRows
 from .checkpoint import Checkpoint, TensorSlice
+from .file_pages import FilePages, MemoryPrice
 from .gguf_blocks import FLOATS, IQ4, dequantize, read_groups
 from .mxfp4 import LEVELS
 
@@ -54,8 +53,8 @@ class GgufCheckpoint(Checkpoint):
     """Checkpoint of GGUF files. `load` converts matrices to floats, exactly; `load_codes` keeps them as codes, and
     `load_blocks` leaves them in the file.
 
-    Pages of rows that were left in the file are given back when the next ones are asked for. They can still be read:
-    the system maps them again."""
+    Pages of rows that were left in the file are given back when the next ones are asked for, see FilePages. They can
+    still be read."""
 
     def __init__(
         self,
@@ -68,13 +67,14 @@ class GgufCheckpoint(Checkpoint):
         files = {name: folder / tensor.file for name, tensor in self._index.items()}
         super().__init__(folder, dtype, device, quantization, files)
         self.source = min(files.values(), default=folder).resolve()
-        self._maps: dict[Path, mmap.mmap] = {}
-        self._left: list[tuple[mmap.mmap, int, int]] = []  # the map, the offset and the size of tensors left in files
+        self._pages: dict[Path, FilePages] = {}
+        self._price = MemoryPrice()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._maps.clear()
-        self._left.clear()
+        for pages in self._pages.values():
+            pages.close()
+        self._pages.clear()
 
     def load_matrix(self, *slices: TensorSlice) -> Weight:
         """Read slices and concatenate them along axis 0: as they are stored, or as codes, or as floats."""
@@ -163,10 +163,12 @@ class GgufCheckpoint(Checkpoint):
             raise ConfigError(
                 f"{path.resolve()}: the file has {len(data)} bytes, tensor {name} ends at {end}: fetch the file again"
             )
+        self._pages[path].follow(tensor.offset, tensor.num_bytes)
         return data[tensor.offset : end]
 
     def _stored(self, slices: Sequence[TensorSlice], forms: Sequence[CodeForm]) -> StoredRows:
-        self._give_back()
+        for pages in self._pages.values():
+            pages.give_back()
         addresses = [self._addresses(wanted) for wanted in slices]
         kinds = [BLOCK_KINDS.index(self._tensor(wanted.name).kind) for wanted in slices]
         lengths = torch.tensor([len(each) for each in addresses])
@@ -188,21 +190,17 @@ class GgufCheckpoint(Checkpoint):
         path = self.folder / tensor.file
         check_unchanged(path)
         begin = self._bytes(tensor).data_ptr()
-        self._left.append((self._maps[path], tensor.offset, tensor.num_bytes))
         block_size, block_bytes = BLOCKS[tensor.kind]
         order = _row_order(tensor)
         places = torch.arange(tensor.shape[0]) if order is None else order
-        addresses = begin + places * (tensor.num_bytes // tensor.shape[0])
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        addresses = begin + places * row_bytes
         if wanted.axis == 1:
+            self._pages[path].leave(addresses, row_bytes)
             return addresses + wanted.range.start // block_size * block_bytes
         real = addresses[wanted.range.start : wanted.range.stop]
+        self._pages[path].leave(real, row_bytes)
         return torch.cat([real, real.new_zeros(len(wanted.range) - len(real))])
-
-    def _give_back(self) -> None:
-        for file, offset, num_bytes in self._left:
-            begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
-            file.madvise(mmap.MADV_DONTNEED, begin, offset + num_bytes - begin)
-        self._left.clear()
 
     def _codes(self, wanted: TensorSlice, form: CodeForm) -> QuantizedWeight:
         tensor = self._tensor(wanted.name)
@@ -251,9 +249,8 @@ class GgufCheckpoint(Checkpoint):
         data = self._open_files.get(path)
         if data is None:
             check_unchanged(path)
-            with path.open("rb") as file:  # a private map, because torch warns of read-only arrays
-                mapped = self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            data = self._open_files[path] = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+            self._pages[path] = FilePages(path, self._price)
+            data = self._open_files[path] = self._pages[path].data
         return data
 
 

@@ -25,6 +25,7 @@ from tokenloom.kernels.quantized import QuantizedWeight, Weight
 from tokenloom.kernels.stored_rows import StoredRows
 from tokenloom.tests.support.gguf_files import FILE, random_bytes, write_matrices, write_status
 from tokenloom.workers.weights.checkpoint import TensorSlice
+from tokenloom.workers.weights.file_pages import FilePages
 from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize
 from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
 from tokenloom.workers.weights.opening import open_checkpoint
@@ -195,6 +196,29 @@ def test_floats_and_cut_blocks_are_not_left_in_the_file(written: Written) -> Non
     assert isinstance(load(replace(q4_k, axis=1, shard=range(32, 96))), QuantizedWeight)
     assert isinstance(load(replace(q4_0, axis=1, shard=range(32, 90))), QuantizedWeight)
     assert isinstance(load(q4_k, floats), torch.Tensor) and isinstance(load(floats), torch.Tensor)
+
+
+def test_of_a_matrix_that_is_read_in_slices_each_leaves_its_own_rows(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[tuple[int, int]]()
+
+    def leave(pages: FilePages, addresses: torch.Tensor, row_bytes: int) -> None:
+        begin = int(addresses.min()) - pages.data.data_ptr()
+        left.append((begin, len(addresses) * row_bytes))
+
+    monkeypatch.setattr(FilePages, "leave", leave)
+    for name in ("w.Q8_0", "r.Q8_0"):
+        left.clear()
+        whole = TensorSlice(name, SHAPE)
+        begin, num_bytes = written.index[name].offset, written.index[name].num_bytes
+        with written.open(torch.bfloat16) as checkpoint:
+            checkpoint.keeps_blocks = True
+            for shard in (range(HEAD), range(HEAD, SHAPE[0])):
+                checkpoint.load_blocks(replace(whole, shard=shard))
+            checkpoint.load_blocks(replace(whole, axis=1, shard=range(256, SHAPE[1])))
+        first = num_bytes * HEAD // SHAPE[0]
+        assert left == [(begin, first), (begin + first, num_bytes - first), (begin, num_bytes)]
 
 
 def test_a_file_that_is_cut_or_replaced_is_refused_by_name(tmp_path: Path) -> None:
