@@ -17,6 +17,8 @@ import pytest
 from tokenloom.frontend.forms.anthropic import request_body
 from tokenloom.frontend.forms.openai import response_body, schema
 from tokenloom.frontend.forms.openai.params import _SCHEMA
+from tokenloom.frontend.forms.parsers.joints import compile_joints
+from tokenloom.frontend.forms.parsers.json_calls import CallShape, compile_head
 from tokenloom.frontend.forms.parsers.markers import compile_markers
 from tokenloom.tests.bounds.expressions import ANYWHERE, Expression, expressions
 from tokenloom.tests.bounds.growth import fast_growth
@@ -43,6 +45,7 @@ ESCAPED = Hostile('"', '\\"')  # a JSON string without end
 OPERATOR = Ours("the operator's options")
 HEADER, BODY, FORM = Read("a header"), Read("a body", (ESCAPED,)), Read("the head of a form's part")
 MODEL = Read("an answer", (ESCAPED, Hostile(" a [CALL_ID]", " "), Hostile('{"name": "', "\\\\")))
+FORM_OF_ANSWERS = Read("the joints of a form")
 ADAPTER = Read("an adapter's files")
 TEMPLATE = Read(
     "a checkpoint's response template", (Hostile("(?P<a>", "\\."), Hostile("", "(?P<a"), Hostile("", "\\s\\"))
@@ -103,6 +106,30 @@ TABLE: dict[str, Read | Ours] = {
     ),
     "frontend/forms/openai/parts.py refuse_left_out#1": Read("a body", patterns=LEFT_OUT),
     "frontend/forms/openai/prompts.py _SECRET": Read("an id"),
+    "frontend/forms/answer_forms/joint_plan.py _EDGE": FORM_OF_ANSWERS,
+    "frontend/forms/answer_forms/joint_plan.py _MARKER": FORM_OF_ANSWERS,
+    "frontend/forms/answer_forms/joint_plan.py _VALUE": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/call_machine.py _NAME": MODEL,
+    "frontend/forms/parsers/call_machine.py _PLACE": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/joints.py _ATOM": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/joints.py _LEADING": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/joints.py __init__#1": Read(
+        "an answer", method="search", patterns=(compile_joints(("<a b>", "[c]", "{ID}")).first,)
+    ),
+    "frontend/forms/parsers/joints.py _pattern#1": Ours("a joint's text, which is short"),
+    "frontend/forms/parsers/json_calls.py compile_head#1": Read(
+        "an answer", (ESCAPED,), "match", (compile_head(CallShape((), ())),)
+    ),
+    "frontend/forms/parsers/json_calls.py compile_head#2": Read(
+        "an answer",
+        (ESCAPED, Hostile('{"a": 1,', '"a": 1,'), Hostile('{"a": "', "\\\\")),
+        "match",
+        (compile_head(CallShape()), compile_head(CallShape(("f", "name"), ("f", "arguments"), ("id",)))),
+    ),
+    "frontend/forms/parsers/literals.py _BARE": MODEL,
+    "frontend/forms/parsers/literals.py _ESCAPE": MODEL,
+    "frontend/forms/parsers/literals.py _SPACE": MODEL,
+    "frontend/forms/parsers/literals.py _STRING": MODEL,
     "frontend/forms/parsers/custom.py _BEGIN": MODEL,
     "frontend/forms/parsers/custom.py _WHOLE": MODEL,
     "frontend/forms/parsers/custom.py _ESCAPE": MODEL,
@@ -110,14 +137,8 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/parsers/harmony.py _FUNCTION": MODEL,
     "frontend/forms/parsers/harmony.py _HEADER": MODEL,
     "frontend/forms/parsers/harmony.py _LEAD": MODEL,
-    "frontend/forms/parsers/json_calls.py _HEAD": MODEL,
     "frontend/forms/parsers/json_calls.py _OUTSIDE": MODEL,
     "frontend/forms/parsers/json_calls.py _IN_TEXT": MODEL,
-    "frontend/forms/parsers/mistral.py _BARE": MODEL,
-    "frontend/forms/parsers/mistral.py _BEGIN": MODEL,
-    "frontend/forms/parsers/mistral.py _CALL": MODEL,
-    "frontend/forms/parsers/pythonic.py _BEGIN": MODEL,
-    "frontend/forms/parsers/pythonic.py _NAME": MODEL,
     "frontend/forms/parsers/response_templates/reader.py _LITERAL": TEMPLATE,
     "frontend/forms/parsers/response_templates/reader.py _SPECIAL": TEMPLATE,
     "frontend/forms/parsers/response_templates/reader.py _markers#1": TEMPLATE,

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import pytest
 
+from tokenloom.frontend.forms.answer_forms.named import FORMS, THOUGHTS
 from tokenloom.frontend.forms.anthropic.blocks import partial_object
 from tokenloom.frontend.forms.parsers.custom import InputText
 from tokenloom.frontend.forms.parsers.forced import ForcedParser
 from tokenloom.frontend.forms.parsers.markers import MarkerFinder
-from tokenloom.frontend.forms.parsers.names import TOOL_PARSERS
-from tokenloom.frontend.forms.parsers.thoughts import MARKERS, ThoughtParser
 from tokenloom.tests.bounds.growth import fast_growth
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, thought_parser
 
 UNITS = ("a", " ", "[", '\\"', "<")
 JSON = ("", '{"name": "', '{"name": "f", "arguments": {"a": "', '{"x": "')
@@ -36,7 +36,7 @@ HEADS = {  # the begins of answers, by the parser that they lead into
     "openai": ("", "<|channel|>", "<|channel|>commentary to=functions.f<|message|>{"),
     "forced": ("[", *(f"[{each}" for each in JSON)),
     "custom": ("", "{", '{"input": "', '{"input": "a"'),
-    **{f"thought {name}": ("", opening) for name, (opening, _) in MARKERS.items()},
+    **{f"thought {name}": ("", opening) for name, (opening, _) in THOUGHTS.items()},
     "stop": ("",),
 }
 
@@ -67,10 +67,10 @@ def new_reader(name: str) -> Reader:
     others: dict[str, Callable[[], Reader]] = {
         "forced": lambda: ForcedParser(None),
         "custom": InputText,
-        "thought": lambda: ThoughtParser(of_thought, is_open=False),
+        "thought": lambda: thought_parser(of_thought, is_open=False),
         "stop": Stops,
     }
-    return TOOL_PARSERS[kind]({}) if kind in TOOL_PARSERS else others[kind]()
+    return call_parser(kind) if kind in FORMS else others[kind]()
 
 
 def streaming(name: str, head: str, unit: str, num_characters: int) -> Callable[[], object]:
@@ -85,7 +85,7 @@ def streaming(name: str, head: str, unit: str, num_characters: int) -> Callable[
 
 
 def test_every_parser_is_in_the_table() -> None:
-    assert {*TOOL_PARSERS, *(f"thought {name}" for name in MARKERS)} <= HEADS.keys()
+    assert {*FORMS, *(f"thought {name}" for name in THOUGHTS)} <= HEADS.keys()
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -16,10 +16,10 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage, MediaPart, Medium, TextPart
 from ....ipc.messages.intake import BodyInput
 from ....ipc.messages.media import MEDIUM
+from ..answer_forms.named import ends_inside
 from ..media.data_url import is_data_url, least_bytes
 from ..media.given_media import URL_SCHEMES, GivenMedia
 from ..media_limits import MediaLimits
-from ..parsers.thoughts import ends_inside
 from .parts import MediumPart, content_of
 from .schema import ChatRequest, Message, TokenizeRequest
 from .tools import CUSTOM_INPUT, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall

@@ -9,11 +9,11 @@ import msgspec
 
 from ....ipc.codec import JsonObject, num_ids
 from ....ipc.messages.client import Delta
+from ..answer_forms.named import named_form
 from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
 from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, Parser, Part, Thought
-from ..parsers.thoughts import MARKERS, ThoughtParser
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +35,13 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(marker for parser in self.new_parsers() for marker in parser.markers)
 
     def new_parsers(self) -> list[Parser]:
-        if self.is_forced:
-            is_thinking = self.is_inside_thought and self.reasoning_parser in MARKERS
-            thoughts: list[Parser] = [ThoughtParser(self.reasoning_parser, is_open=True)] if is_thinking else []
-            return [*thoughts, ForcedParser(self.forced_name)]
-        return new_parsers(
-            self.tool_parser, self.reasoning_parser, self.schemas, is_inside_thought=self.is_inside_thought
-        )
+        form = named_form(self.tool_parser, self.reasoning_parser)
+        if not self.is_forced:
+            return new_parsers(form, self.schemas, is_inside_thought=self.is_inside_thought)
+        thoughts = msgspec.structs.replace(form, calls=(), reader="machine")
+        is_thinking = self.is_inside_thought and form.thought is not None
+        parsers = new_parsers(thoughts, {}, is_inside_thought=True) if is_thinking else []
+        return [*parsers, ForcedParser(self.forced_name)]
 
 
 class AnswerText:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from .parts import Arguments, CallBegin, CallEnd, Part, call, content, is_object
+from .parts import Arguments, CallBegin, CallEnd, Part, content, is_object, new_call_id
+
+Keys: TypeAlias = tuple[str, ...]  # of an object, of an object in it, and so on
 
 MAX_HEAD = 1024  # most characters before the arguments of a call that is streamed
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_TEXT = r'"(?:[^"\\]|\\.)*+"'
+_FIELD = rf"{_TEXT}\s*+:\s*+(?:{_TEXT}|[\w.+-]++)\s*+,\s*+"  # one whose value is no object and no list
+_OPEN = '{"": '
+_SYNONYMS = ("arguments", "parameters")
 _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
 
@@ -44,17 +53,31 @@ class JsonScanner:
         return len(text)
 
 
+class CallShape(NamedTuple):
+    """Where the name, the arguments and the id stand in a call's object: the keys that lead there. Without keys to the
+    name it is itself the object's only key, and the arguments are its value."""
+
+    name: Keys = ("name",)
+    arguments: Keys = ("arguments",)
+    id: Keys = ()
+
+
+DEFAULT_SHAPE = CallShape()
+
+
 class CallReader:
-    """Reader of one call. Its parts are returned as they arrive if the object starts with name and arguments, in this
-    order and within MAX_HEAD characters; otherwise all are returned at its end. With `has_name` the object holds only
-    the arguments.
+    """Reader of one call. Its parts are returned as they arrive if the object starts with name, id and arguments, the
+    last behind the others and within MAX_HEAD characters; otherwise all are returned at its end. With `has_name` the
+    object holds only the arguments.
 
     Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False. A call ends after
     its arguments if its object does not continue as JSON."""
 
-    def __init__(self, before: str = "", *, has_name: bool = False) -> None:
+    def __init__(self, before: str = "", *, has_name: bool = False, shape: CallShape = DEFAULT_SHAPE) -> None:
         """`before`: text before the object that is part of the raw call, such as its opening marker."""
         self.before = before
+        self._shape = shape
+        self._depth = max(1, len(shape.arguments))  # objects that are open at the arguments
         self._head: list[str] = []
         self._begin_of_head = ""  # first characters of the head, which decide whether parts are returned early
         self._raw: list[str] = []
@@ -74,36 +97,46 @@ class CallReader:
         """Return the parts of an object that is incomplete at the end of the answer."""
         if self.is_over:
             return []
-        return [self._end(), *content("".join(self._tail))] if self.is_call else content(self.before + self._held)
+        return [self._end(), *content("".join(self._tail))] if self.is_call else content(self.before + self.held)
 
     @property
-    def _held(self) -> str:
+    def held(self) -> str:
+        """The text of an object whose name is not known yet."""
         return "".join(self._head)
 
     def _begin(self, text: str) -> list[Part]:
         self._head.append(text)
         if len(self._begin_of_head) < MAX_HEAD:
             self._begin_of_head += text[: MAX_HEAD - len(self._begin_of_head)]
-            head = _HEAD.match(self._begin_of_head)
-            if head is not None and (name := _text_of(head[1])) is not None:
+            head = compile_head(self._shape).match(self._begin_of_head)
+            if head is not None and (begin := self._begin_of(head[0])) is not None:
                 self.is_call, self._arguments = True, JsonScanner()
                 self._raw.append(head[0])
-                return [CallBegin(name), *self._continue(self._held[head.end() :])]
+                return [begin, *self._continue(self.held[head.end() :])]
         if (begun := self._begin_of_head.lstrip()) and begun[0] != "{":
-            self.is_over, self.rest = True, self._held
+            self.is_over, self.rest = True, self.held
             return []
         end = self._whole.append(text)
         if not self._whole.is_over:
             return []
         self.is_over = True
-        held = self._held
+        held = self.held
         end += len(held) - len(text)
-        found = read_call(held[:end])
+        found = _read_call(held[:end], self._shape)
         if found is None:
             self.rest = held
             return []
         self.is_call, self.rest = True, held[end:]
-        return call(*found, raw=self.before + held[:end])
+        begin, arguments = found
+        return [begin, Arguments(arguments), CallEnd(self.before + held[:end])]
+
+    def _begin_of(self, head: str) -> CallBegin | None:
+        """Return the begin of a call whose object starts with `head`; None if its id may still come."""
+        whole = head + "{}" + "}" * self._depth
+        found = _read_call(whole, self._shape)
+        if found is None or (self._shape.id and _id_in(msgspec.json.decode(whole), self._shape.id) is None):
+            return None
+        return found[0]
 
     def _continue(self, text: str) -> list[Part]:
         parts: list[Part] = []
@@ -130,7 +163,7 @@ class CallReader:
         if self._tail_end is None:
             begun = text.lstrip()
             if begun and begun[0] in "},":
-                self._tail_end = JsonScanner(depth=1)
+                self._tail_end = JsonScanner(depth=self._depth)
             elif begun:
                 self.is_over = True
         end = 0 if self._tail_end is None else self._tail_end.append(text)
@@ -139,7 +172,7 @@ class CallReader:
         if not self.is_over:
             return ""
         tail, rest = "".join(self._tail), text[end:]
-        if self._tail_end is None or not self._tail_end.is_whole or not is_object(f'{{"": 0{tail}'):
+        if self._tail_end is None or not self._tail_end.is_whole or not is_object(_OPEN * self._depth + "0" + tail):
             return tail + rest
         self._raw.append(tail)
         return rest
@@ -188,32 +221,61 @@ class CallListReader:
         return [] if self._has_calls else content(self.before)
 
 
-class _Written(msgspec.Struct):
-    """A call as the model writes it."""
+@lru_cache(maxsize=64)
+def compile_head(shape: CallShape) -> re.Pattern[str]:
+    """Return an expression that matches a call's object up to its arguments, if they are an object."""
+    if not shape.arguments:
+        return re.compile(rf"\s*+\{{\s*+{_TEXT}\s*+:\s*+(?=\{{)")
+    *outer, last = shape.arguments
+    keys = [re.escape(json.dumps(key)) for key in outer]
+    keys.append(f"(?:{'|'.join(re.escape(json.dumps(key)) for key in _synonyms(last))})")
+    return re.compile(r"\s*+" + "".join(rf"\{{\s*+(?:{_FIELD})*?{key}\s*+:\s*+" for key in keys) + r"(?=\{)")
 
-    name: str
-    arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+def _synonyms(key: str) -> Sequence[str]:
+    return (key, *(each for each in _SYNONYMS if key in _SYNONYMS and each != key))
 
 
-def read_call(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments (JSON text of an object) of a call; None if `text` is not a call.
+def _read_call(text: str, shape: CallShape) -> tuple[CallBegin, str] | None:
+    """Return the begin and the arguments (JSON text of an object) of a call; None if `text` is not a call.
 
-    The field with the arguments may be `arguments` or `parameters`; it may be an object, or a text that contains one.
-    If it is absent, null or empty, the arguments are {}."""
+    The arguments may be an object, or a text that contains one, under the key `arguments` or `parameters` if the shape
+    has one of them. If they are absent, null or empty, they are {}."""
     try:
-        written = msgspec.json.decode(text, type=_Written)
-        given = written.parameters if isinstance(written.arguments, msgspec.UnsetType) else written.arguments
-        raw = b"null" if isinstance(given, msgspec.UnsetType) else bytes(given)
+        if shape.name:
+            name = msgspec.json.decode(_raw_at(text.encode(), shape.name), type=str)
+            *outer, last = shape.arguments
+            given = [_raw_at(text.encode(), (*outer, key)) for key in _synonyms(last)]
+            raw = next((each for each in given if each), b"null")
+        else:
+            ((name, value),) = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()
+            raw = bytes(value)
         arguments = msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
-    except (msgspec.DecodeError, RecursionError):
+        own_id = _id_in(msgspec.json.decode(text), shape.id)
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return None
-    arguments = arguments if arguments.strip() not in ("", "null") else "{}"
-    return (written.name, arguments) if written.name and is_object(arguments) else None
+    if arguments.strip() in ("", "null"):
+        arguments = "{}"
+    if not name or not is_object(arguments):
+        return None
+    return CallBegin(name, own_id or new_call_id()), arguments
 
 
-def _text_of(quoted: str) -> str | None:
-    try:
-        return msgspec.json.decode(quoted, type=str)
-    except msgspec.DecodeError:
+def _raw_at(text: bytes, keys: Keys) -> bytes:
+    """Return the JSON text of a value in an object; empty if it is absent. DecodeError if there is no such object."""
+    for key in keys:
+        text = bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get(key, b""))
+        if not text:
+            break
+    return text
+
+
+def _id_in(value: object, keys: Keys) -> str | None:
+    """Return a call's id, a text or a number in its object; None if it has none."""
+    for key in keys:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int):
         return None
+    return str(value) or None

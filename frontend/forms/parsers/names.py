@@ -1,36 +1,28 @@
-"""Find parsers by the names of --tool-call-parser and --reasoning-parser, or by the markers in a chat template."""
+"""Find the form of answers by the texts in a chat template, and the parsers of a form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
+import msgspec
+
 from ....ipc.codec import JsonObject
+from ..answer_forms.form import AnswerForm
+from ..answer_forms.named import HARMONY, THOUGHTS
 from .harmony import CHANNEL, HarmonyParser
-from .hermes import OPENING, HermesParser
 from .llama import LlamaParser
-from .mistral import MARKER, MistralParser
+from .machine import AnswerMachine
 from .parts import Parser
-from .pythonic import START, PythonicParser
-from .qwen3_coder import FUNCTION, Qwen3CoderParser
-from .thoughts import MARKERS, ThoughtParser
+from .whole_answer import WholeCalls
 
 Schemas: TypeAlias = Mapping[str, JsonObject]  # name of a tool → schema of its arguments
-TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
-    "hermes": lambda _: HermesParser(),
-    "llama": lambda _: LlamaParser(),
-    "mistral": lambda _: MistralParser(),
-    "pythonic": lambda _: PythonicParser(),
-    "qwen3_coder": Qwen3CoderParser,
-    "openai": lambda _: HarmonyParser(has_calls=True),
-}
-HARMONY = "gpt_oss"
 _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first match wins
     (CHANNEL, "openai"),
-    (MARKER, "mistral"),
-    (FUNCTION, "qwen3_coder"),
-    (OPENING, "hermes"),
-    (START, "pythonic"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),
 )
 
@@ -51,16 +43,24 @@ def find_tool_parser(template: str) -> str:
 def find_reasoning_parser(template: str) -> str:
     if CHANNEL in template:
         return HARMONY
-    named = (name for name, markers in MARKERS.items() if any(each in template for each in markers))
+    named = (name for name, markers in THOUGHTS.items() if any(each in template for each in markers))
     return next(named, "none")
 
 
-def new_parsers(tool_parser: str, reasoning_parser: str, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
-    """Return the parsers of one answer, in order; each parses the content that the one before it returned."""
-    has_calls = tool_parser != "none"
-    if reasoning_parser == HARMONY or tool_parser == "openai":
-        return [HarmonyParser(has_calls=has_calls)]
+def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
+    """Return the parsers of one answer, in order; each parses the content that the one before it returned. `schemas`:
+    name of a tool → schema of its arguments; `is_inside_thought`: the answer begins inside a thought."""
+    if form.reader == "harmony":
+        return [HarmonyParser(has_calls=form.name != "none")]
+    thoughts = msgspec.structs.replace(form, calls=())
     parsers: list[Parser] = []
-    if reasoning_parser != "none":
-        parsers.append(ThoughtParser(reasoning_parser, is_open=is_inside_thought))
-    return [*parsers, TOOL_PARSERS[tool_parser](schemas)] if has_calls else parsers
+    if form.thought is not None or form.content_open:
+        parsers.append(AnswerMachine(thoughts, {}, is_inside_thought=is_inside_thought))
+    if form.reader == "llama":
+        return [*parsers, LlamaParser()]
+    if any(not any(map(str.isalnum, call.start)) for call in form.calls):
+        calls = msgspec.structs.replace(form, thought=None, content_open="")
+        return [*parsers, WholeCalls(AnswerMachine(calls, schemas))]
+    if form.calls:
+        return [AnswerMachine(form, schemas, is_inside_thought=is_inside_thought)]
+    return parsers

@@ -26,12 +26,16 @@ class Content(msgspec.Struct, frozen=True):
     text: str
 
 
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
 class CallBegin(msgspec.Struct, frozen=True):
     """The start of a function call. Its Arguments follow, JSON text in pieces, and then its CallEnd."""
 
     form: ClassVar = ("function", "arguments")  # a call's type, and its field with the text, in OpenAI's form
     name: str
-    id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")  # the model's own, if it wrote one
+    id: str = msgspec.field(default_factory=new_call_id)  # the model's own, if it wrote one
 
     @property
     def has_own_id(self) -> bool:

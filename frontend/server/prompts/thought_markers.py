@@ -9,8 +9,8 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.core import ConstraintBegin
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.answer_forms.named import BEGIN_INSIDE, THOUGHTS
 from ...forms.parsers.names import find_reasoning_parser
-from ...forms.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 
@@ -33,8 +33,8 @@ class ThoughtMarkers:
             parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
         self._tokenizer = tokenizer
         self._check_ids = check_ids
-        self._has_thoughts = parser in MARKERS
-        self._texts = MARKERS.get(parser, MARKERS["think"])
+        self._has_thoughts = parser in THOUGHTS
+        self._texts = THOUGHTS.get(parser, THOUGHTS["think"])
         self._begins_inside = parser in BEGIN_INSIDE
 
     def are_open(self, prompt_token_ids: bytes) -> bool:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage, TextPart
-from ...forms.parsers.hermes import CLOSING, OPENING
 from .calls import calls_of
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 HEAD = "You can call functions. Each line between <tools> and </tools> describes one of them:\n<tools>\n"
 TAIL = (

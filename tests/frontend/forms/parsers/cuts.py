@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+from tokenloom.frontend.forms.answer_forms.named import named_form
 from tokenloom.frontend.forms.openai.text import AnswerStyle, AnswerText
+from tokenloom.frontend.forms.parsers.names import new_parsers
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, Content, Parser, Part, Thought, whole_calls
+from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.messages.client import Delta
 
 Parsed = tuple[str, str, list[tuple[str, object]]]  # thought, content, calls by name and arguments
@@ -67,6 +70,18 @@ def check_cuts(new_parser: Callable[[], Parser], text: str, places: Sequence[int
     assert whole_calls(pieces)[0] == whole_calls(whole)[0]
     for part in (*whole, *pieces):
         assert not isinstance(part, Content | Thought | Arguments) or part.text
+
+
+def call_parser(name: str, schemas: Mapping[str, JsonObject] | None = None) -> Parser:
+    """The parser of the calls of a named form."""
+    (parser,) = new_parsers(named_form(name, "none"), schemas or {}, is_inside_thought=False)
+    return parser
+
+
+def thought_parser(name: str, *, is_open: bool) -> Parser:
+    """The parser of the thoughts of a named form. `is_open`: the answer begins inside one."""
+    (parser,) = new_parsers(named_form("none", name), {}, is_inside_thought=is_open)
+    return parser
 
 
 def new_style(**changes: Any) -> AnswerStyle:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.forms.parsers.argument_types import ArgumentTypes
-from tokenloom.frontend.forms.parsers.qwen3_coder import Qwen3CoderParser
-from tokenloom.tests.frontend.forms.parsers.cuts import parse
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, parse
 
 TEXT = {"type": "string"}
 TEXTS = {  # schemas that allow texts and null at most
@@ -147,7 +146,7 @@ def test_arguments_of_a_call_are_read_by_the_schema_of_its_tool() -> None:
     keys = [*TEXTS, "n", "unknown"]
     text = "".join(f"<parameter={key}>\n12\n</parameter>" for key in keys)
     _, content, calls = parse(
-        Qwen3CoderParser(schemas), list(f"<function=f>{text}</function><function=g>{text}</function>")
+        call_parser("qwen3_coder", schemas), list(f"<function=f>{text}</function><function=g>{text}</function>")
     )
     assert content == ""
     assert calls == [("f", dict.fromkeys(keys, "12") | {"n": 12}), ("g", dict.fromkeys(keys, "12"))]

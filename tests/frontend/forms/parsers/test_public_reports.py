@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.forms.parsers.forced import ForcedParser
-from tokenloom.frontend.forms.parsers.hermes import HermesParser
 from tokenloom.frontend.forms.parsers.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.parts import CallBegin, Part, Thought, whole_calls
-from tokenloom.frontend.forms.parsers.qwen3_coder import Qwen3CoderParser
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.forms.parsers.cuts import cut, new_answer_text, parse, parts_of
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, cut, new_answer_text, parse, parts_of
 
 PLACES = st.lists(st.integers(0, 1000), max_size=8)
 
@@ -25,7 +23,7 @@ def test_a_marker_in_an_argument_is_text_of_the_argument(marker: str, places: li
     """vllm-project/vllm#45167."""
     arguments = {"text": f"write {marker} here"}
     text = f'<tool_call>{{"name": "f", "arguments": {json.dumps(arguments)}}}</tool_call>'
-    assert parse(HermesParser(), cut(text, places)) == ("", "", [("f", arguments)])
+    assert parse(call_parser("hermes"), cut(text, places)) == ("", "", [("f", arguments)])
 
 
 @given(value=st.text(max_size=20), is_ascii=st.booleans(), places=PLACES)
@@ -58,7 +56,7 @@ def test_white_space_of_a_text_argument_is_kept(places: list[int]) -> None:
     value = "  indented\n\n\tlast line  \n"
     text = f"<tool_call><function=f><parameter=a>\n{value}\n</parameter></function></tool_call>"
     schemas = {"f": {"properties": {"a": {"type": "string"}}}}
-    assert parse(Qwen3CoderParser(schemas), cut(text, places)) == ("", "", [("f", {"a": value})])
+    assert parse(call_parser("qwen3_coder", schemas), cut(text, places)) == ("", "", [("f", {"a": value})])
 
 
 @given(places=PLACES)

@@ -6,36 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.frontend.forms.answer_forms.named import THOUGHTS, ends_inside
 from tokenloom.frontend.forms.parsers.parts import Content, Thought
-from tokenloom.frontend.forms.parsers.thoughts import MARKERS, ThoughtParser, ends_inside
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.forms.parsers.cuts import cut, new_answer_text, parse
+from tokenloom.tests.frontend.forms.parsers.cuts import cut, new_answer_text, parse, thought_parser
 
 PLACES = st.lists(st.integers(0, 100), max_size=6)
 
 
-@given(st.sampled_from(sorted(MARKERS)), st.booleans(), PLACES)
+@given(st.sampled_from(sorted(THOUGHTS)), st.booleans(), PLACES)
 def test_the_text_between_the_markers_is_thought(name: str, is_open: bool, places: list[int]) -> None:
-    opening, closing = MARKERS[name]
+    opening, closing = THOUGHTS[name]
     text = (
         "" if is_open else f"\n{opening}"
     ) + f"why < not{closing[:-2]}{closing}\n\nso: {opening} is text now{closing}"
-    thought, content, _ = parse(ThoughtParser(name, is_open=is_open), cut(text, places))
+    thought, content, _ = parse(thought_parser(name, is_open=is_open), cut(text, places))
     assert (thought, content) == (f"why < not{closing[:-2]}", f"so: {opening} is text now{closing}")
 
 
-@given(st.sampled_from(sorted(MARKERS)), PLACES)
+@given(st.sampled_from(sorted(THOUGHTS)), PLACES)
 def test_an_opening_marker_in_an_open_thought_is_dropped(name: str, places: list[int]) -> None:
-    opening, closing = MARKERS[name]
+    opening, closing = THOUGHTS[name]
     text = f"\n{opening}why{closing}so"
-    assert parse(ThoughtParser(name, is_open=True), cut(text, places))[:2] == ("why", "so")
+    assert parse(thought_parser(name, is_open=True), cut(text, places))[:2] == ("why", "so")
 
 
 def test_an_answer_without_a_thought_is_content() -> None:
-    assert parse(ThoughtParser("think", is_open=False), [" pl", "ain"])[:2] == ("", " plain")
-    assert parse(ThoughtParser("think", is_open=True), ["never ", "closed"])[:2] == ("never closed", "")
+    assert parse(thought_parser("think", is_open=False), [" pl", "ain"])[:2] == ("", " plain")
+    assert parse(thought_parser("think", is_open=True), ["never ", "closed"])[:2] == ("never closed", "")
 
 
 def test_only_an_opening_marker_at_the_end_opens_a_thought() -> None:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.frontend.forms.answer_forms.named import FORMS, THOUGHTS
 from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
-from tokenloom.frontend.forms.parsers.hermes import HermesParser
 from tokenloom.frontend.forms.parsers.llama import LlamaParser
-from tokenloom.frontend.forms.parsers.mistral import MistralParser
-from tokenloom.frontend.forms.parsers.names import TOOL_PARSERS, find_reasoning_parser, find_tool_parser
+from tokenloom.frontend.forms.parsers.names import find_reasoning_parser, find_tool_parser
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, Parser
-from tokenloom.frontend.forms.parsers.pythonic import PythonicParser
-from tokenloom.frontend.forms.parsers.qwen3_coder import Qwen3CoderParser
-from tokenloom.frontend.forms.parsers.thoughts import MARKERS
 from tokenloom.frontend.launcher.options.synonyms import REASONING_PARSERS as REASONING_SYNONYMS
 from tokenloom.frontend.launcher.options.synonyms import TOOL_PARSERS as TOOL_SYNONYMS
 from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.tests.frontend.forms.parsers.cuts import parse
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, parse
 
 SCHEMAS: dict[str, JsonObject] = {
     "add": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {"type": "array"}}}
@@ -42,10 +39,14 @@ HARMONY = (
 
 
 def new_parser(name: str) -> Parser:
-    return TOOL_PARSERS[name](SCHEMAS)
+    return call_parser(name, SCHEMAS)
 
 
-@pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
+def new_coder() -> Parser:
+    return new_parser("qwen3_coder")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "openai"])
 @given(text=st.text(alphabet="<tol_cal>/{}[]TOLCAS|()= ab", max_size=40))
 def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
     assert parse(new_parser(name), list(text))[1:] == (text, [])
@@ -54,44 +55,52 @@ def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("parser", "text", "calls"),
     [
-        (HermesParser, f"Let me see.\n{CALL}\n{CALL.replace('1', '2')}", [("add", {"a": 1}), ("add", {"a": 2})]),
         (
-            HermesParser,
+            partial(call_parser, "hermes"),
+            f"Let me see.\n{CALL}\n{CALL.replace('1', '2')}",
+            [("add", {"a": 1}), ("add", {"a": 2})],
+        ),
+        (
+            partial(call_parser, "hermes"),
             '<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call>',
             [("f", {"a": "</tool_call>"})],
         ),
         (
-            HermesParser,
+            partial(call_parser, "hermes"),
             '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}',
             [("f", {"a": '</tool_call>"'})],
         ),
-        (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [("f", {"a": 1})]),
+        (
+            partial(call_parser, "hermes"),
+            '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            [("f", {"a": 1})],
+        ),
         (
             LlamaParser,
             '{"name": "f", "parameters": {"x": "é"}}; {"name": "g", "parameters": {}}',
             [("f", {"x": "é"}), ("g", {})],
         ),
         (LlamaParser, '\n<|python_tag|>{"name": "f", "parameters": {"x": [1, "]"]}}', [("f", {"x": [1, "]"]})]),
-        (MistralParser, TWO, [("f", {"a": 1}), ("g", {})]),
+        (partial(call_parser, "mistral"), TWO, [("f", {"a": 1}), ("g", {})]),
         (
-            MistralParser,
+            partial(call_parser, "mistral"),
             'Well.[TOOL_CALLS]f[ARGS]{"a": {}}[TOOL_CALLS]g{"b": "{"}',
             [("f", {"a": {}}), ("g", {"b": "{"})],
         ),
-        (MistralParser, '[TOOL_CALLS]f[CALL_ID]abc123[ARGS]{"a": 1}', [("f", {"a": 1})]),
+        (partial(call_parser, "mistral"), '[TOOL_CALLS]f[CALL_ID]abc123[ARGS]{"a": 1}', [("f", {"a": 1})]),
         (
-            PythonicParser,
+            partial(call_parser, "pythonic"),
             "[f(a=1, b='x', c=[true, None], d={'e': -2.5}), g.h()]",
             [("f", {"a": 1, "b": "x", "c": [True, None], "d": {"e": -2.5}}), ("g.h", {})],
         ),
-        (PythonicParser, "<|python_start|>[f(a='é')]<|python_end|>", [("f", {"a": "é"})]),
-        (lambda: Qwen3CoderParser(SCHEMAS), f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
+        (partial(call_parser, "pythonic"), "<|python_start|>[f(a='é')]<|python_end|>", [("f", {"a": "é"})]),
+        (new_coder, f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
         (
-            lambda: Qwen3CoderParser(SCHEMAS),
+            new_coder,
             "<function=add><parameter=l>[1]<parameter=a>True</function>",
             [("add", {"l": [1], "a": True})],
         ),
-        (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call><function=now></function></tool_call>", [("now", {})]),
+        (new_coder, "<tool_call><function=now></function></tool_call>", [("now", {})]),
         (lambda: HarmonyParser(has_calls=True), HARMONY, [("add", {"a": 1})]),
         (lambda: HarmonyParser(has_calls=True), TO_F, [("f", {})]),
     ],
@@ -152,8 +161,8 @@ def test_a_template_implies_its_parsers(template: str, tools: str, reasoning: st
 
 def test_options_and_parsers_have_the_same_names() -> None:
     hints = get_type_hints(EngineConfig)
-    reasoning = {*MARKERS, "gpt_oss"}
-    assert set(get_args(hints["tool_call_parser"])) - {"auto", "none"} == TOOL_PARSERS.keys()
+    reasoning = {*THOUGHTS, "gpt_oss"}
+    assert set(get_args(hints["tool_call_parser"])) - {"auto", "none"} == FORMS.keys()
     assert set(get_args(hints["reasoning_parser"])) - {"auto", "none"} == reasoning
-    assert TOOL_SYNONYMS.keys().isdisjoint(TOOL_PARSERS) and set(TOOL_SYNONYMS.values()) <= TOOL_PARSERS.keys()
+    assert TOOL_SYNONYMS.keys().isdisjoint(FORMS) and set(TOOL_SYNONYMS.values()) <= FORMS.keys()
     assert REASONING_SYNONYMS.keys().isdisjoint(reasoning) and set(REASONING_SYNONYMS.values()) <= reasoning

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenloom.frontend.forms.answer_forms.named import THOUGHTS
 from tokenloom.frontend.forms.parsers.forced import ForcedParser
 from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
-from tokenloom.frontend.forms.parsers.hermes import HermesParser
 from tokenloom.frontend.forms.parsers.llama import LlamaParser
-from tokenloom.frontend.forms.parsers.mistral import MistralParser
 from tokenloom.frontend.forms.parsers.parts import CallBegin, CallEnd, Content, Parser, Part, Thought, whole_calls
-from tokenloom.frontend.forms.parsers.pythonic import PythonicParser
-from tokenloom.frontend.forms.parsers.qwen3_coder import Qwen3CoderParser
-from tokenloom.frontend.forms.parsers.thoughts import MARKERS
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.forms.parsers.cuts import check_cuts, cut, new_answer_text, parse, parts_of
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, check_cuts, cut, new_answer_text, parse, parts_of
 
 JSON = '{"name": "%", "arguments": {"%": "%", "a": {"%": ["}", "%"]}}}'
 LATE = '{"arguments": {"%": "<tool_call>"}, "name": "%"}'
@@ -45,11 +42,12 @@ class Form(NamedTuple):
 
 FORMS = {
     "hermes": Form(
-        HermesParser, [f"<tool_call>{JSON}</tool_call>", "<tool_call>", "</tool_call>", "<tool", "_call>", *CALLS]
+        partial(call_parser, "hermes"),
+        [f"<tool_call>{JSON}</tool_call>", "<tool_call>", "</tool_call>", "<tool", "_call>", *CALLS],
     ),
     "llama": Form(LlamaParser, ["<|python_tag|>", JSON.replace("arguments", "parameters"), *CALLS]),
     "mistral": Form(
-        MistralParser,
+        partial(call_parser, "mistral"),
         [
             f"[TOOL_CALLS][{JSON}]",
             "[TOOL_CALLS]",
@@ -66,11 +64,11 @@ FORMS = {
         ],
     ),
     "pythonic": Form(
-        PythonicParser,
+        partial(call_parser, "pythonic"),
         ["<|python_start|>", "<|python_end|>", "[", "]", ", ", "%(%='%')", "%(%=1e999)", "%(**{'%': 1})", "%", "# %\n"],
     ),
     "qwen3_coder": Form(
-        lambda: Qwen3CoderParser({}),
+        partial(call_parser, "qwen3_coder"),
         [
             "<tool_call><function=%><parameter=%>%</parameter></function></tool_call>",
             *("<tool_call>", "</tool_call>", "<function=%>", "</function>", "<parameter=%>", "</parameter>"),
@@ -150,11 +148,11 @@ def test_a_stream_brings_the_parts_of_the_whole_text(name: str, data: st.DataObj
     check_cuts(form.new_parser, text, range(len(text)))
 
 
-@pytest.mark.parametrize("reasoning", sorted(MARKERS))
+@pytest.mark.parametrize("reasoning", sorted(THOUGHTS))
 @given(data=st.data())
 @settings(max_examples=25)
 def test_thoughts_and_the_calls_in_or_behind_them_lose_no_word(reasoning: str, data: st.DataObject) -> None:
-    text = data.draw(texts([*MARKERS[reasoning], "<tool_call>", "</tool_call>", JSON, TORN, "% ", "\n"]))
+    text = data.draw(texts([*THOUGHTS[reasoning], "<tool_call>", "</tool_call>", JSON, TORN, "% ", "\n"]))
     pieces = cut(text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
     reader = new_answer_text(reasoning_parser=reasoning, is_inside_thought=data.draw(st.booleans()))
     last = len(pieces) - 1

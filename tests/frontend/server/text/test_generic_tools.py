@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.forms.parsers.hermes import HermesParser
 from tokenloom.frontend.forms.parsers.parts import whole_calls
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.frontend.server.text.generic_tools import HEAD, TAIL, calls_as_text, with_tools
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
+from tokenloom.tests.frontend.forms.parsers.cuts import call_parser
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 SHOWN = HEAD + json.dumps(TOOL) + TAIL
@@ -73,6 +73,6 @@ def test_media_of_a_first_turn_stay_there() -> None:
 
 
 def test_an_answer_in_the_form_that_is_shown_is_read_as_a_call() -> None:
-    parser = HermesParser()
+    parser = call_parser("hermes")
     _, (call,) = whole_calls([*parser.append(CALLED), *parser.finish()])
     assert (call.name, json.loads(call.arguments)) == ("find", {"a": 1})

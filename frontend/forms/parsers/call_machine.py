@@ -1,0 +1,272 @@
+"""CallMachine: reads the calls behind a start, in any form that joints describe.
+
+Arguments in JSON are returned as they arrive, others one value or one call at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from ....ipc.codec import JsonObject
+from ..answer_forms.form import AnswerForm
+from ..answer_forms.joint_plan import Forms, Joint
+from .argument_types import ArgumentTypes
+from .joints import Found, JointFinder, JointTable
+from .json_calls import CallReader, CallShape
+from .literals import LiteralScanner, read_arguments
+from .parts import Arguments, CallBegin, CallEnd, Part, content, new_call_id
+from .tagged_arguments import TaggedArguments
+
+MAX_NAME = 256  # most characters of a call's name, and of white space around it
+_NAME = re.compile(rf"\s{{0,{MAX_NAME}}}+[^\s<>{{}}()\[\]\"'=,;|`]{{0,{MAX_NAME}}}+\s{{0,{MAX_NAME}}}+")
+_PLACE = re.compile(r"\{(NAME|INDEX|NUMBER)\}")
+_WITH_JOINTS = ("name", "arguments", "after")  # states that joints end
+_AT_ONCE = ("arguments", "after")  # states with joints that come at once or not at all
+
+
+class CallMachine:
+    """Reader of calls that follow one another.
+
+    Once it `is_over`, no call follows the text so far: `failed` is text that looked like the begin of one, and with
+    `is_closed` the calls have all of their end. `forms`: those of the last call; `has_begun`: a call's name is known;
+    `is_behind`: a call is complete."""
+
+    def __init__(self, form: AnswerForm, table: JointTable, schemas: Mapping[str, JsonObject]) -> None:
+        self._form = form
+        self._table = table
+        self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}
+        self._raw: list[str] = []  # the text of the call so far
+        self._text: list[str] = []  # the text of the state so far
+        self._values: dict[str, str] = {}  # the texts in place of {ID} and its like
+        self._name = ""
+        self._num_calls = 0
+        self._now: Forms = ()  # forms that the call may be in
+        self._end = CallEnd("")  # end of a complete call, held until the text behind it is read
+        self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
+            "head": self._read_head,
+            "object": self._read_object,
+            "name": self._read_name,
+            "arguments": self._read_mid,
+            "literal": self._read_literal,
+            "tagged": self._read_tagged,
+            "after": self._read_after,
+        }
+        self.forms: Forms = ()
+        self.has_begun = self.is_behind = self.is_over = self.is_closed = False
+        self.failed = ""
+
+    def begin(self, forms: Forms, start: str, values: dict[str, str]) -> None:
+        """Begin behind the `start` of calls of `forms`. `values`: the texts in it in place of {ID} and its like."""
+        self.has_begun = self.is_behind = self.is_over = self.is_closed = False
+        self.failed = ""
+        self._next(forms, start, values)
+
+    def read(self, text: str, *, is_last: bool) -> tuple[list[Part], str]:
+        """Read the next text. Return the parts that are certain now, and the text that was not read."""
+        return self._states[self._state](text, is_last)
+
+    def unfinished(self) -> tuple[list[Part], str]:
+        """Return the parts of a call that the answer's end cuts off, and text that is no call."""
+        if self._state == "object" and self._reader.is_call:
+            return self._reader.finish(), ""
+        if self._state == "object":
+            return [], "".join(self._raw) + self._reader.held
+        if self._state == "after":
+            return [self._end], ""
+        if self._state == "tagged":
+            return [CallEnd("".join([*self._raw, *self._arguments.raw]))], ""
+        return [], "".join([*self._raw, *self._text])
+
+    def _next(self, forms: Forms, start: str, values: dict[str, str]) -> None:
+        self._now = forms
+        self._raw = [start]
+        self._values = values
+        self._enter("head")
+
+    def _enter(self, state: str) -> None:
+        self._state = state
+        self._text = []
+        if state in _WITH_JOINTS:
+            self._joints, automaton = self._table.state(state, self._now)
+            self._finder = JointFinder(automaton, is_next=state in _AT_ONCE)
+
+    def _fail(self, *more: str) -> list[Part]:
+        """End: the text so far is no call. `more`: the last of it."""
+        self.failed = "".join([*self._raw, *more])
+        self.is_over = True
+        return []
+
+    def _objects(self) -> Forms:
+        return tuple(number for number in self._now if self._form.calls[number].kind == "object")
+
+    def _read_head(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        """Decide by the first character behind a start whether an object or a name follows."""
+        begun = text.lstrip()
+        self._raw.append(text[: len(text) - len(begun)])
+        objects = self._objects()
+        others = tuple(number for number in self._now if number not in objects)
+        if not begun:
+            return [], ""
+        if objects and begun[0] == "{":
+            self._now = objects
+            self._begin_object()
+        elif others:
+            self._now = self._table.plan.related(others)
+            self._enter("name")
+        else:
+            self._fail()
+        return [], begun
+
+    def _begin_object(self) -> None:
+        form = self._form.calls[self._now[0]]
+        shape = CallShape(form.name_path, form.arguments_path, form.id_path)
+        self._reader = CallReader("".join(self._raw), shape=shape)
+        self._enter("object")
+
+    def _read_object(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        reader = self._reader
+        parts = reader.append(text)
+        self.has_begun |= reader.is_call
+        if not reader.is_over:
+            return parts, ""
+        if not reader.is_call:
+            return self._fail(), reader.rest
+        *parts, end = parts
+        assert isinstance(end, CallEnd)
+        self._complete(end)
+        return parts, reader.rest
+
+    def _complete(self, end: CallEnd) -> None:
+        """Enter the state behind a call that needs no joint at its end."""
+        self._end = end
+        self.forms = self._now
+        self.is_behind = True
+        self._enter("after")
+
+    def _read_name(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        before, found, rest = self._finder.feed(text, is_last=is_last)
+        name = "".join([*self._text, before])
+        match = _NAME.match(name)
+        assert match is not None, "it may be empty"
+        if (end := match.end()) < len(name):
+            return self._fail(name[:end]), name[end:] + self._finder.taken(found) + rest
+        self._text = [name]
+        if found is None:
+            return [], rest
+        joint = self._joints[found.joint]
+        if joint.goal == "restart":
+            return self._fail(name), found.text + rest
+        self._name = name.strip()
+        if not self._name:
+            return self._fail(name, found.text), rest
+        self._raw.append(name)
+        self._values = self._values | found.values
+        if joint.goal == "json":
+            return self._begin_json(), found.text + rest
+        if joint.goal in ("key", "between", "head", "end"):
+            return self._begin_tagged(joint, found), rest
+        self._raw.append(found.text)
+        self._enter(joint.goal)
+        if joint.goal == "literal":
+            self._now = joint.forms
+            self._scanner = LiteralScanner(self._form.calls[joint.forms[0]].quote)
+        return [], rest
+
+    def _begin_call(self) -> CallBegin:
+        """Return the begin of the call of `_name`."""
+        self.has_begun = True
+        form = self._form.calls[self._now[0]]
+        number = self._values.get("NUMBER") or self._num_calls + 1
+        index = self._values.get("INDEX") or int(number) - 1
+        texts = {"NAME": self._name, "INDEX": str(index), "NUMBER": str(int(index) + 1)}
+        own_id = self._values.get("ID") or _PLACE.sub(lambda place: texts[place[1]], form.id_text)
+        self._num_calls += 1
+        return CallBegin(self._name, own_id or new_call_id())
+
+    def _begin_json(self) -> list[Part]:
+        """Begin a call with arguments that follow as a JSON object."""
+        begin = self._begin_call()
+        self._reader = CallReader("".join(self._raw), has_name=True)
+        self._enter("object")
+        return [begin]
+
+    def _read_mid(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        """Read the text between the joint behind a name and the arguments. Without arguments they are {}."""
+        before, found, rest = self._finder.feed(text, is_last=is_last)
+        self._raw.append(before)
+        if found is None:
+            if self._finder.has_failed and is_last and not rest.strip():
+                return self._begin_empty(rest), ""
+            return (self._fail() if self._finder.has_failed else []), rest
+        joint = self._joints[found.joint]
+        if joint.goal == "json":
+            return self._begin_json(), found.text + rest
+        if joint.goal == "null":
+            return self._begin_empty(found.text), rest
+        return [*self._begin_empty(""), *self._leave(joint, found)], rest
+
+    def _begin_empty(self, written: str) -> list[Part]:
+        """Return the parts of a call without arguments. `written`: the text in their place."""
+        parts: list[Part] = [self._begin_call(), Arguments("{}")]
+        self._complete(CallEnd("".join([*self._raw, written])))
+        return parts
+
+    def _read_literal(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        rest = self._scanner.append(text, is_last=is_last)
+        self._text.append(text[: len(text) - len(rest)])
+        if not self._scanner.is_over:
+            return [], rest
+        form = self._form.calls[self._now[0]]
+        written = "".join(self._text)
+        arguments = read_arguments(written[:-1], form)
+        if arguments is None or written[-1] != form.close.strip()[:1]:
+            return self._fail(written), rest
+        parts: list[Part] = [self._begin_call(), Arguments(arguments)]
+        self._complete(CallEnd("".join([*self._raw, written])))
+        return parts, rest
+
+    def _begin_tagged(self, joint: Joint, found: Found) -> list[Part]:
+        begin = self._begin_call()
+        self._arguments = TaggedArguments(self._table, self._now, self._types.get(self._name))
+        self._enter("tagged")
+        self._arguments.begin(joint, found)
+        return [begin, Arguments("{"), *self._end_tagged()]
+
+    def _read_tagged(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        parts, rest = self._arguments.read(text, is_last=is_last)
+        return [*parts, *self._end_tagged()], rest
+
+    def _end_tagged(self) -> list[Part]:
+        """Return the last parts of a call with tags, if a joint has ended it."""
+        left = self._arguments.left
+        if left is None:
+            return []
+        self._complete(CallEnd("".join([*self._raw, *self._arguments.raw])))
+        return [Arguments("}"), *self._leave(*left), *content("".join(self._arguments.stray))]
+
+    def _read_after(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        """Read the text behind a complete call: its end, the next call, or other text."""
+        before, found, rest = self._finder.feed(text, is_last=is_last)
+        if found is not None:
+            self._end = CallEnd(self._end.raw + before)
+            return self._leave(self._joints[found.joint], found), rest
+        if not self._finder.has_failed:
+            return [], rest
+        begun = rest.lstrip()
+        if begun.startswith("{") and self._objects():  # a call without a joint before it
+            self._raw = [rest[: len(rest) - len(begun)]]
+            self._begin_object()
+            return [self._end], begun
+        self.is_over = True
+        return [self._end], rest
+
+    def _leave(self, joint: Joint, found: Found) -> list[Part]:
+        """Go on behind the joint that follows a call. Return the call's end."""
+        end = self._end
+        if joint.goal == "head":
+            self._next(joint.forms, found.text, found.values)
+            return [end]
+        self.is_over = True
+        self.is_closed = joint.is_last
+        return [CallEnd(end.raw + found.text)]

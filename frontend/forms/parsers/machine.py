@@ -1,0 +1,172 @@
+"""AnswerMachine: the parser of answers in any form that joints describe: thought, content, calls.
+
+A table of states, each with the joints that end it (`answer_forms/joint_plan.py`). Text between joints is thought,
+content or part of a call, which CallMachine reads. The begin of a call that is none is text as the model wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ....ipc.codec import JsonObject
+from ..answer_forms.form import AnswerForm
+from ..answer_forms.joint_plan import Forms, Joint
+from .call_machine import CallMachine
+from .joints import Found, JointFinder, joint_table
+from .parts import BlankFilter, Part, Thought, content
+
+MAX_OPENED = 1024  # most characters of other text inside a start
+_SPACE = " \n\t\r\f\v"
+_BEGINS = ("begin", "opening")  # where answers begin outside a thought, and inside one
+_BEHIND_CALLS = ("closing", "outside")  # where parts of a call's end may still come, and where all of it has come
+_BEGUN = {"opening": "thought", "begin": "outside", "begun": "outside"}  # states with joints that come at once or not
+# at all, and the states of other text
+
+
+class AnswerMachine:
+    """Parser of one answer. White space between calls is no content."""
+
+    def __init__(self, form: AnswerForm, schemas: Mapping[str, JsonObject], *, is_inside_thought: bool = False) -> None:
+        """`schemas`: name of a tool → schema of its arguments. `is_inside_thought`: the answer begins inside a
+        thought."""
+        self._table = joint_table(form)
+        self._call = CallMachine(form, self._table, schemas)
+        self._blanks = BlankFilter(keeps_first=True)
+        self._outer = "outside"  # the state to return to from text that is no call
+        self._start: list[str] = []  # the text of a start that other text interrupts
+        self._inside = ""  # the other text
+        self._skipped = ""  # characters that are dropped at the begin of a thought or content
+        self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
+            **dict.fromkeys(_BEGUN, self._read_begin),
+            **dict.fromkeys(("thought", "outside", "closing"), self._read_text),
+            "opened": self._read_opened,
+            "call": self._read_call,
+        }
+        is_open = is_inside_thought and form.thought is not None
+        self._enter(_BEGINS[is_open])
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The joints of the form."""
+        return self._table.texts
+
+    def append(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            found, text = self._states[self._state](text, False)
+            parts += found
+        return self._blanks.read(parts)
+
+    def finish(self) -> list[Part]:
+        """Return the parts of the text that was held back. An incomplete call ends with its raw text, or is content if
+        its name is incomplete."""
+        parts, text = self._states[self._state]("", True)
+        while text:
+            found, text = self._states[self._state](text, True)
+            parts += found
+        if self._state == "call":
+            found, failed = self._call.unfinished()
+            parts += [*found, *self._said(failed)]
+        elif self._state == "opened":
+            parts += self._said("".join(self._start) + self._inside)
+        return self._blanks.read(parts)
+
+    def _enter(self, state: str, forms: Forms = ()) -> None:
+        """Enter a state. `forms`: those of the calls before it, for text behind calls."""
+        self._state = state
+        self._joints, automaton = self._table.state(state, forms)
+        self._finder = JointFinder(automaton, is_next=state in _BEGUN)
+
+    def _said(self, text: str) -> list[Part]:
+        """Return text that belongs to no call: of the thought that is open, or content."""
+        if text and self._outer == "thought":
+            return [Thought(text)]
+        return content(text)
+
+    def _skip(self, text: str) -> str:
+        """Return text without the characters that are dropped where a thought or content begins."""
+        if self._skipped:
+            text = text.lstrip(self._skipped)
+            if text:
+                self._skipped = ""
+        return text
+
+    def _read_begin(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
+        if self._finder.has_failed:
+            self._outer = _BEGUN[self._state]
+            self._enter(self._outer)
+        elif found is not None:
+            self._outer = "outside"
+            return self._leave(self._joints[found.joint], before, found), text
+        return [], text
+
+    def _read_text(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
+        self._outer = self._state
+        if found is None:
+            return self._said(before), text
+        return self._leave(self._joints[found.joint], before, found), text
+
+    def _leave(self, joint: Joint, before: str, found: Found) -> list[Part]:
+        """Enter the state behind a joint in a thought or content. Return the text before it."""
+        if self._state in _BEGUN and joint.goal not in ("head", "opened"):
+            before = ""  # white space before a thought or a header
+        said = self._said(before)
+        if joint.goal == "head":
+            self._begin_call(joint, found.text, found)
+        elif joint.goal == "late":
+            self._enter(_BEHIND_CALLS[joint.is_last], self._call.forms)
+        elif joint.goal == "opened":
+            self._start = [found.text]
+            self._inside = ""
+            self._enter("opened")
+        else:
+            if joint.after:
+                self._skipped = _SPACE
+            elif joint.goal == "begun":
+                self._skipped = "\n"
+            self._enter(joint.goal)
+        return said
+
+    def _begin_call(self, joint: Joint, text: str, found: Found) -> None:
+        self._state = "call"
+        self._call.begin(joint.forms, text, found.values)
+
+    def _read_opened(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        """Read a start that other text interrupts: that text is content if the rest of the start follows."""
+        before, found, rest = self._finder.feed(text, is_last=is_last)
+        self._inside += before
+        if len(self._inside) > MAX_OPENED:
+            unread = self._inside[MAX_OPENED:] + self._finder.taken(found) + rest
+            return self._give_up(self._inside[:MAX_OPENED]), unread
+        if found is None:
+            return [], rest
+        joint = self._joints[found.joint]
+        if joint.goal == "opened":
+            return self._give_up(self._inside), found.text + rest
+        if joint.goal == "outside":
+            return self._give_up(self._inside + found.text), rest
+        said = self._said(self._inside * bool(self._inside.strip()))
+        self._begin_call(joint, "".join([*self._start, found.text]), found)
+        return said, rest
+
+    def _give_up(self, inside: str) -> list[Part]:
+        """Return a start that no call follows as text, and enter the state before it."""
+        self._enter(self._outer, self._call.forms)
+        return self._said("".join(self._start) + inside)
+
+    def _read_call(self, text: str, is_last: bool) -> tuple[list[Part], str]:
+        parts, rest = self._call.read(text, is_last=is_last)
+        if self._call.has_begun and self._outer == "thought":
+            self._outer = "outside"
+        if not self._call.is_over:
+            return parts, rest
+        if self._call.failed:
+            if self._call.is_behind:
+                self._outer = "closing"
+            parts += self._said(self._call.failed)
+        else:
+            self._outer = _BEHIND_CALLS[self._call.is_closed]
+        self._enter(self._outer, self._call.forms)
+        return parts, rest
