@@ -10,7 +10,7 @@ then, and the load and the cores in use before the start; the phases are those o
 as a share of 1.25 × the weights + 600 MB (the KV cache is untouched by then), and the CPU time that the processes use
 while idle for --idle-s seconds. With --llama-bin (the folder of llama.cpp's programs) also llama-server with the same
 GGUF file, in turn with ours, which serves HTTP then as well: from its command until /health answers, and to the first
-token of /completion; --max-model-len is its context, too. A start that is not counted fills the page cache first. With
+token of /completion; --max-model-len is its context, too. The page cache holds the weights before each start. With
 --vllm (the Python of an environment with it) also vLLM's offline LLM, from its command to its first token: eager, and
 compiling with empty caches, as on a first start. All flags of engine-launch are taken.
 """
@@ -31,6 +31,7 @@ import psutil
 from tokenloom import Client, SamplingParams
 from tokenloom.frontend.checkpoint.gguf.folder import SUFFIX
 from tokenloom.ipc.processor import cpu_flags
+from tokenloom.ipc.spec.config.weight_files import weight_paths
 from tokenloom.scripts.bench.cases.compare import gguf_file
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer
 from tokenloom.scripts.bench.engine_process import Engine
@@ -42,6 +43,16 @@ from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.vllm_setup import check_vllm
 from tokenloom.scripts.bench.workload import flags_of
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
+
+PIECE_BYTES = 8 << 20
+
+
+def fill_page_cache(folder: Path) -> None:
+    """Read the weights: an engine may have dropped them from the page cache."""
+    for path in weight_paths(folder):
+        with path.open("rb", buffering=0) as file:
+            while file.read(PIECE_BYTES):
+                pass
 
 
 def first_token_s(address: str, begun: float) -> float:
@@ -66,6 +77,7 @@ def measure_ours(setup: Setup, number: int, is_last: bool) -> float:
     """Measure one start and add its row; return the seconds to the first token. The last one notes phases and more."""
     flags, start_timeout_s = flags_of(setup.options), float(str(setup.options.get("start_timeout_s", 600)))
     report, idle_s = setup.report, setup.arguments.idle_s
+    fill_page_cache(setup.folder)
     state = machine_now()
     with tempfile.TemporaryDirectory() as runtime:
         begun = time.perf_counter()
@@ -89,6 +101,7 @@ def measure_ours(setup: Setup, number: int, is_last: bool) -> float:
 def measure_llama_server(setup: Setup, number: int, programs: LlamaCpp, file: Path) -> float:
     """Measure one start of llama-server and add its row; return the seconds to the first token."""
     context = setup.options.get("max_model_len")
+    fill_page_cache(setup.folder)
     state = machine_now()
     begun = time.perf_counter()
     server = programs.server(file, None if context is None else int(str(context)))
@@ -111,8 +124,7 @@ def add_row(
     report: Report, number: int, engine: str, ready_s: float, token_s: float, memory: dict[str, int], **more: float
 ) -> None:
     mebibytes = sum(memory.values()) / 2**20
-    if number:  # 0: the start that fills the page cache
-        report.add(round=number, engine=engine, ready_s=ready_s, first_token_s=token_s, pss_mib=mebibytes, **more)
+    report.add(round=number, engine=engine, ready_s=ready_s, first_token_s=token_s, pss_mib=mebibytes, **more)
 
 
 def request_token(port: int) -> None:
@@ -163,7 +175,6 @@ def measure(setup: Setup) -> None:
         report.note("llama.cpp's system line", programs.check(cpu_flags()))
         file = gguf_file(sys.executable, setup.folder, "BF16")
         setup.options.setdefault("http", f"{HOST}:{free_port()}")  # llama-server listens, too
-        measure_llama_server(setup, 0, programs, file)
         first_tokens, theirs = [], []
         for number in rounds:
             first_tokens.append(measure_ours(setup, number, number == arguments.rounds))
