@@ -40,13 +40,18 @@ class LarkSchema:
     """Translator of one schema, which it does not change; owns the rules written so far. `is_needed`: the schema has
     numbers that the library would round."""
 
-    def __init__(self, root: Schema, options: Mapping[str, object]) -> None:
-        self._root, self._options = root, options
+    def __init__(
+        self, root: Schema, options: Mapping[str, object], rules: dict[str, str] | None = None, prefix: str = ""
+    ) -> None:
+        """`rules`: those of a grammar that the schema becomes a part of; names of its own begin with `prefix`."""
+        self._root, self._options, self._prefix = root, options, prefix
+        self._comma = _separator(options, "item_separator", ",")
+        self._colon = _separator(options, "key_separator", ":")
         self._budget = TranslationBudget(root)
         self._alternatives = Alternatives(root, self._budget, self._keep)
         # ids of the schemas on the paths to such numbers; whether a reference is no pointer into the root
         self._on_the_way, self._has_other_references = paths_to_inexact(root)
-        self._rules: dict[str, str] = {}  # rule names by definition
+        self._rules: dict[str, str] = {} if rules is None else rules  # names by definition
         self._name_by_target: dict[int, str] = {}
         self._made: list[Schema] = []  # schemas that the root does not hold: another must not get their ids
         self._targets: list[str] = []  # definitions of references
@@ -74,9 +79,7 @@ class LarkSchema:
         self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
         self._alternatives = Alternatives(self._root, self._budget, self._keep)
         try:
-            start = self._value(self._root)
-            while self._waiting:
-                start = start if self._write_target() else None
+            start = self.rule_of(self._root)
         except (RequestError, RecursionError):
             return None
         if start is None:
@@ -86,6 +89,13 @@ class LarkSchema:
             head = ['%llguidance {"ignore_once": true}', f"%ignore /{self._options['whitespace_pattern']}/"]
         rules = [f"{name}: {definition}" for definition, name in self._rules.items()]
         return "\n".join([*head, f"start: {start}", *self._targets, *rules])
+
+    def rule_of(self, schema: object) -> str | None:
+        """Return a rule for the values of a part of the root; None if there are none. RequestError as in `text`."""
+        start = self._value(schema)
+        while self._waiting:
+            start = start if self._write_target() else None
+        return start
 
     def _rule(self, definition: str, kind: str = "r") -> str:
         """Return the name of the rule with this definition, or of the terminal if `kind` is in capitals; add it if it
@@ -173,7 +183,7 @@ class LarkSchema:
         """Return the name of the rule for a reference's target, which may refer to itself; None if it has no values.
         If MAX_OPEN targets are being written, `text` writes it later."""
         if id(schema) not in self._name_by_target:
-            self._name_by_target[id(schema)] = f"t{len(self._name_by_target)}"
+            self._name_by_target[id(schema)] = f"{self._prefix}t{len(self._name_by_target)}"
             self._waiting.append(schema)
             if self._num_open < MAX_OPEN and not self._write_target():
                 return None
@@ -195,11 +205,11 @@ class LarkSchema:
                 exact.append(value)
             elif isinstance(value, list):
                 options.append(
-                    self._rule('"[" ' + ' "," '.join(str(self._constants([each])) for each in value) + ' "]"')
+                    self._rule('"[" ' + self._joined(str(self._constants([each])) for each in value) + ' "]"')
                 )
             elif isinstance(value, dict):
-                pairs = (f'{_literal(name)} ":" {self._constants([each])}' for name, each in value.items())
-                options.append(self._rule('"{" ' + ' "," '.join(pairs) + ' "}"'))
+                pairs = (f"{self._key(name)} {self._colon} {self._constants([each])}" for name, each in value.items())
+                options.append(self._rule('"{" ' + self._joined(pairs) + ' "}"'))
             else:
                 numbers.append(value)
         if numbers:
@@ -250,18 +260,16 @@ class LarkSchema:
         for name, part in schemas.items():
             value = self._value(part)
             if value is not None:
-                items.append((self._rule(f'{_literal(name)} ":" {value}'), name in required))
+                items.append((self._rule(f"{self._key(name)} {self._colon} {value}"), name in required))
             elif name in required:
                 return None
         if (value := self._value(others)) is not None:
-            taken = " | ".join(map(_literal, schemas))
-            key = self._rule(f"{_TEXT} & ~({taken})" if taken else _TEXT, "K")
-            pair = self._rule(f'{key} ":" {value}')
-            items.append((self._rule(f'{pair} ("," {pair})*'), False))
+            pair = self._rule(f"{self._other_key(list(schemas))} {self._colon} {value}")
+            items.append((self._rule(f"{pair} ({self._comma} {pair})*"), False))
         if not items:
             return self._rule('"{" "}"')
         may_be_empty = "" if any(is_required for _, is_required in items) else "?"
-        return self._rule(f'"{{" ({_some_of(items)}){may_be_empty} "}}"')
+        return self._rule(f'"{{" ({self._some_of(items)}){may_be_empty} "}}"')
 
     def _array(self, own: Schema) -> str | None:
         first, others = own.get("prefixItems", []), own.get("items", True)
@@ -285,22 +293,40 @@ class LarkSchema:
         if not items:
             return self._rule('"[" "]"')
         num_more = f"{{{max(0, low - len(items))},{'' if high is None else high - len(items)}}}"
-        tail = f'("," {other}){num_more}' if other is not None and high != len(items) else ""
+        tail = f"({self._comma} {other}){num_more}" if other is not None and high != len(items) else ""
         for i in reversed(range(1, len(items))):
-            tail = f'"," {items[i]} {tail}' if i < low else f'("," {items[i]} {tail})?'
+            more = f"{self._comma} {items[i]} {tail}"
+            tail = more if i < low else f"({more})?"
         return self._rule(f'"[" {items[0]} {tail} "]"' if low else f'"[" ({items[0]} {tail})? "]"')
 
+    def _some_of(self, items: list[tuple[str, bool]]) -> str:
+        """Return an expression for at least one of `items`, in order, with commas between them. An item: its rule, and
+        whether it is required. The list is halved so that the expression is not nested as deep as it is long."""
+        if len(items) == 1:
+            return items[0][0]
+        left, right = items[: len(items) // 2], items[len(items) // 2 :]
+        more = " ".join(f"({self._comma} {rule})" + ("" if is_required else "?") for rule, is_required in right)
+        begun = f"{self._some_of(left)} {more}"
+        return begun if any(is_required for _, is_required in left) else f"({begun} | {self._some_of(right)})"
 
-def _some_of(items: list[tuple[str, bool]]) -> str:
-    """Return an expression for at least one of `items`, in order, with commas between them. An item: its rule, and
-    whether it is required. The list is halved so that the expression is not nested as deep as it is long."""
-    if len(items) == 1:
-        return items[0][0]
-    left, right = items[: len(items) // 2], items[len(items) // 2 :]
-    more = " ".join(f'("," {rule})' + ("" if is_required else "?") for rule, is_required in right)
-    begun = f"{_some_of(left)} {more}"
-    return begun if any(is_required for _, is_required in left) else f"({begun} | {_some_of(right)})"
+    def _joined(self, rules: Iterable[str]) -> str:
+        return f" {self._comma} ".join(rules)
+
+    def _key(self, name: str) -> str:
+        """Return an expression for a key."""
+        return _literal(name)
+
+    def _other_key(self, taken: list[str]) -> str:
+        """Return a terminal for any key that is none of `taken`."""
+        others = " | ".join(map(_literal, taken))
+        return self._rule(f"{_TEXT} & ~({others})" if others else _TEXT, "K")
 
 
 def _literal(name: str) -> str:
     return json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
+
+
+def _separator(options: Mapping[str, object], name: str, usual: str) -> str:
+    """Return a literal for the usual separator, or the expression that the options give in its place."""
+    expression = options.get(name, usual)
+    return f'"{usual}"' if expression == usual else f"/{expression}/"
