@@ -15,7 +15,7 @@ from ..codec import JSON_STRING
 from ..errors import RequestError
 from .public_struct import PublicStruct
 
-GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark"]
+GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark", "calls"]
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18  # in a schema, regex, grammar, or all choices together
 MAX_CHOICES = 4096
@@ -37,6 +37,7 @@ class StructuredOutputsParams(
     grammar: str | None = None  # Lark, or llama.cpp's EBNF (GBNF)
     disable_any_whitespace: bool = False  # no whitespace in JSON outside of its strings
     disable_additional_properties: bool = False  # no effect: schemas are closed unless they say otherwise
+    calls: str | None = None  # the text of a CallsConstraint, which frontends make; no request may give it
     includes_thought: bool = False  # constrain the whole output, not only the text after the reasoning
     begin: str = ""  # an added token that constrained text starts with; inside of reasoning it ends that
     repeats: bool = False  # only text from a `begin` to the constraint's end is constrained, each time that one comes
@@ -44,11 +45,11 @@ class StructuredOutputsParams(
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):
             msgspec.structs.force_setattr(self, "json", _json_text(self.json))
-        given = [name for name in _NAMES if getattr(self, name)]
+        given = [name for name in _ALL_NAMES if getattr(self, name)]
         if len(given) != 1:
             found = ", ".join(given) or "none that is not empty"
             raise RequestError(f"structured_outputs needs exactly one of {', '.join(_NAMES)}; it has {found}")
-        for name in ("json", "regex", "grammar"):
+        for name in ("json", "regex", "grammar", "calls"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise RequestError(f"structured_outputs.{name} must be text, got {type(value).__name__}")
@@ -59,10 +60,11 @@ class StructuredOutputsParams(
                 f"structured_outputs.{given[0]} has {len(self.text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are "
                 "allowed: split or simplify it"
             )
-        if isinstance(self.json, str) and (depth := _depth(self.json)) > MAX_SCHEMA_DEPTH:
+        nested = self.json or self.calls
+        if isinstance(nested, str) and (depth := _depth(nested)) > MAX_SCHEMA_DEPTH:
             raise RequestError(
-                f"structured_outputs.json is nested {depth} levels deep, at most {MAX_SCHEMA_DEPTH} can be compiled: "
-                "use fewer levels, or $ref to schemas in $defs"
+                f"structured_outputs.{given[0]} is nested {depth} levels deep, at most {MAX_SCHEMA_DEPTH} can be "
+                "compiled: use fewer levels, or $ref to schemas in $defs"
             )
 
         if self.repeats and (not self.begin or self.includes_thought):
@@ -73,6 +75,8 @@ class StructuredOutputsParams(
         """Return `value`, converted if it is a dict of fields; RequestError if these are invalid."""
         if isinstance(value, cls):
             return value
+        if isinstance(value, dict) and "calls" in value:
+            raise RequestError("structured_outputs.calls is made by the engine alone: give tools and tool_choice")
         try:
             return msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
@@ -87,6 +91,8 @@ class StructuredOutputsParams(
             return "choice"
         if self.grammar is not None:
             return "lark"
+        if self.calls is not None:
+            return "calls"
         return "compact_json" if self.disable_any_whitespace else "json"
 
     @property
@@ -96,12 +102,13 @@ class StructuredOutputsParams(
             return json_module.dumps(self.choice)
         if self.json_object:
             return _ANY_OBJECT
-        text = self.json or self.regex or self.grammar
+        text = self.json or self.regex or self.grammar or self.calls
         assert isinstance(text, str)
         return text
 
 
 _NAMES = ("json", "json_object", "regex", "choice", "grammar")
+_ALL_NAMES = (*_NAMES, "calls")
 
 
 def _json_text(schema: dict[str, object]) -> str:

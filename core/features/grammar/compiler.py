@@ -27,8 +27,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ....ipc.errors import RequestError
+from ....ipc.params.calls_constraint import CallsConstraint
 from ....ipc.params.json_schema import subschemas
 from ....ipc.params.structured_outputs import GrammarKind
+from .calls.call_rules import CallRules
+from .calls.lark_rules import LarkRules
 from .schemas.json_schema import adapted
 from .schemas.lark_schema import LarkSchema
 from .schemas.schema import Schema
@@ -122,7 +125,7 @@ class GrammarCompiler:
         resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
         """Read the vocabulary; RequestError if the folder has no tokenizer.json with the bytes of each token."""
-        self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
+        self._tokenizer, self._special_ids = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self._limits = LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_STEP_ITEMS
@@ -166,6 +169,8 @@ class GrammarCompiler:
         try:
             if (options := JSON_OPTIONS.get(kind)) is not None:
                 return self._compile_schema(text, options)
+            if kind == "calls":
+                return self._compile_calls(CallsConstraint.from_text(text))
             return self._matcher(_to_llguidance(kind, text))
         except RequestError:
             raise
@@ -188,6 +193,16 @@ class GrammarCompiler:
             if not inner.is_error():
                 return inner
         return self._matcher(LLMatcher.grammar_from_json_schema(_quote(lark.narrowed()), overrides=options))
+
+    def _compile_calls(self, constraint: CallsConstraint) -> LLMatcher:
+        """Compile calls in a model's own form; with narrower bounds if exact numbers make the grammar too large."""
+        for is_exact in (True, False):
+            rules = LarkRules(self._special_ids, self._tokenizer.eos_tokens)
+            grammar = CallRules(constraint, rules, is_exact=is_exact).text()
+            inner = self._matcher(LLMatcher.grammar_from_lark(grammar))
+            if not inner.is_error():
+                break
+        return inner
 
     def _matcher(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -233,6 +248,7 @@ _FIELD_BY_KIND: dict[GrammarKind, str] = {
     "regex": "regex",
     "choice": "choice",
     "lark": "grammar",
+    "calls": "calls",
 }
 
 
@@ -271,7 +287,8 @@ def _trimmed(error: str) -> str:
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + " …"
 
 
-def _load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+def _load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> tuple[LLTokenizer, dict[str, int]]:
+    """Return the tokenizer, and the ids of its special tokens by their texts."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RequestError(f"structured_outputs needs a tokenizer.json and {folder} has none: serve a model that has")
@@ -279,6 +296,8 @@ def _load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     try:
         size = max(LLTokenizer(text).vocab_size, vocab_size)
         eos = [token_id for token_id in eos_token_ids if token_id < size]
-        return LLTokenizer(text, n_vocab=size, eos_token=eos or None)
+        tokenizer = LLTokenizer(text, n_vocab=size, eos_token=eos or None)
     except ValueError as error:
         raise RequestError(f"structured_outputs cannot be served with {path}: {_trimmed(str(error))}") from None
+    added = json.loads(text).get("added_tokens") or []
+    return tokenizer, {each["content"]: each["id"] for each in added if tokenizer.is_special_token(each["id"])}

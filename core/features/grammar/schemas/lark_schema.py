@@ -40,6 +40,8 @@ class LarkSchema:
     """Translator of one schema, which it does not change; owns the rules written so far. `is_needed`: the schema has
     numbers that the library would round."""
 
+    _kept_whole = frozenset(("patternProperties", "minProperties", "maxProperties"))  # no rules of objects have these
+
     def __init__(
         self, root: Schema, options: Mapping[str, object], rules: dict[str, str] | None = None, prefix: str = ""
     ) -> None:
@@ -74,14 +76,7 @@ class LarkSchema:
     def text(self) -> str | None:
         """Return the grammar in Lark; None if a number cannot be kept exact, a reference is no pointer into the root,
         the schema has no values, or the translation would be too large, too deep or too slow."""
-        if self._has_other_references:
-            return None
-        self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
-        self._alternatives = Alternatives(self._root, self._budget, self._keep)
-        try:
-            start = self.rule_of(self._root)
-        except (RequestError, RecursionError):
-            return None
+        start = self.exact_rule()
         if start is None:
             return None
         head = []
@@ -89,6 +84,22 @@ class LarkSchema:
             head = ['%llguidance {"ignore_once": true}', f"%ignore /{self._options['whitespace_pattern']}/"]
         rules = [f"{name}: {definition}" for definition, name in self._rules.items()]
         return "\n".join([*head, f"start: {start}", *self._targets, *rules])
+
+    def exact_rule(self) -> str | None:
+        """Return a rule for the whole schema, which names `targets`; None as in `text`."""
+        if self._has_other_references:
+            return None
+        self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
+        self._alternatives = Alternatives(self._root, self._budget, self._keep)
+        try:
+            return self.rule_of(self._root)
+        except (RequestError, RecursionError):
+            return None
+
+    @property
+    def targets(self) -> list[str]:
+        """The definitions of the rules that others name before they are defined."""
+        return self._targets
 
     def rule_of(self, schema: object) -> str | None:
         """Return a rule for the values of a part of the root; None if there are none. RequestError as in `text`."""
@@ -251,7 +262,7 @@ class LarkSchema:
         return found
 
     def _object(self, own: Schema) -> str | None:
-        if own.keys() & {"patternProperties", "minProperties", "maxProperties"}:
+        if own.keys() & self._kept_whole:
             return self._schema(own | {"type": "object"})
         others, required = own.get("additionalProperties", True), dict.fromkeys(own.get("required", ()))
         items: list[tuple[str, bool]] = []
@@ -263,9 +274,10 @@ class LarkSchema:
                 items.append((self._rule(f"{self._key(name)} {self._colon} {value}"), name in required))
             elif name in required:
                 return None
-        if (value := self._value(others)) is not None:
-            pair = self._rule(f"{self._other_key(list(schemas))} {self._colon} {value}")
-            items.append((self._rule(f"{pair} ({self._comma} {pair})*"), False))
+        for key, part in self._other_keys(own, list(schemas)):
+            if (value := self._value(part)) is not None:
+                pair = self._rule(f"{key} {self._colon} {value}")
+                items.append((self._rule(f"{pair} ({self._comma} {pair})*"), False))
         if not items:
             return self._rule('"{" "}"')
         may_be_empty = "" if any(is_required for _, is_required in items) else "?"
@@ -316,10 +328,12 @@ class LarkSchema:
         """Return an expression for a key."""
         return _literal(name)
 
-    def _other_key(self, taken: list[str]) -> str:
-        """Return a terminal for any key that is none of `taken`."""
+    def _other_keys(self, own: Schema, taken: list[str]) -> list[tuple[str, object]]:
+        """Return expressions for the keys that an object's schema allows but does not name, with the schemas of their
+        values."""
         others = " | ".join(map(_literal, taken))
-        return self._rule(f"{_TEXT} & ~({others})" if others else _TEXT, "K")
+        key = self._rule(f"{_TEXT} & ~({others})" if others else _TEXT, "K")
+        return [(key, own.get("additionalProperties", True))]
 
 
 def _literal(name: str) -> str:

@@ -1,0 +1,47 @@
+"""LiteralArguments: rules for arguments as in a programming language, `a='x', b=[1, True]` or `a:<|"|>x<|"|>,b:[1]`."""
+
+from __future__ import annotations
+
+from .....ipc.params.call_form import CallForm
+from ..schemas.schema import Schema
+from .arguments import any_of, flat_objects, pairs_of
+from .lark_rules import LarkRules
+from .notation import Notation
+from .noted_schema import NotedSchema
+
+_WORDS = (("null", "None"), ("false", "False"), ("true", "True"))
+
+
+class LiteralArguments(NotedSchema):
+    """Writer of the rules of one tool's arguments, without brackets around them. Texts between quotes of several
+    characters have no escapes; keys have no quotes then."""
+
+    def __init__(self, form: CallForm, rules: LarkRules, schema: Schema, prefix: str) -> None:
+        is_marked = len(form.quote) > 1
+        notation = Notation(
+            rules,
+            form.quote or '"',
+            bare_keys=is_marked,
+            words=tuple(each[:1] for each in _WORDS) if is_marked else _WORDS,
+            comma=rules.exact(form.pair) if form.pair.strip() == "," else "/, ?/",
+            colon=rules.exact(form.assign) if is_marked else "/: ?/",
+        )
+        super().__init__(schema, notation, prefix)
+        self._rules_of_call, self._assign = rules, rules.exact(form.assign)
+
+    def rule(self) -> str | None:
+        """Return an expression for the arguments; None if none conform."""
+        return any_of(map(self._pairs, flat_objects(self._alternatives, self._root)))
+
+    def _pairs(self, schema: Schema) -> str | None:
+        items: list[tuple[str, bool]] = []
+        for pair in pairs_of(schema, self._rules_of_call):
+            value = self.rule_of(pair.schema)
+            if value is None and pair.is_required:
+                return None
+            if value is not None:
+                own = self._rule(f"{pair.key} {self._assign} {value}")
+                items.append((own if pair.name else self._rule(f"{own} ({self._comma} {own})*"), pair.is_required))
+        if not items:
+            return '""'
+        return f"({self._some_of(items)})" + ("" if any(is_required for _, is_required in items) else "?")

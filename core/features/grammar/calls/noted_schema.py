@@ -1,0 +1,121 @@
+"""NotedSchema: translates the values of a schema to rules in a notation other than plain JSON."""
+
+from __future__ import annotations
+
+from .....ipc.errors import RequestError
+from ..schemas.alternatives import Alternatives
+from ..schemas.exact_numbers import narrowed
+from ..schemas.lark_schema import LarkSchema
+from ..schemas.schema import KEYWORDS, KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, listed, listed_values
+from .notation import Notation
+from .text_terminal import LIMITS
+
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_NUMERIC = {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+
+
+class NotedSchema(LarkSchema):
+    """Translator of one schema, of which all parts become rules; numbers alone are the library's."""
+
+    _kept_whole = frozenset(("minProperties", "maxProperties"))
+
+    def __init__(self, root: Schema, notation: Notation, prefix: str) -> None:
+        super().__init__(root, JSON_OPTIONS, notation.rules.name_by_definition, prefix)
+        self._notation = notation
+        self._comma, self._colon = notation.comma, notation.colon
+        self._has_anything = False
+
+    @property
+    def alternatives(self) -> Alternatives:
+        return self._alternatives
+
+    def of_type(self, schema: Schema) -> str | None:
+        """Return a rule for a schema that the root does not hold, without $ref, allOf, anyOf or oneOf."""
+        self._keep(schema)
+        rule = self._own_value(schema)
+        while self._waiting:
+            rule = rule if self._write_target() else None
+        return rule
+
+    def _value(self, schema: object) -> str | None:
+        if schema is False:
+            return None
+        if not isinstance(schema, dict) or not schema.keys() & KEYWORDS:
+            return self._anything()
+        self._keep(schema)
+        return super()._value(schema)
+
+    def _anything(self) -> str:
+        """Return the name of a rule for any value."""
+        name = f"{self._prefix}any"
+        if not self._has_anything:
+            self._has_anything = True
+            notation = self._notation
+            key, _ = self._other_keys({}, [])[0]
+            pair = f"{key} {self._colon} {name}"
+            values = [
+                f'"[" ({name} ({self._comma} {name})*)? "]"',
+                f'"{{" ({pair} ({self._comma} {pair})*)? "}}"',
+                notation.text({}),
+                self._numeric({"type": "number"}),
+                *(notation.word(each) for each in (None, False, True)),
+            ]
+            self._targets.append(f"{name}: {' | '.join(values)}")
+        return name
+
+    def _schema(self, schema: Schema) -> str:
+        """Return a rule for a schema of numbers. RequestError for others, which cannot become rules."""
+        if schema.keys() & KEYWORDS <= _NUMERIC and {*listed(schema.get("type", TYPES))} <= {"integer", "number"}:
+            return self._numeric(schema)
+        found = ", ".join(sorted(schema.keys() & KEYWORDS))
+        raise RequestError(
+            f"structured_outputs.json{self._budget.place}: {found} together cannot be written as rules, which the form "
+            "of this model's calls needs: leave one out"
+        )
+
+    def _numeric(self, schema: Schema) -> str:
+        return super()._schema({name: value for name, value in schema.items() if name in _NUMERIC})
+
+    def _own_value(self, schema: Schema) -> str | None:
+        if schema.keys() & {*VALUES}:
+            return self._constants(listed_values(schema))
+        return self._typed(schema)
+
+    def _constants(self, values: list[object]) -> str | None:
+        return self._any(self._rule(self._notation.constant(value)) for value in values)
+
+    def _typed(self, schema: Schema) -> str | None:
+        return self._any(self._of_one_type(schema, each) for each in listed(schema.get("type", TYPES)))
+
+    def _of_one_type(self, schema: Schema, name: str) -> str | None:
+        own = {each: schema[each] for each in KEYWORDS_BY_TYPE.get(name, ()) if each in schema}
+        if name == "object":
+            return self._object(_with_counts_met(own))
+        if name == "array":
+            return self._array(own)
+        if name == "string":
+            return self._rule(self._notation.text({each: schema[each] for each in LIMITS if each in schema}))
+        if name in ("integer", "number"):
+            numbers = {each: schema[each] for each in _NUMERIC if each in schema} | {"type": name}
+            return self._any(self._numbers(schema, name)) if narrowed(numbers) != numbers else self._numeric(numbers)
+        return self._any(map(self._notation.word, (None,) if name == "null" else (False, True)))
+
+    def _key(self, name: str) -> str:
+        return self._notation.key(name)
+
+    def _other_keys(self, own: Schema, taken: list[str]) -> list[tuple[str, object]]:
+        keys = [(self._notation.other_key(taken), own.get("additionalProperties", True))]
+        for pattern, part in own.get("patternProperties", {}).items():
+            keys.append((self._notation.other_key(taken, {"pattern": pattern}), part))
+        return keys
+
+
+def _with_counts_met(own: Schema) -> Schema:
+    """Return an object's keywords without counts of keys that all its values have anyway."""
+    most = own.get("maxProperties")
+    is_closed = own.get("additionalProperties", True) is False and not own.get("patternProperties")
+    if own.get("minProperties", 0) <= len(own.get("required", ())):
+        own = {name: value for name, value in own.items() if name != "minProperties"}
+    if most is not None and is_closed and most >= len(own.get("properties", {})):
+        own = {name: value for name, value in own.items() if name != "maxProperties"}
+    return own

@@ -1,0 +1,199 @@
+"""TaggedArguments: rules for arguments that stand one by one between joints, texts without quotes.
+
+A text ends where the marker begins that closes a value, so no text holds this marker, and neither does a text inside of
+another value. If a value may be a text or something else, a frontend decides by what is written; then texts that it
+would read as something else conform to that, or are not allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from .....ipc.errors import RequestError
+from .....ipc.params.call_form import CallForm
+from ..schemas.schema import KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, has_type, listed, listed_values
+from .arguments import TOO_MANY, Pair, any_of, flat_objects, pairs_of
+from .lark_rules import Closing, LarkRules, quoted, without
+from .notation import Notation
+from .noted_schema import NotedSchema
+from .text_terminal import LIMITS, conditions
+
+CDATA = "<![CDATA["  # frontends remove it around a value
+_JSON_BEGINS = {"object": r"\{", "array": r"\[", "number": "[-0-9]", "integer": "[-0-9]"}
+_SCALARS = ("null", "boolean", "integer", "number")
+
+
+class TaggedArguments:
+    """Writer of the rules of one tool's calls, from behind the name to the joint behind the call."""
+
+    def __init__(
+        self,
+        form: CallForm,
+        rules: LarkRules,
+        schema: Schema,
+        prefix: str,
+        tails: tuple[str, str],
+        expanded: Callable[[str], str],
+    ) -> None:
+        """tails: the joints behind a call, and behind the name of one without arguments. `expanded` returns an
+        expression for a joint."""
+        self._form, self._rules, self._prefix = form, rules, prefix
+        self._tail, self._empty_tail = tails
+        closings = [rules.split(joint)[0].marker for joint in (form.pair, self._tail) if joint.strip()]
+        self._markers = (*closings, CDATA)
+        self._schema = NotedSchema(schema, Notation(rules, '"', self._markers), prefix)
+        self._num_rules = 0
+        self._expanded = expanded
+
+    @property
+    def targets(self) -> list[str]:
+        return self._schema.targets
+
+    def rule(self, root: Schema) -> str | None:
+        """Return a rule for the arguments of a call; None if none conform."""
+        return any_of(self._object(each) for each in flat_objects(self._schema.alternatives, root))
+
+    def _object(self, schema: Schema) -> str | None:
+        pairs = list(pairs_of(schema, self._rules))
+        followed = ""  # by the last key
+        for i in reversed(range(len(pairs))):
+            found = self._pair_from(pairs, i, followed)
+            if found is None:
+                return None
+            followed = found
+        first = [] if not followed else [f"{self._expanded(self._form.first)} {followed}"]
+        if not any(pair.is_required for pair in pairs):
+            first.append(self._expanded(self._empty_tail) or '""')
+        return any_of(first)
+
+    def _pair_from(self, pairs: list[Pair], i: int, followed: str) -> str | None:
+        """Return a rule for the pairs from `i` on, at least one, with the tail behind them; None if none conform.
+        followed: the rule for those behind `i`; "" if there are none."""
+        pair = pairs[i]
+        name = f"{self._prefix}p{self._num_rules}"
+        self._num_rules += 1
+        may_end = not any(each.is_required for each in pairs[i + 1 :])
+        again = name if not pair.name else ""
+        ways = []
+        if not pair.name and "{KEY}" in self._form.pair + self._tail:
+            raise RequestError("structured_outputs.json: other keys cannot be repeated in this model's calls: name all")
+        for closing, rest in self._closings(pair, again or followed, may_end=may_end).items():
+            for mid, value in self._values(pair, closing):
+                ways.append(f"{pair.key} {self._expanded(mid)} {value} ({' | '.join(rest)})")
+        if not ways:
+            return None if pair.is_required else followed
+        if not pair.is_required and followed:
+            ways.append(followed)
+        self._rules.add(name, " | ".join(ways))
+        return name
+
+    def _closings(self, pair: Pair, following: str, *, may_end: bool) -> dict[Closing, list[str]]:
+        """Return what may stand behind a value, by how it begins."""
+        found: dict[Closing, list[str]] = {}
+        joints = [(self._form.pair, following)] if following else []
+        for joint, goal in [*joints, *([(self._tail, "")] if may_end else [])]:
+            closing, rest = self._rules.split(joint.replace("{KEY}", pair.name))
+            found.setdefault(closing, []).append(f"{self._expanded(rest)} {goal}".strip() or '""')
+        return found
+
+    def _values(self, pair: Pair, closing: Closing) -> Iterator[tuple[str, str]]:
+        """Yield the joint before a value and an expression for the value with its closing, for each way to write it."""
+        texts, constants, others = self._ways_to_write(pair.schema)
+        mids = self._form.mid_by_type
+        if not mids:
+            ways = self._written(texts, constants, others, closing)
+            if ways:
+                yield self._form.mid, f"({' | '.join(ways)})"
+            return
+        ways = self._written(texts, [each for each in constants if isinstance(each, str)], [], closing)
+        if ways:
+            yield mids.get("string", self._form.mid), f"({' | '.join(ways)})"
+        words = [each for each in constants if not isinstance(each, str)]
+        others = others + ([{"enum": words}] if words else [])
+        for schema in others:
+            for name in _types_of(schema):
+                rule = self._schema.of_type(_of_type(schema, name))
+                if rule is not None:
+                    mid = mids.get("number" if name == "integer" else name, mids.get("other", self._form.mid))
+                    yield mid, f"{rule} {self._closing(closing)}"
+
+    def _ways_to_write(self, schema: object) -> tuple[list[Schema], list[object], list[Schema]]:
+        """Return the ways to write a value: schemas of texts, constants, and schemas of other values."""
+        alternatives = self._schema.alternatives
+        found = alternatives.of(schema)
+        joined = [None] if found is None else [alternatives.joined(each) for each in found]
+        if None in joined:
+            raise RequestError(TOO_MANY)
+        texts, constants, others = list[Schema](), list[object](), list[Schema]()
+        for each in joined:
+            if not isinstance(each, dict):
+                continue
+            if each.keys() & {*VALUES}:
+                constants += listed_values(each)
+                continue
+            types = listed(each.get("type", TYPES))
+            if "string" in types:
+                texts.append({name: each[name] for name in LIMITS if name in each})
+            if rest := [name for name in types if name != "string"]:
+                others.append(each | {"type": rest})
+        return texts, constants, others
+
+    def _written(
+        self, texts: list[Schema], constants: list[object], others: list[Schema], closing: Closing
+    ) -> list[str]:
+        """Return expressions for values with the closing behind them."""
+        is_free = any(not each for each in texts)
+        words = list[str]()
+        for each in constants:
+            if not isinstance(each, list | dict):
+                text = each if isinstance(each, str) else json.dumps(each)
+                words += [] if self._is_unwritable(text) else [text]
+        others = others + ([{"enum": lists}] if (lists := [e for e in constants if isinstance(e, list | dict)]) else [])
+        begins, ways = set[str](), list[str]()
+        for schema in others:
+            for name in _types_of(schema):
+                own = _of_type(schema, name)
+                if is_free and name in _SCALARS and own.keys() == {"type"}:
+                    continue  # any text is read as such a value, or is a text
+                if name in ("null", "boolean"):
+                    words += {"null": ["null"], "boolean": ["true", "false"]}[name]
+                    continue
+                rule = self._schema.of_type(own)
+                if rule is not None:
+                    begins.add(_JSON_BEGINS[name])
+                    ways.append(f"{rule} {self._closing(closing)}")
+        if words:
+            ways.append(self._rules.closed(" | ".join(map(quoted, dict.fromkeys(words))), closing))
+        not_json = [rf"~/\s*({'|'.join(sorted(begins))})(?s:.*)/"] if begins else []
+        not_words = [rf"~/\s*({'|'.join(map(_escaped, words))})\s*/"] if words and not is_free and others else []
+        for each in texts:
+            body = " & ".join([without(self._markers), *conditions(each), *not_json, *not_words])
+            ways.append(self._rules.closed(body, closing))
+        return ways
+
+    def _is_unwritable(self, text: str) -> bool:
+        return text != text.strip() or any(marker in text for marker in self._markers)
+
+    def _closing(self, closing: Closing) -> str:
+        return self._rules.exact(closing.space + closing.marker)
+
+
+def _types_of(schema: Schema) -> list[str]:
+    """Return the types of a schema of values that are no texts."""
+    if "enum" in schema:
+        return [name for name in TYPES if any(has_type(each, name) for each in schema["enum"])]
+    return listed(schema.get("type", [each for each in TYPES if each != "string"]))
+
+
+def _of_type(schema: Schema, name: str) -> Schema:
+    """Return the part of a schema for one type."""
+    if "enum" in schema:
+        return {"enum": [each for each in schema["enum"] if has_type(each, name)]}
+    known = {*KEYWORDS_BY_TYPE.get(name, ())} | ({"multipleOf"} if name in ("integer", "number") else set())
+    return {each: value for each, value in schema.items() if each in known} | {"type": name}
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[^\w ]", lambda found: rf"\x{{{ord(found[0]):x}}}", text)

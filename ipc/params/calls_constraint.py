@@ -1,0 +1,31 @@
+"""CallsConstraint: a constraint that an answer makes calls in the model's own form, as the text of a grammar."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..codec import JsonObject
+from ..errors import RequestError
+from .call_form import CallForm
+
+
+class CallsConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a constrained answer may be. Frontends write it as JSON, which is the text of the kind `calls`."""
+
+    form: CallForm
+    tools: dict[str, JsonObject | None]  # schema of the arguments by name; None: any JSON object
+    has_text: bool = False  # calls may begin in text, or not at all; else the answer, from its begin on, is calls
+    has_one_call: bool = False  # the answer ends behind the first call
+    thought: tuple[str, str] | None = None  # what opens and closes a thought that may come before the calls
+
+    def to_text(self) -> str:
+        """Return the constraint as the text of a grammar."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> CallsConstraint:
+        """Read the result of `to_text`; RequestError for any other text."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RequestError(f"structured_outputs.calls is not a constraint of calls: {error}") from None
