@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from ....ipc.codec import JsonObject
+from .literals import read_literal
 
 Allowed: TypeAlias = Mapping[str, frozenset[object] | None]  # JSON type → allowed values; None: all of the type
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -34,8 +35,8 @@ class ArgumentTypes:
 
         If the text is JSON of an allowed type other than string, it is read as JSON even if strings are allowed too, as
         in vLLM: 42 is a number for ["integer", "string"], and a string for ["string", "null"]. JSON is also read as
-        such if the schema allows no string. Python's True, False and None count as JSON. Anything else is a string, and
-        so is an argument that the schema lacks."""
+        such if the schema allows no string. Python's True, False and None count as JSON, and its lists and objects do
+        if the schema allows no string. Anything else is a string, and so is an argument that the schema lacks."""
         if key not in self._by_key:
             try:
                 self._by_key[key] = _union(self._of_property(self._root, key, set()))
@@ -46,7 +47,9 @@ class ArgumentTypes:
         try:
             value = msgspec.json.decode(bare)
         except (msgspec.DecodeError, RecursionError):
-            return as_text
+            if not allowed or "string" in allowed or allowed.keys().isdisjoint(("array", "object")):
+                return as_text
+            return read_literal(bare) or as_text
         if not allowed or ("string" in allowed and (isinstance(value, str) or not _is_allowed(value, allowed))):
             return as_text
         return bare

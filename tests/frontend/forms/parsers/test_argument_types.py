@@ -79,7 +79,7 @@ def test_null_is_null_where_the_schema_has_it(text: str) -> None:
         ({"type": "array"}, '["a", [1]]', ["a", [1]]),
         ({"type": "array"}, '["a", [1]', '["a", [1]'),
         ({"type": "object"}, '{"a": {"b": null}}', {"a": {"b": None}}),
-        ({"type": "object"}, "{'a': 1}", "{'a': 1}"),
+        ({"type": "object"}, "{'a': 1}", {"a": 1}),
         ({"type": ["integer", "string"]}, "42", 42),
         ({"type": ["integer", "string"]}, "42.5", "42.5"),
         ({"type": ["integer", "string"]}, "042", "042"),
@@ -139,6 +139,24 @@ def test_a_schema_deeper_than_the_stack_takes_json_as_json() -> None:
     for _ in range(5000):
         schema = {"anyOf": [schema]}
     assert ArgumentTypes({"properties": {"x": schema}}).written("x", "42") == "42"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "written"),
+    [
+        ("object", "{'a': [1, True, None], 'b': \"it's\"}", '{"a": [1, true, null], "b": "it\'s"}'),
+        ("array", "('x', 2.5)", '["x", 2.5]'),
+        ("array", "['x', 2.5]", '["x", 2.5]'),
+        ("string", "{'a': 1}", "\"{'a': 1}\""),
+        (["string", "object"], "{'a': 1}", "\"{'a': 1}\""),
+        ("integer", "{'a': 1}", "\"{'a': 1}\""),
+        ("object", "{'a': f(1)}", "\"{'a': f(1)}\""),
+    ],
+)
+def test_lists_and_objects_as_python_prints_them_are_json_where_no_string_is_allowed(
+    kind: object, text: str, written: str
+) -> None:
+    assert ArgumentTypes({"properties": {"x": {"type": kind}}}).written("x", text) == written
 
 
 def test_arguments_of_a_call_are_read_by_the_schema_of_its_tool() -> None:
