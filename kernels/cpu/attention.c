@@ -311,9 +311,7 @@ INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t coun
 /* With code of its own for the usual sizes of heads. */
 static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring) {
     int64_t head_dim = cache->head_dim;
-    if (cache->kind == E4M3_CACHE && head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, E4M3_CACHE);
-    else if (cache->kind == E4M3_CACHE && head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, E4M3_CACHE);
-    else if (cache->kind == E4M3_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, E4M3_CACHE);
+    if (cache->kind == E4M3_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, E4M3_CACHE);
     else if (cache->kind == INT8_CACHE && head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, INT8_CACHE);
     else if (cache->kind == INT8_CACHE && head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, INT8_CACHE);
     else if (cache->kind == INT8_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, INT8_CACHE);

@@ -14,6 +14,7 @@ from .harmony import CHANNEL, HarmonyParser
 from .llama import LlamaParser
 from .machine import AnswerMachine
 from .parts import Parser
+from .response_templates.reader import ResponseTemplateParser
 from .whole_answer import WholeCalls
 
 Schemas: TypeAlias = Mapping[str, JsonObject]  # name of a tool → schema of its arguments
@@ -50,6 +51,8 @@ def find_reasoning_parser(template: str) -> str:
 def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
     """Return the parsers of one answer, in order; each parses the content that the one before it returned. `schemas`:
     name of a tool → schema of its arguments; `is_inside_thought`: the answer begins inside a thought."""
+    if form.reader == "response_template":
+        return [ResponseTemplateParser(form.response_template, schemas, is_inside_thought=is_inside_thought)]
     if form.reader == "harmony":
         return [HarmonyParser(has_calls=form.name != "none")]
     thoughts = msgspec.structs.replace(form, calls=())
