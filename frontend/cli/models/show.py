@@ -20,7 +20,7 @@ from ...checkpoint.downloads.repository import HubRepository, ask_hub, hub_error
 from ...checkpoint.gguf.choice import all_parts, first_parts
 from ...checkpoint.machine import NUM_TOKENS, this_machine
 from ...checkpoint.model_facts import SMALL_FILES, ModelFacts, facts_of, facts_of_repository
-from ...forms.parsers.names import find_reasoning_parser
+from ...forms.parsers.names import find_form
 from .hub_options import FORMS, add_hub_options, hub_config, model_named
 
 DESCRIPTION = (
@@ -161,7 +161,7 @@ def _abilities(facts: ModelFacts) -> list[str]:
     found = {
         "tools": "tools" in template,
         "tools (by a general instruction)": bool(template) and "tools" not in template,
-        "thinking": find_reasoning_parser(template) != "none",
+        "thinking": find_form(template).has_thoughts,
         "images": facts.media == "image",
         "audio": facts.media == "audio",
     }

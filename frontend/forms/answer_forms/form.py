@@ -31,3 +31,15 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn_end: str = ""  # what the template writes behind an answer
     calls: tuple[CallForm, ...] = ()  # grammars write the first; all are read, where several are in use
     response_template: str = ""  # JSON, for the reader of that name
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether thoughts are told apart from content."""
+        return self.thought is not None or self.reader in ("harmony", "response_template")
+
+    def without_calls(self) -> AnswerForm:
+        """Return the form of answers to requests without tools: calls are content."""
+        without = msgspec.structs.replace(self, name="none", calls=())
+        if self.reader == "llama":
+            return msgspec.structs.replace(without, reader="machine")
+        return without

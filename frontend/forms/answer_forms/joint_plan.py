@@ -65,13 +65,13 @@ class JointPlan:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All joints of the form, cut at the values in them."""
+        """The markers in all joints of the form, cut at the values in them."""
         joints = [*(self.form.thought or ()), self.form.content_open]
         for call in self.form.calls:
             joints += (call.start, call.next, call.end, call.mid, call.first, call.pair, call.empty_next)
             joints += (call.empty_end, *call.mid_by_type.values(), call.close, call.quote)
-        texts = (text for joint in joints for text in _VALUE.split(joint))
-        return tuple(dict.fromkeys(text for text in texts if text.strip()))
+        texts = (text for joint in joints for piece in _VALUE.split(joint) for text in markers_of(piece))
+        return tuple(dict.fromkeys(text for text in texts if any(map(str.isalnum, text))))
 
     def related(self, forms: Forms) -> Forms:
         """Return the forms that a call of `forms` may be in, once it has begun: calls with tags are read in all such

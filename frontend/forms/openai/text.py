@@ -9,7 +9,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject, num_ids
 from ....ipc.messages.client import Delta
-from ..answer_forms.named import named_form
+from ..answer_forms.form import AnswerForm
 from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
@@ -19,8 +19,7 @@ from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for reading the answers of one request."""
 
-    tool_parser: str
-    reasoning_parser: str
+    form: AnswerForm  # without calls for a request without tools
     schemas: Mapping[str, JsonObject]  # name of a tool → schema of its arguments
     is_forced: bool  # a schema allows only calls, after reasoning at most
     is_text: bool = False  # the forced call consists of a custom tool's input
@@ -35,12 +34,11 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(marker for parser in self.new_parsers() for marker in parser.markers)
 
     def new_parsers(self) -> list[Parser]:
-        form = named_form(self.tool_parser, self.reasoning_parser)
         if not self.is_forced:
-            return new_parsers(form, self.schemas, is_inside_thought=self.is_inside_thought)
-        thoughts = msgspec.structs.replace(form, calls=(), reader="machine")
-        is_thinking = self.is_inside_thought and form.thought is not None
-        parsers = new_parsers(thoughts, {}, is_inside_thought=True) if is_thinking else []
+            return new_parsers(self.form, self.schemas, is_inside_thought=self.is_inside_thought)
+        parsers: list[Parser] = []
+        if self.is_inside_thought and self.form.thought is not None:
+            parsers = new_parsers(AnswerForm(thought=self.form.thought), {}, is_inside_thought=True)
         return [*parsers, ForcedParser(self.forced_name)]
 
 

@@ -292,7 +292,7 @@ def compile_joints(joints: tuple[str, ...], takes_space: frozenset[int] = frozen
 
 
 class JointTable:
-    """The joints of a form's states, compiled. `texts`: all joints of the form, cut at the values in them."""
+    """The joints of a form's states, compiled. `texts`: see JointPlan."""
 
     def __init__(self, form: AnswerForm) -> None:
         self.plan = JointPlan(form)

@@ -47,7 +47,7 @@ class AnswerMachine:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The joints of the form."""
+        """The markers in the joints of the form."""
         return self._table.texts
 
     def append(self, text: str) -> list[Part]:

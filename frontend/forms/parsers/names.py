@@ -9,7 +9,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ..answer_forms.form import AnswerForm
-from ..answer_forms.named import HARMONY, THOUGHTS
+from ..answer_forms.named import HARMONY, THOUGHTS, named_form
 from .harmony import CHANNEL, HarmonyParser
 from .llama import LlamaParser
 from .machine import AnswerMachine
@@ -46,6 +46,15 @@ def find_reasoning_parser(template: str) -> str:
         return HARMONY
     named = (name for name, markers in THOUGHTS.items() if any(each in template for each in markers))
     return next(named, "none")
+
+
+def find_form(template: str, tool_parser: str = "auto", reasoning_parser: str = "auto") -> AnswerForm:
+    """Return the form of answers by the names of the options or, where they are auto, by texts in a chat template."""
+    if tool_parser == "auto":
+        tool_parser = find_tool_parser(template)
+    if reasoning_parser == "auto":
+        reasoning_parser = find_reasoning_parser(template)
+    return named_form(tool_parser, reasoning_parser)
 
 
 def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:

@@ -30,7 +30,6 @@ from ...forms.openai.params import errors_about, prompt_errors_about, schema_err
 from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
 from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest
 from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
-from ...forms.parsers.names import find_reasoning_parser, find_tool_parser
 from ...forms.speech.families import prompts_of
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
@@ -85,15 +84,11 @@ class GeneratingEndpoints:
         self._spec = spec
         self.responses = StoredResponses(engine, store, self._chat_of)
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.tool_source
-        parser = spec.config.tool_call_parser
-        self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
-        reasoning = spec.config.reasoning_parser
-        self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
         if template and "tools" not in template:
             logger.info(
                 "the chat template has no place for tools: the system message shows them, in the form of Hermes"
             )
-        has_thoughts = self._reasoning_parser != "none"
+        has_thoughts = engine.inputs.answer_form.has_thoughts
         self._ollama = OllamaEndpoints(
             engine, spec, self._chat, self._complete, self._refusals, template=template, has_thoughts=has_thoughts
         )
@@ -111,7 +106,7 @@ class GeneratingEndpoints:
     def endpoints(self) -> list[Endpoint]:
         engine = self._engine
         stored = ResponseEndpoints(engine, self.responses, self._peers)
-        chats = partial(ChatBatch.start_all, engine, reasoning_parser=self._reasoning_parser)
+        chats = partial(ChatBatch.start_all, engine)
         embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)
         return [
             self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
@@ -182,7 +177,7 @@ class GeneratingEndpoints:
         return Completion(self._engine, parsed, model)
 
     async def _chat(self, parsed: ParsedBody[ChatRequest], model: str) -> ChatCompletion:
-        return await ChatCompletion.start(self._engine, parsed, model, self._tool_parser, self._reasoning_parser)
+        return await ChatCompletion.start(self._engine, parsed, model)
 
     async def _chat_of(
         self, parsed: ParsedBody[ResponsesRequest], model: str

@@ -24,6 +24,7 @@ from ....ipc.params.sampling_params import MAX_CHILDREN, CutSide, SamplingParams
 from ....ipc.spec.config.comma_list import comma_list
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.media_limits import MediaLimits
+from ...forms.parsers.names import find_form
 from ...forms.prompt_limits import PromptLimits
 from ...forms.prompts import check_text
 from ..text.chat_template import MODEL_FORM, ChatTemplate
@@ -60,7 +61,9 @@ class InputProcessor:
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.media_limits = MediaLimits.of(spec)
         self.chat_template = chat_template
-        self.thoughts = ThoughtMarkers(spec, tokenizer, chat_template, self._check_ids)
+        template = "" if chat_template is None else chat_template.tool_source
+        self.answer_form = find_form(template, spec.config.tool_call_parser, spec.config.reasoning_parser)
+        self.thoughts = ThoughtMarkers(self.answer_form, tokenizer, self._check_ids)
         self.eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)

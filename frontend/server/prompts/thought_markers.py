@@ -8,34 +8,29 @@ from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.core import ConstraintBegin
 from ....ipc.params.sampling_params import SamplingParams
-from ....ipc.spec.config.engine_spec import EngineSpec
-from ...forms.answer_forms.named import BEGIN_INSIDE, THOUGHTS
-from ...forms.parsers.names import find_reasoning_parser
-from ..text.chat_template import ChatTemplate
+from ...forms.answer_forms.form import AnswerForm
+from ...forms.answer_forms.named import THOUGHTS
 from ..text.tokenizer import Tokenizer
 
 MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
 
 
 class ThoughtMarkers:
-    """Markers of the model's reasoning parser. Without a parser no prompt opens reasoning."""
+    """Texts around the thoughts of a form. Without thoughts no prompt opens reasoning."""
 
     def __init__(
         self,
-        spec: EngineSpec,
+        form: AnswerForm,
         tokenizer: Tokenizer | None,
-        chat_template: ChatTemplate | None,
         check_ids: Callable[[bytes, str], None],
     ) -> None:
-        """`check_ids` raises RequestError for tokens outside the vocabulary; its second argument is their name."""
-        parser: str = spec.config.reasoning_parser
-        if parser == "auto":
-            parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
+        """`form`: that of the model's answers. `check_ids` raises RequestError for tokens outside the vocabulary; its
+        second argument is their name."""
         self._tokenizer = tokenizer
         self._check_ids = check_ids
-        self._has_thoughts = parser in THOUGHTS
-        self._texts = THOUGHTS.get(parser, THOUGHTS["think"])
-        self._begins_inside = parser in BEGIN_INSIDE
+        self._has_thoughts = form.thought is not None
+        self._texts = form.thought or THOUGHTS["think"]
+        self._begins_inside = form.begins_inside
 
     def are_open(self, prompt_token_ids: bytes) -> bool:
         """Return whether the answer starts inside a reasoning block; False without a reasoning parser.

@@ -50,22 +50,20 @@ class ChatCompletion(ChoicesResponse):
         engine: LocalEngine,
         parsed: ParsedBody[ChatRequest],
         model: str,
-        tool_parser: str,
-        reasoning_parser: str,
     ) -> ChatCompletion:
         """Check all fields, make the prompt and return the response; `whole` or `events` starts the generation.
         RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_calls(body), chat_params(body)
-        has_tools = shows_tools(body)
-        tool_parser = tool_parser if has_tools else "none"
+        form = await engine.answer_form()
+        if not shows_tools(body):
+            form = form.without_calls()
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
         is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought
         style = AnswerStyle(
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
+            form=form,
             schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
             custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
             is_forced=forced is not None,

@@ -32,9 +32,7 @@ class ChatBatch(ChatCompletion):
         ]
 
     @classmethod
-    async def start_all(
-        cls, engine: LocalEngine, parsed: ParsedBody[BatchChatRequest], model: str, reasoning_parser: str
-    ) -> ChatBatch:
+    async def start_all(cls, engine: LocalEngine, parsed: ParsedBody[BatchChatRequest], model: str) -> ChatBatch:
         """Check all fields, make the prompts and return the response; `whole` starts the generation. RequestError if
         `messages` is empty or holds more than MAX_PROMPTS chats, or for an invalid field."""
         body, inputs = parsed.body, parsed.inputs
@@ -45,7 +43,7 @@ class ChatBatch(ChatCompletion):
         chats = []
         for position, chat in enumerate(body.chats):
             one = ParsedBody(chat, inputs[position : position + 1])
-            chats.append(await ChatCompletion.start(engine, one, model, "none", reasoning_parser))
+            chats.append(await ChatCompletion.start(engine, one, model))
         return cls(chats, answer_id("chatcmpl", body.request_id))
 
     def _choices(self, run: Run) -> list[ChatChoice]:

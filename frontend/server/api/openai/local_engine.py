@@ -40,6 +40,7 @@ from .....ipc.messages.client import (
 )
 from .....ipc.messages.intake import BodyInput, ReadPrompt
 from .....ipc.params.sampling_params import CutSide
+from ....forms.answer_forms.form import AnswerForm
 from ....forms.media.media_sender import held_media
 from ....forms.openai.errors import unknown_model
 from ....forms.openai.messages import chat_input
@@ -246,6 +247,10 @@ class LocalEngine:
             yield await in_event_loop(job.reply)
         finally:
             self._frontend.media.release(job)
+
+    async def answer_form(self) -> AnswerForm:
+        """Return the form in which the model writes thoughts and calls."""
+        return self.inputs.answer_form
 
     async def rendered(self, turns: list[ChatMessage]) -> str:
         """Return the text of a chat in the model's chat template, up to the start of the answer."""

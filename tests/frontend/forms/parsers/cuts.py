@@ -86,7 +86,8 @@ def thought_parser(name: str, *, is_open: bool) -> Parser:
 
 def new_style(**changes: Any) -> AnswerStyle:
     """The style of answers in Hermes' form with thoughts between <think> and </think>."""
-    style: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
+    form = named_form(changes.pop("tool_parser", "hermes"), changes.pop("reasoning_parser", "think"))
+    style: dict[str, Any] = {"form": form, "schemas": {}, "is_forced": False}
     style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
     return AnswerStyle(**style | changes)
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.forms.answer_forms.named import named_form
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
@@ -39,9 +41,12 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
         return BodyInput(token_ids=b"", is_of_chat=True)
 
-    engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt)
+    async def answer_form() -> AnswerForm:
+        return named_form(tool_parser, reasoning_parser)
+
+    engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt, answer_form=answer_form)
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
-    chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m", tool_parser, reasoning_parser))
+    chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m"))
     (submit,), (markers,) = chat._submits, asked
     return submit, markers
 
