@@ -49,6 +49,11 @@ QUOTE = '<|"|>'
 GEMMA = f"<|tool_call>call:weather{{city:{QUOTE}Paris{QUOTE},days:3}}"
 SOLAR = f"<|tool_calls|><|tool_call:begin|>abcDEF123<|tool_call:name|>weather<|tool_call:args|>{CITY}<|tool_call:end|>"
 SOLAR_CLOCK = "<|tool_call:begin|>abcDEF124<|tool_call:name|>clock<|tool_call:args|>{}<|tool_call:end|>"
+ACTION = '{\n    "tool_name": "weather",\n    "parameters": {\n        "city": "Paris",\n        "days": 3\n    }\n}'
+NS = "]<]ns[>["
+ELEMENTS = (
+    f'{NS}<tool_call>\n{NS}<invoke name="weather">{NS}<city>Paris{NS}</city>{NS}<days>3{NS}</days>{NS}</invoke>\n'
+)
 RECIPIENT = f" to=weather<|message|><calls>\n{INVOKE}</invoke>\n</calls>"
 
 
@@ -302,6 +307,20 @@ ANSWERS = {
         "<|tool_call_start|>[weather(city='Paris', days=3)]",
         "<|tool_call_start|>[weather(city='Paris',days=3)]<|tool_call_end|>",
         "<think>Hm.</think>",
+        "I look.",
+    ),
+    "odd/repeated_instruction": Answer(
+        f"Action:\n```json\n[\n{ACTION}\n]```",
+        f'Action:\n```json\n[\n{ACTION},\n{{\n    "tool_name": "clock",\n    "parameters": {{}}\n}}\n]```',
+        f"Action:\n```json\n[\n{ACTION}\n]",
+        f'Action: ```json\n[{{"tool_name":"weather","parameters":{DENSE}}}]\n```',
+    ),
+    "odd/elements_by_name": Answer(
+        f"{ELEMENTS}{NS}</tool_call>",
+        f'{ELEMENTS}{NS}<invoke name="clock">{NS}</invoke>\n{NS}</tool_call>',
+        ELEMENTS,
+        f"{ELEMENTS}\n{NS}</tool_call>",
+        "<mm:think>Hm.</mm:think>",
         "I look.",
     ),
     "literal/quoted_by_marker": Answer(

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from tokenloom.frontend.server.text.turn_shape import UNSHOWN, TurnShape
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "templates"
-Ids: TypeAlias = Literal["none", "own", "place"]  # a call has none, any text, or one that its place makes
+Ids: TypeAlias = Literal["none", "own", "place"]  # a call has none of its own, any text, or one of its name and place
 GIVEN, TEXT_ALONE, SHORT_IDS = TurnShape(), TurnShape(keeps_null=False), TurnShape(has_short_ids=True)
 EITHER = TurnShape(keeps_text_arguments=True)  # arguments are shown alike as objects and as text
 EITHER_BUT_NULL = TurnShape(keeps_text_arguments=True, keeps_null=False)
@@ -32,6 +32,8 @@ class Shape(NamedTuple):
     most_calls: int | None = None  # calls that a turn can show
     shows_content: bool = True  # content is shown beside calls
     has_prompt: bool = False  # a prompt of some variables opens a thought
+    has_minor: bool = False  # nested values are written so that no reader of the form finds their ends
+    why: str = ""  # the reason that its calls have no form
 
 
 SHAPES: dict[str, Shape] = {
@@ -41,7 +43,7 @@ SHAPES: dict[str, Shape] = {
     "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", history=SHORT_IDS, shows_content=False),
     "object/name_as_key": Shape("object", "<|tools_prefix|>["),
     "object/indented_ids": Shape(
-        "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), "place", shows_content=False
+        "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), shows_content=False
     ),
     "object/line_breaks_between": Shape("object", "<tool_calls>", shows_content=False),
     "object/calls_as_turn": Shape("object", "<|message_sep|>functioncall<|role_sep|>", most_calls=1, history=EITHER),
@@ -90,19 +92,25 @@ SHAPES: dict[str, Shape] = {
     "tagged/suffixed": Shape("tagged", "<tool_calls:open><tool_call:open>", ("<think:open>", "</think:open>")),
     "tagged/recipients": Shape("tagged", 'to={NAME}<|message|><calls><invokename="', ("to=self<|message|>", "<|eom|>")),
     "tagged/uneven": Shape("tagged", "<tool_call>", THINK, has_prompt=True),
-    "literal/python_calls": Shape("literal", "<|tool_call_start|>[", THINK, history=TEXT_ALONE),
+    "literal/python_calls": Shape("literal", "<|tool_call_start|>[", THINK, history=TEXT_ALONE, has_minor=True),
     "literal/quoted_by_marker": Shape("literal", "<|tool_call>call:", ("<|channel>thought", "<channel|>")),
     "thoughts/in_the_prompt": Shape(thought=THINK, history=UNSHOWN, has_prompt=True),
-    "thoughts/tools_without_calls": Shape(thought=THINK, history=UNSHOWN),
-    "thoughts/no_tools": Shape(history=UNSHOWN),
-    "thoughts/shown_without_calls": Shape(thought=THINK, history=UNSHOWN),
+    "thoughts/tools_without_calls": Shape(thought=THINK, history=UNSHOWN, why="the template shows no calls"),
+    "thoughts/no_tools": Shape(history=UNSHOWN, why="the template shows no calls"),
+    "thoughts/shown_without_calls": Shape(thought=THINK, history=UNSHOWN, why="the template shows no calls"),
     "odd/bare_object": Shape(most_calls=1, shows_content=False),
-    "odd/repeated_instruction": Shape(history=TEXT_ALONE),
-    "odd/recipient_in_prompt": Shape(history=TurnShape(has_text_arguments=True)),
+    "odd/repeated_instruction": Shape("object", "Action:```json[", history=TEXT_ALONE),
+    "odd/recipient_in_prompt": Shape(
+        history=TurnShape(has_text_arguments=True), why="calls begin without a marker, or in the prompt"
+    ),
     "odd/channels": Shape(most_calls=1),
-    "odd/elements_by_name": Shape(thought=("<mm:think>", "</mm:think>")),
-    "odd/own_variable": Shape(history=UNSHOWN),
-    "odd/printed_messages": Shape(history=TurnShape(has_text_arguments=True, keeps_null=False)),
+    "odd/elements_by_name": Shape(
+        "tagged", ']<]ns[>[<tool_call>]<]ns[>[<invokename="', ("<mm:think>", "</mm:think>"), has_minor=True
+    ),
+    "odd/own_variable": Shape(history=UNSHOWN, why="'functions' is undefined"),
+    "odd/printed_messages": Shape(
+        history=TurnShape(has_text_arguments=True, keeps_null=False), why="the template prints calls as Python does"
+    ),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,14 @@ def test_bad_template_of_a_checkpoint_is_a_warning(
     assert form_of_checkpoint(read_tokenizer_config(tmp_path)) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and reason in record.getMessage()
+
+
+def test_transformers_is_imported_by_its_own_reader_alone() -> None:
+    code = (
+        "import sys\n"
+        "from tokenloom.frontend.server.answer_forms.response_template import form_of_checkpoint\n"
+        "given = {'version': 1, 'fields': {'reasoning': {'open': '<a>', 'close': '</a>'}}}\n"
+        "print(form_of_checkpoint({'response_template': given}).thought, 'transformers' in sys.modules)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown == "('<a>', '</a>') False\n"
