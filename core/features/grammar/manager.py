@@ -332,12 +332,9 @@ class GrammarManager(StepFeature):
             return
         entry.late_masks = None
         entry.gate.leave(end)
-        outputs = self._scheduler.rows.output_tokens(request)
-        if entry.gate.enter(outputs, end):  # tokens behind it are those of a resumed request
-            return
-        if self._can_void:
+        entry.gate.enter(self._scheduler.rows.output_tokens(request), end)  # tokens behind it are of a resumed answer
+        if entry.gate.is_free and self._can_void:
             self._scheduler.end_masks(request)
-        self._scheduler.waiting.release(request, WaitReason.GRAMMAR)
 
     def _on_masks(self, message: GrammarsAdvanced) -> None:
         """Send the masks that the oldest step waits for, and append their jump-forward tokens, so that the next step
