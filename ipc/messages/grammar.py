@@ -11,6 +11,8 @@ from ..errors import ErrorInfo
 from ..params.structured_outputs import GrammarKind
 from .base import Message
 
+RESTART = -1
+
 
 class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
     """Order to compile a grammar and advance it by tokens of the answer, up to one that completes it. The reply is
@@ -20,7 +22,7 @@ class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
     kind: GrammarKind
     text: str
     token_ids: bytes = b""  # int32: output tokens so far, from the first that the grammar applies to
-    repeats: bool = False  # once an AdvanceGrammars completes it, it is at its start again
+    repeats: bool = False  # once it is complete, RESTART brings it back to its start
 
 
 class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
@@ -29,7 +31,7 @@ class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
 
 class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
     """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`. The reply is
-    GrammarsAdvanced.
+    GrammarsAdvanced. RESTART in place of a token brings a grammar that repeats back to its start.
 
     For a grammar with drafts a mask is also made after each draft, up to the first that it forbids; drafts do not
     advance it."""

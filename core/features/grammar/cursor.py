@@ -41,16 +41,23 @@ class GrammarCursor:
         elif self.ahead.pop(0) != token_id:
             raise AssertionError(f"token {token_id} came where the grammar allows another one alone")
 
-    def restart(self) -> bool:
-        """Go back to the grammar's start and return True, if the grammar repeats. The CPU time so far still counts."""
+    @property
+    def repeats(self) -> bool:
+        return self._matcher.start is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer's tokens complete the grammar."""
+        return not self.ahead and self._matcher.is_complete
+
+    def restart(self) -> None:
+        """Go back to the start of a grammar that repeats. The CPU time so far still counts."""
         start = self._matcher.start
-        if start is None:
-            return False
+        assert start is not None, "only a grammar that repeats has its start"
         self._matcher = start.copy()
         self._matcher.start = start
         self.ahead = []
         self._known_mask = None
-        return True
 
     def spend(self, seconds: float, num_masks: int) -> None:
         """Count the CPU time of `num_masks` masks, or of a token if there are none. Quick masks make up for slow

@@ -33,6 +33,7 @@ from ....ipc.errors import InternalError, error_info
 from ....ipc.helper_process import HelperLost, HelperUnavailable
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.grammar import (
+    RESTART,
     AdvanceGrammars,
     CloseGrammars,
     GrammarOpened,
@@ -154,7 +155,10 @@ class GrammarManager(StepFeature):
         if not entry.gate.enter(outputs, index):
             return
         if entry.state is GrammarState.READY:
-            self._advances += [(grammar_id, token_id) for token_id in outputs[entry.gate.start :].tolist()]
+            constrained = outputs[entry.gate.start :].tolist()
+            if entry.request.constraint_repeats:
+                constrained.insert(0, RESTART)
+            self._advances += [(grammar_id, token_id) for token_id in constrained]
         if self._can_void:
             self._scheduler.begin_masks(entry.request)
 

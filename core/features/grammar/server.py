@@ -19,7 +19,14 @@ from llguidance import LLExecutor
 
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import ErrorInfo, RequestError, error_info
-from ....ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
+from ....ipc.messages.grammar import (
+    RESTART,
+    AdvanceGrammars,
+    GrammarFailure,
+    GrammarOpened,
+    GrammarsAdvanced,
+    OpenGrammar,
+)
 from ....ipc.spec.config.engine_spec import EngineSpec
 from .compiler import CACHE_SIZE, GrammarCompiler, Matcher, Words
 from .cursor import MASK_S, MAX_OVERTIME_S, GrammarCursor
@@ -117,7 +124,10 @@ class GrammarServer:
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
             answer = self._answer_by_id.get(grammar_id)
-            if answer is None:
+            if answer is not None and token_id == RESTART:
+                answer.restart()
+                continue
+            if answer is None or answer.is_complete:
                 continue
             begun_at = self._thread_time()
             answer.take(token_id)
@@ -128,9 +138,9 @@ class GrammarServer:
                 failures.append(self._fail(grammar_id, answer.error))
             else:
                 complete.append(grammar_id)
-                if not answer.restart():
+                if not answer.repeats:
                     self.close([grammar_id])
-        open_ids = self._answer_by_id.keys() - complete
+        open_ids = {grammar_id for grammar_id, answer in self._answer_by_id.items() if not answer.is_complete}
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in open_ids]
         answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
         masks = self._masks(answers)

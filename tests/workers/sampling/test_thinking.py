@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tokenloom.ipc.messages.workers import RowSampling
+from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, new_runner
+from tokenloom.workers.sampling.row_processors import RowProcessors
 from tokenloom.workers.sampling.thinking import ThinkingBudget
 
 MARKERS = [([3], [4]), ([5, 6, 7], [5, 8, 6, 7]), ([3], [8, 8, 9])]
@@ -63,6 +64,33 @@ def test_reasoning_ends_within_its_budget_and_a_resumed_row_continues_unchanged(
             assert length <= max(budget, before) + len(end)
             assert has_ended or number == len(thoughts) - 1
     assert num_forced > 40
+
+
+def test_behind_a_stop_no_reasoning_counts_and_a_resumed_row_continues_unchanged() -> None:
+    rng, num_stopped = np.random.default_rng(0), 0
+    for _ in range(60):
+        outputs = random_row(rng, ([3], [4]), 40)
+        stops = [[int(rng.integers(5, 12)), int(rng.integers(5, 12))], [int(rng.integers(5, 12))]]
+        sampling = RowSampling(
+            thought_markers=[frame(3), frame(4)],
+            thinking_token_budget=2,
+            constraint_begins=[frame(*stop) for stop in stops],
+        )
+        row = RowProcessors(
+            NewRow(row=0, token_ids=frame(3), num_prompt_tokens=1, num_computed_tokens=0, sampling=sampling), [], 12
+        )
+        thinking = ThinkingBudget(2, [3], [4], np.array([3], np.int32))
+        is_over = False
+        for i, token_id in enumerate(outputs):
+            row.append(token_id)
+            thinking.append(token_id)
+            is_over |= any(outputs[: i + 1][-len(stop) :] == stop for stop in stops)
+            num_stopped += is_over and thinking.forced() is not None
+            known = frame(3, *outputs[: i + 1])
+            resumed = NewRow(row=0, token_ids=known, num_prompt_tokens=1, num_computed_tokens=0, sampling=sampling)
+            for each in (row, RowProcessors(resumed, [], 12)):
+                assert each.forced() == (None if is_over else thinking.forced())
+    assert num_stopped > 40
 
 
 class ThinkingSchedule(RandomSchedule):

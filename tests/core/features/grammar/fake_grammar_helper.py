@@ -17,6 +17,7 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError, error_info
 from tokenloom.ipc.helper_process import HelperLost, HelperUnavailable
 from tokenloom.ipc.messages.grammar import (
+    RESTART,
     AdvanceGrammars,
     CloseGrammars,
     CoreToGrammar,
@@ -135,6 +136,11 @@ class FakeGrammarHelper:
             if grammar_id not in self.open_grammars:
                 continue
             text, outputs = self.open_grammars[grammar_id]
+            if token_id == RESTART:
+                assert grammar_id in self.repeating
+                outputs.clear()
+                continue
+            assert not is_complete(text, outputs), "a token comes behind the end"
             if token_id not in allowed_tokens(text, outputs):
                 failures.append(GrammarFailure(grammar_id, error_info(RequestError(f"{token_id} is not allowed"))))
                 del self.open_grammars[grammar_id]
@@ -142,10 +148,9 @@ class FakeGrammarHelper:
             outputs.append(token_id)
             if is_complete(text, outputs):
                 complete.append(grammar_id)
-                outputs.clear()
                 if grammar_id not in self.repeating:
                     del self.open_grammars[grammar_id]
-        open_ids = self.open_grammars.keys() - complete
+        open_ids = {each for each, position in self.open_grammars.items() if not is_complete(*position)}
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in open_ids]
         if any(self.open_grammars[grammar_id][0].startswith("0,") for grammar_id in mask_ids):
             self.die()

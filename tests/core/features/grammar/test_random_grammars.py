@@ -67,10 +67,10 @@ class GrammarOperations(RandomOperations):
         free = expected_tokens(prompt, seed, 80, [])
         found = [free[i : i + rng.randrange(1, width + 1)] for i in (rng.randrange(40) for _ in range(3))]
         found += [[token] for token in prompt_of(rng, rng.choice([0, 50, 200]))]
-        frames = sorted({encode_ids(each) for each in found})
-        begins = [ConstraintBegin(token_ids=each, is_included=rng.random() < 0.5) for each in frames]
+        frames, is_included = sorted({encode_ids(each) for each in found}), rng.random() < 0.5
+        begins = [ConstraintBegin(token_ids=each, is_included=is_included) for each in frames]
         length = rng.choice([1, 2, 4, 9, 30])
-        return f"{rng.choice([1, 3, 50, 990, 993])},{max(length, width)},{width}", begins
+        return f"{rng.choice([1, 3, 50, 990, 993])},{max(length, width)},{width * is_included}", begins
 
     def lose_host(self) -> None:
         if not self.num_lost_helpers:

@@ -19,7 +19,7 @@ from tokenloom.core.features.grammar.server import PARALLEL_FROM, GrammarServer,
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages.grammar import AdvanceGrammars, GrammarFailure, OpenGrammar
+from tokenloom.ipc.messages.grammar import RESTART, AdvanceGrammars, GrammarFailure, OpenGrammar
 from tokenloom.ipc.params.structured_outputs import GrammarKind
 from tokenloom.tests.core.harness import make_spec
 from tokenloom.tests.support.engine_specs import in_folder
@@ -177,12 +177,14 @@ def test_a_grammar_that_repeats_is_at_its_start_again_behind_its_end(repeats: bo
     order = OpenGrammar(grammar_id=1, kind="regex", text="[a-z]{3,9}:[0-9]{2}", repeats=repeats)
     assert not server.open(1, server.compile(order)).is_complete
     mask, tokens = walk_to_the_end(server, draw)
+    order_again = AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=2, mask_ids=encode_ids([1]))
     if repeats:
         for _ in range(3):
+            assert not server.advance(order_again).mask_ids
+            restart = AdvanceGrammars(grammar_ids=encode_ids([1]), token_ids=encode_ids([RESTART]), serial=3)
+            assert not server.advance(restart).complete_ids
             assert walk_to_the_end(server, draw)[0] == mask
-    else:
-        order_again = AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=2, mask_ids=encode_ids([1]))
-        assert not server.advance(order_again).mask_ids
+    assert not server.advance(order_again).mask_ids, "no mask before it is told to start again"
     resumed = OpenGrammar(
         grammar_id=2, kind="regex", text=order.text, token_ids=encode_ids([*tokens, 5, *tokens]), repeats=repeats
     )
