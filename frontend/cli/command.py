@@ -25,6 +25,7 @@ COMMANDS = {  # description by name
     "pull": "fetch a model of the hub",
     "ls": "list the models on this machine",
     "show": "show what a model is, and if it fits",
+    "form": "show how a model writes thoughts and calls",
     "rm": "remove a fetched model",
     "launch": "run Claude Code or Codex with the engine",
     "ps": "list the engines that run",

@@ -33,7 +33,15 @@ class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
     max_bytes_per_token: int | None = None  # see PromptLimits
 
 
-IntakeQuestion: TypeAlias = ReadBody | ReadPrompt
+class LearnForm(Message, frozen=True, kw_only=True, tag="learn_form"):
+    """Order to find the form of answers of a chat template."""
+
+    template: str
+    is_of_model: bool = False  # otherwise it is of a request
+    max_bytes_per_token: int | None = None  # see PromptLimits
+
+
+IntakeQuestion: TypeAlias = ReadBody | ReadPrompt | LearnForm
 
 
 class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,8 +72,14 @@ class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
     text: str | None = None  # the rendered chat; None if it is long
 
 
+class FormLearned(Message, frozen=True, kw_only=True, tag="form_learned"):
+    """Reply to LearnForm."""
+
+    choice: bytes  # JSON: the form, and what became of the probes
+
+
 class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
-    """Reply to a ReadBody or ReadPrompt that failed: the body or text is invalid (status 4xx), or the process is short
+    """Reply to an order that failed: the body or text is invalid (status 4xx), or the process is short
     of something (503)."""
 
     message: str
@@ -74,4 +88,4 @@ class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
     code: str | None = None
 
 
-IntakeAnswer: TypeAlias = BodyRead | PromptRead | NotRead
+IntakeAnswer: TypeAlias = BodyRead | PromptRead | FormLearned | NotRead

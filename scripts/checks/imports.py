@@ -35,6 +35,7 @@ WALLS = {  # the rooms that a room, with all it contains, may import
     "frontend/cli": (
         *("ipc", "frontend", "frontend/checkpoint", "frontend/client", "frontend/embedded", "frontend/forms"),
         "frontend/launcher",
+        "frontend/server",
     ),
     "frontend": (
         *("ipc", "frontend/checkpoint", "frontend/cli", "frontend/client", "frontend/embedded"),

@@ -196,7 +196,7 @@ class CallScenes:
         return common_suffix(alone, other).lstrip() or alone
 
     def _end(self, tail: str) -> str:
-        """Return what stands behind the last call. Where content follows the calls, the end goes up to the content."""
+        """Return the joint behind the last call. Where content follows the calls, it goes up to the content."""
         before, content, _ = self._beside.rpartition(CONTENT)
         places = self._places(before)
         if content and places:
@@ -211,7 +211,7 @@ class CallScenes:
         return json_places(text, _CALLS[:1]) or spread_places(text, _CALLS[:1])
 
     def _joint(self, text: str) -> str:
-        """Return a joint with what changes from call to call replaced: {ID}, {NAME} and {KEY}."""
+        """Return a joint with {ID}, {NAME} and {KEY} in place of the sentinels, which change from call to call."""
         if not self._shown.has_named_ids:
             text = _replaced(text, IDS, "{ID}")
         return _replaced(_replaced(text, NAMES, "{NAME}"), KEYS, "{KEY}")
@@ -243,7 +243,7 @@ class CallScenes:
         return mids
 
     def _empty_joints(self) -> tuple[str, str]:
-        """Return what stands between the names of calls without arguments, and behind the last of them."""
+        """Return the joints between the names of calls without arguments, and behind the last of them."""
         text = self._text(_EMPTY) or self._text(_EMPTY[:1])
         ends = [text.rfind(name) + len(name) for name in NAMES if name in text]
         if not ends:

@@ -21,7 +21,7 @@ NAMES = ("zqa_name", "zqb_name", "zqc_name")
 KEYS = ("zqa_key", "zqb_key")  # in alphabetical order, since some templates sort keys
 IDS = ("zqId00001", "zqId00002", "zqId00003")  # nine letters and digits, which some templates demand
 NAMED_ID = "functions.{NAME}:{INDEX}"  # form of ids that hold the name of their call
-_VALUES = {
+_VALUES: dict[str, JsonObject] = {
     "string": {"type": "string", "description": "text"},
     "number": {"type": "number", "description": "number"},
     "boolean": {"type": "boolean", "description": "flag"},
@@ -70,27 +70,32 @@ def call_id(index: int, name: str) -> str:
     return NAMED_ID.replace("{NAME}", name).replace("{INDEX}", str(index))
 
 
-def tools(types: dict[str, str] | None = None) -> list[JsonObject]:
-    """Return the three functions of the probes, in OpenAI's form. `types`: the JSON types of the keys, text if absent.
-
-    Each schema has a description, items, properties and additionalProperties, without which some templates fail."""
-    keys = {key: _VALUES[(types or {}).get(key, "string")] for key in KEYS}
-    schema: JsonObject = {
-        "type": "object",
-        "properties": keys,
-        "required": list(KEYS),
-        "additionalProperties": False,
-        "description": "arguments",
-    }
+def tools(answer: ProbeAnswer | None = None) -> list[JsonObject]:
+    """Return the three functions of the probes, in OpenAI's form. Keys have the types that they have in the calls of
+    `answer`; others are texts."""
     return [
         {"type": "function", "function": {"name": name, "description": "a function", "parameters": schema}}
-        for name in NAMES
+        for name, schema in schemas(answer).items()
     ]
 
 
-def types_of(answer: ProbeAnswer) -> dict[str, str]:
-    """Return the JSON type of each key in the calls of an answer."""
-    return {key: type_of(value) for call in answer.calls for key, value in call.arguments.items()}
+def schemas(answer: ProbeAnswer | None = None) -> dict[str, JsonObject]:
+    """Return the schema of each function's arguments, as `tools` has them. Each has a description, items, properties
+    and additionalProperties, without which some templates fail."""
+    types = {(name, key): "string" for name in NAMES for key in KEYS}
+    if answer is not None:
+        types |= {(call.name, key): type_of(value) for call in answer.calls for key, value in call.arguments.items()}
+    return {name: _schema({key: _VALUES[types[name, key]] for key in KEYS}) for name in NAMES}
+
+
+def _schema(keys: dict[str, JsonObject]) -> JsonObject:
+    return {
+        "type": "object",
+        "properties": keys,
+        "required": list(keys),
+        "additionalProperties": False,
+        "description": "arguments",
+    }
 
 
 def type_of(value: object) -> str:
@@ -109,10 +114,10 @@ _ONE = (_call(0, "Zqone", 73571),)
 _NESTED = {"list": [1, True, None, {"deep": "a \"b\" 'c' \\ d"}], "letters": "äß 字 🙂", "empty": {}}
 PROBES = (
     Probe("one call", ProbeAnswer(calls=_ONE)),
-    Probe("two calls", ProbeAnswer(calls=(*_ONE, _call(1, "Zqtwo", 'it\'s a "quote"')))),
+    Probe("two calls", ProbeAnswer(calls=(*_ONE, _call(1, "Zqtwo", "two words")))),
     Probe("three calls", ProbeAnswer(calls=(*_ONE, _call(1, "Zqtwo"), _call(2, "Zqthree", False)))),
     Probe("calls without arguments", ProbeAnswer(calls=(_call(0), _call(1)))),
-    Probe("nested values", ProbeAnswer(calls=(_call(0, "Zqone", _NESTED), _call(1, ["x", 2.5], "ünï ✓")))),
+    Probe("nested values", ProbeAnswer(calls=(_call(0, "Zqone", _NESTED), _call(1, ["x", 2.5], 'it\'s "quoted" ✓')))),
     Probe("line breaks", ProbeAnswer(calls=(_call(0, "first line\n  second\n\nlast", "Zqtwo"),))),
     Probe("content beside calls", ProbeAnswer(content=CONTENT, calls=(*_ONE, _call(1, "Zqtwo")))),
     Probe("thought beside calls", ProbeAnswer(thought=THOUGHT, calls=(*_ONE, _call(1, "Zqtwo")))),

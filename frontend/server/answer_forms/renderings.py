@@ -1,6 +1,6 @@
-"""Renderings: what a chat template shows of an answer, as text behind the user's turn.
+"""Renderings: a chat template's texts of answers, as they stand behind the user's turn.
 
-What stands before the user's turn, system text and tools, is left out. Each distinct rendering is made once. A
+System text and tools before the user's turn are left out. Each distinct rendering is made once. A
 rendering that is too slow or too long ends the learning: the template is hostile.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatMessage
-from .probe import CONTENT, KEYS, NAMES, USER, ProbeAnswer, ProbeCall, tools, types_of
+from .probe import CONTENT, KEYS, NAMES, THOUGHT, USER, ProbeAnswer, ProbeCall, tools
 from .whole_markers import common_prefix, common_suffix
 
 Render: TypeAlias = Callable[[Sequence[ChatMessage], JsonObject], str]
@@ -48,8 +48,10 @@ class Renderings:
         self._texts: dict[str, str] = {}
         self.refusal = ""  # why the template refused the last answer that it refused
         self.has_named_ids = False  # the template shows the ids of calls, but not their names
-        self.header = ""  # what stands before an answer, in turns of all kinds and in prompts
-        self.turn_end = ""  # what stands behind the content of a plain turn
+        self.header = ""  # the begin of turns of all kinds, and of prompts, before the answer
+        self.turn_end = ""  # the end of a plain turn, behind the content
+        self._behind_turn = ""  # a prompt's begin, where the template ignores add_generation_prompt
+        self._calls_end = ""  # end of a turn with calls, where content stands behind the calls
         self._find_header()
         self.has_named_ids = not self.shows(_CALL.name, ProbeAnswer(calls=(_CALL,)))
 
@@ -64,26 +66,28 @@ class Renderings:
     def answer(self, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES) -> str:
         """Return the text of an answer behind the header, as the template shows it, with the end of its turn. Empty if
         the template refuses the answer."""
-        more: JsonObject = {"tools": tools(types_of(answer)), "add_generation_prompt": False}
+        more: JsonObject = {"tools": tools(answer), "add_generation_prompt": False}
         text = self._text(answer.messages(has_named_ids=self.has_named_ids), variables | more)
         return self._based(text, variables).removeprefix(self.header)
 
-    def text_of(self, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES) -> str:
-        """Return the text of an answer as a model writes it: without the end of its turn, and as one turn even if the
-        template makes two of it. Empty if the template refuses the answer."""
-        text = self.answer(answer, variables)
+    def text_of(self, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES, *, is_one_turn: bool = True) -> str:
+        """Return the text of an answer as a model writes it: without the end of its turn and, if `is_one_turn`, as one
+        turn even if the template makes two of it. Empty if the template refuses the answer."""
+        text = self.answer(answer, variables).removesuffix(self._behind_turn)
+        if answer.calls:
+            text = text.removesuffix(self._calls_end)
         end = self.turn_end.strip()
         begin = self.header[len(common_prefix(self.header, self.turn_end)) :].strip()
         if end and text.rstrip().endswith(end):
             text = text.rstrip().removesuffix(end)
         else:
             text = text[: len(text) - len(common_suffix(text, self.turn_end))]
-        if end and begin:
-            return re.sub(rf"{re.escape(end)}\s*{re.escape(begin)}\s*", "", text)
+        if end and begin and is_one_turn:
+            return re.sub(rf"(?<!{THOUGHT}){re.escape(end)}\s*{re.escape(begin)}\s*", "", text)
         return text
 
     def shows(self, sentinel: str, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES) -> bool:
-        """Return whether a text of the answer stands in what the template shows of it."""
+        """Return whether the template's text of an answer holds `sentinel`."""
         return sentinel in self.answer(answer, variables)
 
     def shorten_header(self, marker: str) -> None:
@@ -105,10 +109,13 @@ class Renderings:
         if rest and prompted.endswith(rest) and not prompted.startswith(rest):
             self.header = before  # a prompt repeats an instruction that earlier answers lack
         self.turn_end = after.partition(self.header or "\0")[0]
+        self._behind_turn = after.removeprefix(self.turn_end)
+        before, _, after = self.answer(ProbeAnswer(content=THOUGHT, calls=(_CALL,))).rpartition(THOUGHT)
+        if _CALL.name in before and self.answer(ProbeAnswer(calls=(_CALL,))).endswith(after):
+            self._calls_end = after
 
     def _based(self, text: str, variables: JsonObject) -> str:
-        """Return a text behind the user's turn with what the variables add to that turn replaced by what the template
-        writes there without them."""
+        """Return a text behind the user's turn, with the end that the turn has without the variables."""
         if not variables:
             return text
         varied = self._text(_USERS_TURN, variables | _NO_ANSWER)

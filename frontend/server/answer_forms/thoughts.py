@@ -1,4 +1,4 @@
-"""Learn the form of thoughts from what a chat template shows of a thought beside content and beside a call."""
+"""Learn the form of thoughts from a chat template's texts of a thought beside content and beside a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CALLS = (ProbeCall(NAMES[0], {KEYS[0]: "Zqone"}),)
 
 
 class Thoughts(NamedTuple):
-    """What was learned of thoughts."""
+    """The form of thoughts as it was learned."""
 
     texts: tuple[str, str] | None = None  # that open and close a thought; None: no thoughts are known
     content_open: str = ""  # header between thought and content
@@ -67,10 +67,10 @@ def _shown_thoughts(shown: Renderings, variables: JsonObject) -> Thoughts | None
 
 
 def _closing(shown: Renderings, opening: str, rest: str, called: str, plain: str) -> str:
-    """Return what closes a thought: what follows it both before content and before a call. If only one of the two shows
-    thoughts, an empty thought may stand in the plain turn or in a prompt; else it ends where the call begins.
+    """Return the text that closes a thought: it follows both before content and before a call. If only one of the two
+    shows thoughts, an empty thought may stand in the plain turn or in a prompt; else it ends where the call begins.
 
-    `rest`, `called`: what follows a thought, and what follows it before a call if `rest` is before content."""
+    `rest`, `called`: the text behind a thought, and the text behind it before a call if `rest` is before content."""
     rest = rest.partition(CONTENT)[0]
     if called:
         return common_prefix(rest, called).strip()

@@ -1,9 +1,9 @@
 """The intake process: python -m tokenloom.frontend.server.bodies.process --fd N
 
-Decodes and checks HTTP bodies, and tokenizes texts, that are too large for the frontend's loop. A thread of the
-frontend (`helpers/intake.py`) starts the process and asks one question at a time. A body costs the GIL, memory and time
-of this process alone, which may be killed at any moment. The first text loads tokenizer and chat template, so that
-bodies without text do not wait for them.
+Decodes and checks HTTP bodies, and tokenizes texts, that are too large for the frontend's loop. Learns the form of
+answers from chat templates. A thread of the frontend (`helpers/intake.py`) starts the process and asks one question at
+a time. A body costs the GIL, memory and time of this process alone, which may be killed at any moment. The first text
+loads tokenizer and chat template, so that bodies without text do not wait for them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ....ipc.blobs.store import BlobStore
 from ....ipc.errors import Overloaded, RequestError
 from ....ipc.helper_work import run_helper
-from ....ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
+from ....ipc.messages.intake import (
+    FormLearned,
+    IntakeAnswer,
+    IntakeQuestion,
+    LearnForm,
+    NotRead,
+    PromptRead,
+    ReadBody,
+    ReadPrompt,
+)
 from ....ipc.process.faults import maybe_fail
 from ....ipc.shortages.failure import shortage_of
 from ....ipc.spec.config.engine_spec import EngineSpec
@@ -65,6 +76,8 @@ class IntakeProcess:
                     parsed = parse_body(body, body_type, limits, is_strict=is_strict)
                 media_limits = MediaLimits.of(self._spec)
                 return BodyPacker(limits, media_limits, lambda: self._inputs, self._keep).pack(parsed)
+            if isinstance(question, LearnForm):
+                return self._learn_form(question)
             return self._read_prompt(question, limits)
         except BodyError as error:
             return NotRead(message=str(error), status=error.status, param=error.param, code=error.code)
@@ -107,6 +120,14 @@ class IntakeProcess:
         token_ids = limits.kept(prompt.token_ids, question.cut_side)
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
         return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
+
+    def _learn_form(self, question: LearnForm) -> FormLearned:
+        from ..answer_forms.template_choice import TemplateChoice  # imports jinja2
+
+        template = self._inputs.template_for(question.template)
+        maker = TemplateChoice(template, self._spec.config, Path(self._spec.tokenizer_folder))
+        choice = maker.choose(question.template, is_of_model=question.is_of_model, has_timer=True)
+        return FormLearned(choice=msgspec.json.encode(choice))
 
     @cached_property
     def _inputs(self) -> InputProcessor:

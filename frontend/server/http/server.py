@@ -24,6 +24,7 @@ import uvloop
 import zmq
 from starlette.types import ASGIApp
 
+from ....ipc.errors import TokenloomError
 from ....ipc.notes.deadly import NONE, ReadingNote
 from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.engine_spec import EngineSpec
@@ -39,6 +40,8 @@ from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
 from .peers import Peers
+
+logger = logging.getLogger("tokenloom.http")
 
 T = TypeVar("T")
 
@@ -120,13 +123,23 @@ async def _serve(
     connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
     on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
 
+    learning = asyncio.ensure_future(_learn_form(frontend))
     await generating.responses.resume()
     server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
     await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
+    learning.cancel()
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
     store.close()
+
+
+async def _learn_form(frontend: Frontend) -> None:
+    """Find the form of the model's answers, so that the first chat does not wait for it."""
+    try:
+        await frontend.forms.choice()
+    except TokenloomError as error:
+        logger.warning("the form of answers is not known yet: %s", error)
 
 
 def _new_task(

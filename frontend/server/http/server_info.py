@@ -21,6 +21,7 @@ from ....ipc.spec.config.engine_config import SECRET_OPTIONS
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.version import tokenloom_version
 from ...forms.openai.errors import HttpError, json_response
+from ..answer_forms.shown_form import form_object
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
@@ -48,8 +49,8 @@ class InfoEndpoints:
         return found
 
     async def server_info(self, request: Request) -> Response:
-        """Return a JSON object with configuration, system and version, as vLLM does. The configuration is text, or
-        objects with `?config_format=json`. HttpError 400 for any other format."""
+        """Return a JSON object with configuration, system and version, as vLLM does, and the form of answers. The
+        configuration is text, or objects with `?config_format=json`. HttpError 400 for any other format."""
         config_format = request.query_params.get("config_format", "text")
         if config_format not in ("text", "json"):
             message = f"config_format {config_format!r:.100} is neither text nor json"
@@ -63,6 +64,7 @@ class InfoEndpoints:
                 "vllm_env": {},
                 "system_env": {**system, "device": self._spec.device, "kernels": self._frontend.metrics.kernels},
                 "version": tokenloom_version(),
+                "answer_form": form_object(await self._frontend.forms.choice()),
             }
         )
 

@@ -23,6 +23,7 @@ from ....ipc.params.pooling_params import PoolingParams
 from ....ipc.params.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ....ipc.spec.config.comma_list import comma_list
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...forms.answer_forms.form import AnswerForm
 from ...forms.media_limits import MediaLimits
 from ...forms.parsers.names import find_form
 from ...forms.prompt_limits import PromptLimits
@@ -62,8 +63,7 @@ class InputProcessor:
         self.media_limits = MediaLimits.of(spec)
         self.chat_template = chat_template
         template = "" if chat_template is None else chat_template.tool_source
-        self.answer_form = find_form(template, spec.config.tool_call_parser, spec.config.reasoning_parser)
-        self.thoughts = ThoughtMarkers(self.answer_form, tokenizer, self._check_ids)
+        self.take_form(find_form(template, spec.config.tool_call_parser, spec.config.reasoning_parser))
         self.eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
@@ -72,6 +72,11 @@ class InputProcessor:
         self._trusts_templates = spec.config.trust_request_chat_template
         self._seeds = random.Random(spec.config.seed)
         self._special_ids_by_markers: dict[tuple[str, ...], bytes] = {}
+
+    def take_form(self, form: AnswerForm) -> None:
+        """Take the form of the model's answers, once it is learned; until then it is guessed from the template."""
+        self.answer_form = form
+        self.thoughts = ThoughtMarkers(form, self._tokenizer, self._check_ids)
 
     @property
     def max_model_len(self) -> int:
@@ -113,7 +118,7 @@ class InputProcessor:
             return Prompt(question.token_ids, None)
         if question.chat is not None:
             form = question.chat_form or MODEL_FORM
-            text = self._template(form).render(question.chat, form)
+            text = self.template_for(form.template).render(question.chat, form)
             return self.encode(text, form.add_special_tokens, cut_side=question.cut_side)
         return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
 
@@ -166,8 +171,10 @@ class InputProcessor:
             raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
         return self._text_tokenizer().decode(ids, skip_special_tokens=False)
 
-    def _template(self, form: ChatForm) -> ChatTemplate:
-        if self.chat_template is None and form.template is not None and self._tokenizer is not None:
+    def template_for(self, source: str | None) -> ChatTemplate:
+        """Return the template that renders a request's template, or the model's chats if `source` is None. RequestError
+        if there is none."""
+        if self.chat_template is None and source is not None and self._tokenizer is not None:
             return ChatTemplate("", self._tokenizer.special_tokens)
         if self.chat_template is None:
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")

@@ -46,6 +46,7 @@ from ....ipc.process.awake_clock import AwakeClock, steady_time
 from ....ipc.sockets.channel import count_malformed
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..adapters.manager import AdapterManager
+from ..answer_forms.held_forms import HeldForms
 from ..helpers.intake import new_intake_helper
 from ..helpers.pool import HelperPool
 from ..helpers.task import run
@@ -100,6 +101,7 @@ class Frontend:
         prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
         self.intake = HelperPool(wake, lambda: new_intake_helper(spec), monotonic=monotonic, note=note)
+        self.forms = HeldForms(spec, chat_template, self.intake, on_known=self.inputs.take_form)
         self.prompts = PromptReader(self.inputs, self.intake)
         self.media = MediaManager(spec, wake, media)
         self._outputs = outputs = OutputProcessor(

@@ -62,7 +62,7 @@ class ChatTemplate:
         tools, if it is another."""
         self.source, self.marker = source, marker
         self.tool_source = source if for_tools is None else for_tools
-        self._given_names = special_tokens | (defaults or {})
+        self.names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[CompiledTemplate, bool]()
         self._takes_media = WeakKeyDictionary[CompiledTemplate, bool]()
         self._takes_system = WeakKeyDictionary[CompiledTemplate, bool]()
@@ -179,7 +179,7 @@ class ChatTemplate:
 
     def _names(self, form: ChatForm) -> JsonObject:
         names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
-        return names | self._given_names | form.variables
+        return names | self.names | form.variables
 
     def _shows_parts_alone(self, template: CompiledTemplate) -> bool:
         """Return whether a template shows lists of parts, {"type": "text", "text": …}, but not plain text."""

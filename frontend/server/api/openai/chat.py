@@ -55,7 +55,7 @@ class ChatCompletion(ChoicesResponse):
         RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_calls(body), chat_params(body)
-        form = await engine.answer_form()
+        form = await engine.answer_form(body.chat_template)
         if not shows_tools(body):
             form = form.without_calls()
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))

@@ -211,6 +211,11 @@ class LocalEngine:
         except NotFound as error:
             raise unknown_model(error) from None
 
+    async def answer_form(self, template: str | None = None) -> AnswerForm:
+        """Return the form of the model's answers, or of those to a request's chat template. Waits until it is
+        learned."""
+        return (await self._frontend.forms.choice(template)).form
+
     @property
     def adapter_names(self) -> list[str]:
         return [info.name for info in self._frontend.adapters.infos]
@@ -247,10 +252,6 @@ class LocalEngine:
             yield await in_event_loop(job.reply)
         finally:
             self._frontend.media.release(job)
-
-    async def answer_form(self) -> AnswerForm:
-        """Return the form in which the model writes thoughts and calls."""
-        return self.inputs.answer_form
 
     async def rendered(self, turns: list[ChatMessage]) -> str:
         """Return the text of a chat in the model's chat template, up to the start of the answer."""

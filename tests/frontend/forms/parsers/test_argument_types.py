@@ -168,3 +168,20 @@ def test_arguments_of_a_call_are_read_by_the_schema_of_its_tool() -> None:
     )
     assert content == ""
     assert calls == [("f", dict.fromkeys(keys, "12") | {"n": 12}), ("g", dict.fromkeys(keys, "12"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "written"),
+    [
+        ("object", "{'a': [1, True, None], 'b': 'it\\'s \"x\"'}", '{"a": [1, true, null], "b": "it\'s \\"x\\""}'),
+        ("array", "['x', 2.5]", '["x", 2.5]'),
+        ("array", "['x'", "\"['x'\""),
+        ("string", "['x', 2.5]", "\"['x', 2.5]\""),
+        (["string", "array"], "['x', 2.5]", "\"['x', 2.5]\""),
+    ],
+)
+def test_lists_and_objects_in_pythons_form_are_json_unless_they_may_be_texts(
+    kind: object, text: str, written: str
+) -> None:
+    types = ArgumentTypes({"properties": {"key": {"type": kind}}})
+    assert types.written("key", text) == written

@@ -66,7 +66,7 @@ def test_headers_between_content_and_calls_are_part_of_a_second_start(name: str,
 
 
 def test_joint_counts_calls_as_the_template_does() -> None:
-    (calls,) = learned("tagged/typed_and_counted").calls
+    calls = learned("tagged/typed_and_counted").calls[0]
     assert "{NUMBER}" in calls.first or "{INDEX}" in calls.first
     assert len(calls.mid_by_type) > 2
 
