@@ -105,6 +105,9 @@ TABLE: dict[str, Read | Ours] = {
         "a message with a caller's text", patterns=tuple(map(re.compile, FIELDS))
     ),
     "frontend/forms/openai/parts.py refuse_left_out#1": Read("a body", patterns=LEFT_OUT),
+    "frontend/forms/openai/unparsed.py _DIGIT": MODEL,
+    "frontend/forms/openai/unparsed.py _LETTER": MODEL,
+    "frontend/forms/openai/unparsed.py _MARKER": Read("a form"),
     "frontend/forms/openai/prompts.py _SECRET": Read("an id"),
     "frontend/forms/answer_forms/joint_plan.py _EDGE": FORM_OF_ANSWERS,
     "frontend/forms/answer_forms/joint_plan.py _MARKER": FORM_OF_ANSWERS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,6 +14,7 @@ from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
 from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, Parser, Part, Thought
+from .unparsed import UnparsedCall, UnparsedFinder, first_marker
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,13 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         """The texts that the parsers look for."""
         return tuple(marker for parser in self.new_parsers() for marker in parser.markers)
 
+    @property
+    def call_marker(self) -> str:
+        """The text that begins calls; empty if none does, or if the answer is forced to be calls."""
+        if self.is_forced:
+            return ""
+        return first_marker([each.start for each in self.form.calls])
+
     def new_parsers(self) -> list[Parser]:
         if not self.is_forced:
             return new_parsers(self.form, self.schemas, is_inside_thought=self.is_inside_thought)
@@ -45,8 +53,11 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerText:
     """Reader of one answer: passes its text through the parsers, and counts tool calls and reasoning tokens."""
 
-    def __init__(self, style: AnswerStyle) -> None:
+    def __init__(self, style: AnswerStyle, on_unparsed: Callable[[UnparsedCall], None] = lambda call: None) -> None:
+        """`on_unparsed` gets a call that the answer holds and that was not read, once, at its end."""
         self._style = style
+        self._on_unparsed = on_unparsed
+        self._unparsed = UnparsedFinder(style.call_marker)
         self._parsers = style.new_parsers()
         self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
         self._call_ids = set[str]()  # of the calls so far
@@ -55,6 +66,11 @@ class AnswerText:
         self._num_held_tokens = 0  # tokens with text that the parsers hold back
         self.num_calls = 0
         self.num_thought_tokens = 0
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer has only calls, after reasoning at most."""
+        return self._style.is_forced
 
     @property
     def is_plain(self) -> bool:
@@ -70,7 +86,13 @@ class AnswerText:
         self._count(delta, parts)
         read = self._custom_calls.read([part for part in parts if self._is_admitted(part)])
         for part in read:
-            self._has_calls |= self._joiner.read(part) is not None
+            use = self._joiner.read(part)
+            self._has_calls |= use is not None
+            self._unparsed.read(part, use)
+        if delta.finish_reason is not None:
+            call = self._unparsed.finish(is_whole=delta.finish_reason == "stop")
+            if call is not None:
+                self._on_unparsed(call)
         return read
 
     def _parse(self, text: str, *, is_last: bool) -> list[Part]:

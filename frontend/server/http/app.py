@@ -169,7 +169,9 @@ class GeneratingEndpoints:
         )
         if speech is None:
             return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
-        hearing = Hearing(speech.piece_s, prompts_of(speech), spec.default_sampling_params, self._metrics.on_heard)
+        hearing = Hearing(
+            speech.piece_s, prompts_of(speech), spec.default_sampling_params, self._metrics.answers.on_heard
+        )
         start = partial(Transcription.start, self._engine, hearing)
         return [self._endpoint(path, summary, form, start, "file") for path, summary, form in forms]
 

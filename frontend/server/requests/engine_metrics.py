@@ -25,6 +25,7 @@ from ....ipc.messages.supervisor import Initialize, Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.config.speculation import speculation_options
 from ..metrics.adapter_metrics import AdapterMetrics
+from ..metrics.answer_metrics import AnswerMetrics
 from ..metrics.core_metrics import CoreMetrics
 from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Registry
@@ -101,9 +102,7 @@ class EngineMetrics:
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
         is_speculating = speculation_options(spec.config.speculation) is not None
         self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
-        self.heard = None
-        if spec.model.audio is not None:
-            self.heard = Counter("transcribed_audio_seconds_total", "Seconds of clips that were transcribed.")
+        self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
@@ -112,6 +111,7 @@ class EngineMetrics:
         parts = (self.core, self.tiers, self.adapters, self.encoder, self.speculation)
         gauges = new_gauges(self, spec)
         counted = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
+        counted += self.answers.metrics
         of_parts = [each for part in parts if part is not None for each in part.metrics]
         self.registry.metrics += [*gauges, *counted, *of_parts]
         # the other metrics follow from Progress, which every frontend gets
@@ -291,11 +291,6 @@ class EngineMetrics:
         """Count a request that was refused before it ran. `kind`: the kind of an ErrorInfo, or a reason of the HTTP
         server."""
         self.refused.add(1, kind)
-
-    def on_heard(self, duration_s: float) -> None:
-        """Add the seconds of a clip that was transcribed or translated."""
-        if self.heard is not None:
-            self.heard.add(duration_s)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -95,7 +95,10 @@ class ChatCompletion(ChoicesResponse):
         return {"prompt_token_ids": decode_ids(run.prompt_ids(0)).tolist()} if self._body.return_token_ids else {}
 
     def choice(self, index: int, run: Run) -> ChatChoice:
-        return ChatChoice(index, self._body, self._style, self._echoed, run, self._engine.inputs.token_bytes)
+        return ChatChoice(index, self._body, self._new_text(), self._echoed, run, self._engine.inputs.token_bytes)
+
+    def _new_text(self) -> AnswerText:
+        return AnswerText(self._style, self._engine.on_unparsed)
 
     def _choices(self, run: Run) -> list[ChatChoice]:
         return [self.choice(index, run) for index in range(run.num_choices)]
@@ -103,7 +106,7 @@ class ChatCompletion(ChoicesResponse):
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
         """Yield each delta of the only answer with its parts, in lists as `Run.deltas` yields them. `run`: the value of
         the entered `self.run()`."""
-        text = AnswerText(self._style)
+        text = self._new_text()
         async for deltas in run.deltas():
             read = [(text.read(delta), delta) for _, delta in deltas]
             run.num_thought_tokens = text.num_thought_tokens
@@ -112,11 +115,12 @@ class ChatCompletion(ChoicesResponse):
 
 class ChatChoice(Choice):
     def __init__(
-        self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run, token_bytes: TokenBytes
+        self, index: int, body: ChatRequest, text: AnswerText, echoed: str, run: Run, token_bytes: TokenBytes
     ) -> None:
-        self._text, self._token_bytes = AnswerText(style), token_bytes
+        self._text = text
+        self._token_bytes = token_bytes
         super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
-        self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
+        self._body, self._echoed = body, echoed
         self._has_functions = bool(body.functions)  # the older form of tools, with `function_call` in the message
         self._parts: list[Part] = []
 
@@ -135,7 +139,7 @@ class ChatChoice(Choice):
         message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
         if calls:
             message |= self._called([call.to_json() for call in calls])
-        if calls or self._is_forced:
+        if calls or self._text.is_forced:
             message["content"] = content.strip() or None
         logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
         choice: JsonObject = {

@@ -188,6 +188,7 @@ class LocalEngine:
         self._block_size = block_size
         self._frontend = frontend
         self.inputs = frontend.inputs
+        self.on_unparsed = frontend.metrics.answers.on_unparsed
         self.bodies = BodyReader(
             frontend.intake, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
         )

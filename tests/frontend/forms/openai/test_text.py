@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.openai.text import AnswerStyle, AnswerText
 from tokenloom.frontend.forms.parsers.parts import CallBegin, CallEnd, Content, Parser, Part
 from tokenloom.ipc.messages.client import Delta
@@ -31,7 +32,7 @@ class LinesStyle(AnswerStyle, frozen=True, kw_only=True):
 
 
 def test_an_id_that_the_model_repeats_is_replaced() -> None:
-    style = LinesStyle(**PLAIN | {"custom_names": frozenset()})
+    style = LinesStyle(**PLAIN | {"custom_names": frozenset(), "form": AnswerForm()})
     text, found = AnswerText(style), list[str]()
     for written in ("a\nb\n", "a\nc\nb"):
         parts = text.read(msgspec.structs.replace(Delta(request_id="x", index=0), text=written))

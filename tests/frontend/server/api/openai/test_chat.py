@@ -12,6 +12,7 @@ import pytest
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.answer_forms.named import named_form
 from tokenloom.frontend.forms.openai.schema import ChatRequest
+from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.server.api.openai.local_engine import Run
@@ -83,8 +84,8 @@ def test_all_markers_of_a_form_are_asked_for() -> None:
 
 def test_a_chunk_has_one_entry_per_call() -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]}, ChatRequest)
-    style: Any = SimpleNamespace(is_forced=True, new_parsers=list, custom_names=(), is_text=False)
-    choice = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"")
+    style: Any = SimpleNamespace(is_forced=True, new_parsers=list, custom_names=(), is_text=False, call_marker="")
+    choice = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"")
     first: list[Part] = [CallBegin("f", "a"), Arguments("{"), Arguments('"x": 1}'), CallEnd(""), CallBegin("g", "b")]
     choice._text.num_calls = 2
     f, g = choice._call_deltas([*first, Arguments("[")])
@@ -109,14 +110,14 @@ def test_a_call_has_the_form_in_which_its_function_was_given(fields: Any, name: 
     style = new_style(reasoning_parser="none", schemas={"f": {}}, max_calls=1)
     text = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     delta = Delta(request_id="r", text=text, finish_reason="stop")
-    choice = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"")
+    choice = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"")
     choice.add(delta)
     whole = choice.build()
     assert (whole["finish_reason"], whole["message"]["content"]) == (reason, None)
     called = whole["message"][name]
     function = called if name == "function_call" else called[0]["function"]
     assert function == {"name": "f", "arguments": '{"x": 1}'}
-    chunk = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"").chunk(delta)
+    chunk = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"").chunk(delta)
     assert chunk is not None and chunk["finish_reason"] == reason and name in chunk["delta"]
 
 

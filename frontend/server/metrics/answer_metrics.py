@@ -1,0 +1,42 @@
+"""AnswerMetrics: counts of the contents of answers, and the log's lines about calls that were not read."""
+
+from __future__ import annotations
+
+import logging
+
+from ...forms.openai.unparsed import REASONS, UnparsedCall
+from .registry import Counter
+
+logger = logging.getLogger("tokenloom.frontend")
+
+
+class AnswerMetrics:
+    """Owner of the counters. A form of calls is named in the log once."""
+
+    def __init__(self, *, has_audio: bool) -> None:
+        self._unparsed = Counter(
+            "unparsed_calls_total", "Answers with a call that was not read, by reason.", ["reason"]
+        )
+        for reason in REASONS:
+            self._unparsed.add(0, reason)
+        self._heard = Counter("transcribed_audio_seconds_total", "Seconds of clips that were transcribed.")
+        self.metrics = [self._unparsed]
+        if has_audio:
+            self.metrics.append(self._heard)
+        self._logged = set[str]()  # markers of the forms that the log names
+
+    def on_heard(self, duration_s: float) -> None:
+        """Add the seconds of a clip that was transcribed or translated."""
+        self._heard.add(duration_s)
+
+    def on_unparsed(self, call: UnparsedCall) -> None:
+        """Count an answer with a call that was not read."""
+        self._unparsed.add(1, call.reason)
+        if call.reason != "cut" and call.marker not in self._logged:
+            self._logged.add(call.marker)
+            logger.warning(
+                "an answer holds a call that was not read (%s), of the shape %r: the model may write another form than "
+                "its chat template; name one with --tool-call-parser, or force calls with tool_choice",
+                call.reason,
+                call.shape,
+            )
