@@ -42,7 +42,7 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
         return BodyInput(token_ids=b"", is_of_chat=True)
 
-    async def answer_form() -> AnswerForm:
+    async def answer_form(template: str | None = None) -> AnswerForm:
         return named_form(tool_parser, reasoning_parser)
 
     engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt, answer_form=answer_form)
