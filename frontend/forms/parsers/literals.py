@@ -1,7 +1,7 @@
 """Read the arguments of calls that are written as in a programming language: a='x', b=[1, True], or a:<|"|>x<|"|>.
 
-Python's and JSON's literals are both read. Texts may hold raw line breaks. Values that JSON cannot represent, repeated
-keys, comments and expressions are none.
+Python's and JSON's literals are both read. Texts may hold raw line breaks, and quotes that no comma and no bracket
+follows. Values that JSON cannot represent, repeated keys, comments and expressions are none.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _QUOTES = ('"""', "'''", '"', "'")
 _DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _SPACE = re.compile(r"\s*+")
 _BARE = re.compile(r"[\w.+-]++")
+_BEHIND = r"\s*+(?:[,:)\]}]|\Z)"  # stands behind each text; a quote before other text belongs to the text
 _STRING = re.compile(
     r"""(?:"{3}((?:[^\\"]|\\.|"(?!""))*+)"{3}|'{3}((?:[^\\']|\\.|'(?!''))*+)'{3}"""
-    r"""|"((?:[^\\"]|\\.)*+)"|'((?:[^\\']|\\.)*+)')""",
+    rf"""|"((?:[^\\"]|\\.|"(?!{_BEHIND}))*+)"|'((?:[^\\']|\\.|'(?!{_BEHIND}))*+)')""",
     re.DOTALL,
 )
 _ESCAPE = re.compile(
@@ -42,8 +43,8 @@ class LiteralScanner:
         if len(quote) > 1:
             self._quotes = (quote,)
         self._outside = JointFinder(compile_joints((*self._quotes, *_DEPTHS)))
-        self._escape = ("\\",) * (self._quotes is _QUOTES)
         self._inside: JointFinder | None = None
+        self._quote = ""  # of the open text
         self._is_escaped = False
         self._depth = 1
         self.is_over = False
@@ -60,17 +61,26 @@ class LiteralScanner:
                     self._is_escaped = True
                 elif found is not None:
                     self._inside = None
+                    text = found.text[len(self._quote) :] + text
             else:
                 _, found, text = self._outside.feed(text, is_last=is_last)
                 if found is not None and found.text in self._quotes:
-                    ends = (found.text, *self._escape)
-                    self._inside = JointFinder(compile_joints(ends))
+                    self._quote = found.text
+                    self._inside = JointFinder(compile_joints(self._ends(found.text)))
                 elif found is not None:
                     self._depth += _DEPTHS[found.text]
                     self.is_over = self._depth == 0
             if self.is_over:
                 break
         return text
+
+    def _ends(self, quote: str) -> tuple[str, ...]:
+        """Return the joints that are looked for in a text."""
+        if self._quotes is not _QUOTES:
+            return (quote,)
+        if len(quote) > 1:
+            return (quote, "\\")
+        return (*(f"{quote} {sign}" for sign in ",:)]}"), "\\")
 
 
 def read_arguments(text: str, form: CallForm) -> str | None:

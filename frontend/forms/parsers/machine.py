@@ -110,8 +110,8 @@ class AnswerMachine:
 
     def _leave(self, joint: Joint, before: str, found: Found) -> list[Part]:
         """Enter the state behind a joint in a thought or content. Return the text before it."""
-        if self._state in _BEGUN and joint.goal not in ("head", "opened"):
-            before = ""  # white space before a thought or a header
+        if self._state in _BEGUN and (joint.before or joint.goal not in ("head", "opened")):
+            before = ""  # white space before a thought, a header, or a start that has some
         said = self._said(before)
         if joint.goal == "head":
             self._begin_call(joint, found.text, found)
