@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from ....ipc.errors import RequestError
-from ....ipc.messages.intake import FormLearned, LearnForm
+from ....ipc.errors import Overloaded, RequestError
+from ....ipc.messages.intake import FormLearned, LearnForm, NotRead
+from ....ipc.shortages.failure import RETRY_S
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import named_form
@@ -32,6 +33,7 @@ logger = logging.getLogger("tokenloom.frontend")
 
 MAX_HELD = 16  # forms of requests' templates
 TRIES = 3
+OVERLOADED = 503  # status of a NotRead: the process is short of something
 OWNER = "answer forms"
 
 
@@ -107,7 +109,12 @@ class HeldForms:
                     if helper.is_interrupted or "CPU time" in why:
                         break
                     continue
-                assert isinstance(answer, FormLearned), "a LearnForm is answered by FormLearned"
+                if isinstance(answer, NotRead):
+                    if answer.status == OVERLOADED:
+                        raise Overloaded(answer.message, RETRY_S)
+                    why = answer.message
+                    break
+                assert isinstance(answer, FormLearned), "a LearnForm is answered by FormLearned or NotRead"
                 return msgspec.json.decode(answer.choice, type=Choice)
             return unknown(why, self._config.tool_call_parser, self._config.reasoning_parser)
 

@@ -122,9 +122,13 @@ class IntakeProcess:
         return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
 
     def _learn_form(self, question: LearnForm) -> FormLearned:
-        from ..answer_forms.template_choice import TemplateChoice  # imports jinja2
+        from ..answer_forms.template_choice import TemplateChoice  # these import jinja2
+        from ..text.chat_template import ChatTemplate
 
-        template = self._inputs.template_for(question.template)
+        try:
+            template = self._inputs.template_for(question.template)
+        except RequestError:  # the model has neither a template nor a tokenizer
+            template = ChatTemplate("", {})
         maker = TemplateChoice(template, self._spec.config, Path(self._spec.tokenizer_folder))
         choice = maker.choose(question.template, is_of_model=question.is_of_model, has_timer=True)
         return FormLearned(choice=msgspec.json.encode(choice))
