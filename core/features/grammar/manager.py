@@ -139,8 +139,9 @@ class GrammarManager(StepFeature):
             entry = self._entry_by_id.get(grammar_id)
             if entry is None:
                 continue
-            if entry.gate.is_free:
-                if token_id in entry.gate.last_ids:
+            gate = entry.gate
+            if gate.start is None:
+                if token_id in gate.last_ids:
                     self._look_for_begin(grammar_id, entry, index)
                 continue
             entry.late_masks = None
