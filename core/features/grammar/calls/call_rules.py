@@ -7,10 +7,10 @@ marker of a call, so that a call always begins where a reader finds one.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from typing import Any
 
 from .....ipc.errors import RequestError
 from .....ipc.params.calls_constraint import CallsConstraint
@@ -21,6 +21,7 @@ from .arguments import any_of
 from .lark_rules import PLACE, Closing, LarkRules, quoted, without
 from .literal import LiteralArguments
 from .noted_schema import JSON_OPTIONS
+from .object_shape import shape_with_places
 from .tagged import TaggedArguments
 
 _COUNT = "/[0-9]{1,4}/"
@@ -104,17 +105,17 @@ class CallRules:
         """Return a call's object with {NAME}, {ID} and {ARGUMENTS} in it."""
         form = self._form
         if form.shape:
-            return re.sub(r'"(\{ARGUMENTS\})"', r"\1", form.shape)
+            return shape_with_places(form)
         if not form.name_path:
             return '{"{NAME}": {ARGUMENTS}}'
         written: dict[str, object] = {}
-        for path, value in ((form.name_path, "{NAME}"), (form.arguments_path, "\0"), (form.id_path, "{ID}")):
-            inner = written
+        for path, value in ((form.name_path, "{NAME}"), (form.arguments_path, "{ARGUMENTS}"), (form.id_path, "{ID}")):
+            inner: Any = written
             for key in path[:-1]:
-                inner = inner.setdefault(key, {})  # type: ignore[assignment]
+                inner = inner.setdefault(key, {})
             if path:
                 inner[path[-1]] = value
-        return json.dumps(written, ensure_ascii=False).replace('"\\u0000"', "{ARGUMENTS}")
+        return json.dumps(written, ensure_ascii=False).replace('"{ARGUMENTS}"', "{ARGUMENTS}")
 
     def _json(self, schema: Schema, prefix: str) -> str | None:
         """Return a rule for the JSON texts of a schema; None if there are none."""

@@ -11,6 +11,7 @@ from .notation import Notation
 from .text_terminal import LIMITS
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_NUMBER = r"/-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?/"  # all are within float64
 _NUMERIC = {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
@@ -74,6 +75,8 @@ class NotedSchema(LarkSchema):
         )
 
     def _numeric(self, schema: Schema) -> str:
+        if schema.keys() & _NUMERIC == {"type"} and "number" in listed(schema["type"]):
+            return self._rule(_NUMBER, "N")
         return super()._schema({name: value for name, value in schema.items() if name in _NUMERIC})
 
     def _own_value(self, schema: Schema) -> str | None:

@@ -174,7 +174,7 @@ class TaggedArguments:
         return ways
 
     def _is_unwritable(self, text: str) -> bool:
-        return text != text.strip() or any(marker in text for marker in self._markers)
+        return any(marker in text for marker in self._markers)
 
     def _closing(self, closing: Closing) -> str:
         return self._rules.exact(closing.space + closing.marker)

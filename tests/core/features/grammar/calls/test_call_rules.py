@@ -182,12 +182,19 @@ def test_literal_values_conform_to_their_schemas() -> None:
 
 
 def test_an_object_is_written_in_the_shape_of_its_template() -> None:
-    shape = '{"id": "{ID}", "type": "function", "function": {"name": "{NAME}", "arguments": "{ARGUMENTS}"}}'
-    form = CallForm(kind="object", start="[", next=", ", end="]", shape=shape, id_pattern="[a-z]{3}")
+    shape = '{"id": "x1", "type": "function", "function": {"arguments": "{\\"a\\": 1}", "name": "f"}}'
+    paths = {"name_path": ("function", "name"), "arguments_path": ("function", "arguments"), "id_path": ("id",)}
+    form = CallForm(kind="object", start="[", next=", ", end="]", shape=shape, id_pattern="[a-z]{3}", **paths)
     constraint = CallsConstraint(form=form, tools=TOOLS)
-    text = '[{"id": "abc", "type": "function", "function": {"name": "get", "arguments": {}}}]'
+    text = '[{"id": "abc", "type": "function", "function": {"arguments": {}, "name": "get"}}]'
     assert accepts(constraint, text)
     assert not accepts(constraint, text.replace("abc", "abcd"))
+    assert not accepts(constraint, text.replace("get", "got"))
+    form = CallForm(kind="object", start="[", next=", ", end="]", shape='{\n  "f": {"a": "f"}\n}')
+    assert accepts(CallsConstraint(form=form, tools=TOOLS), '[{\n  "get": {}\n}]')
+    with pytest.raises(RequestError, match="is no call"):
+        form = CallForm(kind="object", start="[", next=", ", end="]", shape="{}")
+        COMPILER.compile("calls", CallsConstraint(form=form, tools=TOOLS).to_text())
 
 
 def test_a_name_before_the_head_of_a_call_is_the_name_of_the_call() -> None:
