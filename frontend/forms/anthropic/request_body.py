@@ -66,6 +66,9 @@ class MessageTool(Sent, frozen=True, kw_only=True):
     input_schema: Annotated[JsonObject, means("JSON schema of its arguments.")]
     description: Annotated[str | None, means("What the tool does, for the model to read.", "none")] = None
     type: Annotated[Literal["custom"] | None, means("A tool of the caller.", "custom")] = None
+    strict: Annotated[
+        bool | None, means("Calls satisfy the schema even if none is forced; forced ones always do.", False)
+    ] = None
 
 
 class MessageToolChoice(Sent, frozen=True, kw_only=True):
@@ -195,7 +198,7 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
         variables["reasoning_effort"] = body.output_config.effort
     is_hidden = body.tool_choice is not None and body.tool_choice.type == "none"
     functions = [
-        Function(name=each.name, description=each.description, parameters=each.input_schema)
+        Function(name=each.name, description=each.description, parameters=each.input_schema, strict=each.strict)
         for each in (() if is_hidden else body.tools or ())
     ]
     return {

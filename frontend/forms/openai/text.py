@@ -22,7 +22,8 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
 
     form: AnswerForm  # without calls for a request without tools
     schemas: Mapping[str, JsonObject]  # name of a tool → schema of its arguments
-    is_forced: bool  # a schema allows only calls, after reasoning at most
+    is_forced: bool  # a constraint allows only calls, after reasoning at most
+    is_in_form: bool = False  # forced calls are in the form, not a JSON list
     is_text: bool = False  # the forced call consists of a custom tool's input
     custom_names: frozenset[str] = frozenset()  # names of custom tools
     forced_name: str | None
@@ -42,7 +43,7 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         return first_marker([each.start for each in self.form.calls])
 
     def new_parsers(self) -> list[Parser]:
-        if not self.is_forced:
+        if not self.is_forced or self.is_in_form:
             return new_parsers(self.form, self.schemas, is_inside_thought=self.is_inside_thought)
         parsers: list[Parser] = []
         if self.is_inside_thought and self.form.thought is not None:

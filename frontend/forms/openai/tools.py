@@ -54,7 +54,9 @@ class Function(Body, frozen=True, kw_only=True):
         JsonObject | None,
         means("JSON schema of the arguments; a forced call satisfies it.", "an object without fields"),
     ] = None
-    strict: Annotated[bool | None, unused("Forced calls always satisfy the schema.")] = None
+    strict: Annotated[
+        bool | None, means("Calls satisfy the schema even if none is forced; forced ones always do.", False)
+    ] = None
 
     @property
     def schema(self) -> JsonObject:

@@ -134,6 +134,10 @@ class InputProcessor:
         """The factory of detokenizers; None if there is no tokenizer."""
         return None if self._tokenizer is None else DetokenizerFactory(self._tokenizer)
 
+    def is_added_token(self, text: str) -> bool:
+        """Return whether a text is one token that the tokenizer finds wherever the text stands."""
+        return self._tokenizer is not None and text in self._tokenizer.added_ids
+
     def special_ids_of(self, markers: tuple[str, ...]) -> bytes:
         """Return the encoded ids of the special tokens among the tokens of `markers`. The result for each tuple is
         cached."""

@@ -130,7 +130,7 @@ class CallRules:
         return rule
 
     def _expanded(self, text: str, name: str = "", arguments: str = "") -> str:
-        """Return an expression for a joint, or a shape, with what stands for {NAME} and the other places in it."""
+        """Return an expression for a joint, or a shape, with the values of its places."""
         pieces = PLACE.split(text)
         found = list[str]()
         for i, piece in enumerate(pieces):

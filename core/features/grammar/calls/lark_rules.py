@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")  # between two markers, as frontends read them
 
-PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # what stands for something else in a joint
+PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # places of values in a joint
 
 
 class Closing(NamedTuple):

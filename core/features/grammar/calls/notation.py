@@ -19,7 +19,7 @@ OTHER_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"  # of keys that no schema names
 class Notation:
     """How values are written. quote: the text around texts; of one character, with escapes behind backslashes between
     them, otherwise without any. forbidden: markers that no text of a value may hold. bare_keys: keys of objects have no
-    quotes. words: what stands for null, false and true."""
+    quotes. words: those for null, false and true."""
 
     rules: LarkRules
     quote: str

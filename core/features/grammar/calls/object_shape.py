@@ -1,4 +1,4 @@
-"""The shape of a call that is one JSON object: a sample of the template, with places for what changes."""
+"""The shape of a call that is one JSON object: a sample of the template, with places for its values."""
 
 from __future__ import annotations
 

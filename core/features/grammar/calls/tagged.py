@@ -1,7 +1,7 @@
 """TaggedArguments: rules for arguments that stand one by one between joints, texts without quotes.
 
 A text ends where the marker begins that closes a value, so no text holds this marker, and neither does a text inside of
-another value. If a value may be a text or something else, a frontend decides by what is written; then texts that it
+another value. If a value may be a text or something else, a frontend decides by the text; then texts that it
 would read as something else conform to that, or are not allowed.
 """
 

@@ -12,6 +12,8 @@ from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta, Submit
 from .....ipc.params.sampling_params import SamplingParams
 from .....ipc.params.structured_outputs import StructuredOutputsParams
+from ....forms.answer_forms.form import AnswerForm
+from ....forms.answer_forms.grammar import first_marker, forced_calls, strict_calls
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
@@ -22,6 +24,7 @@ from ....forms.openai.tools import CustomTool, NamedTool
 from ....forms.parsers.forced import forcing_schema
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 from ...bodies.body_parser import ParsedBody
+from ...prompts.input_processor import InputProcessor
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine, Run
 
@@ -41,7 +44,7 @@ class ChatCompletion(ChoicesResponse):
         self._echoed = echoed
         self._body = body
         self._style = style
-        if style.is_forced:
+        if style.is_forced or style.is_in_form:
             self._constraint_field = _tools_field(body)
 
     @classmethod
@@ -62,11 +65,14 @@ class ChatCompletion(ChoicesResponse):
         is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought
+        own = _own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
+        params = params if own is None else params.replace(structured_outputs=own)
         style = AnswerStyle(
             form=form,
             schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
             custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
             is_forced=forced is not None,
+            is_in_form=own is not None,
             is_text=forced is not None and not forced.json,
             forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
             is_inside_thought=is_inside,
@@ -236,6 +242,41 @@ def chat_params(body: ChatRequest) -> SamplingParams:
             structured_outputs=forced,
         )
     return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
+
+
+def _own_form_calls(
+    body: ChatRequest, params: SamplingParams, form: AnswerForm, inputs: InputProcessor, *, is_inside: bool
+) -> StructuredOutputsParams | None:
+    """Return the constraint on calls in the model's own form, where they are forced or a tool is strict. None if there
+    is none, the form is unknown, or the request has another constraint. is_inside: the answer begins inside a
+    thought."""
+    tools = {tool.called.name: tool.called for tool in body.tools or ()}
+    given, choice = params.structured_outputs, body.tool_choice
+    if not form.calls or not tools:
+        return None
+    has_one_call = body.parallel_tool_calls is False
+    if choice not in (None, "none", "auto"):
+        if given is None or not given.json:  # a text that a custom tool takes
+            return None
+        name = choice.called.name if isinstance(choice, NamedTool) else None
+        schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
+        begin = _begin(form, inputs) if form.calls_end_thought else ""
+        may_think = not is_inside and params.thinking_token_budget is None
+        own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
+        return msgspec.structs.replace(own, begin=begin)
+    strict = {name for name, tool in tools.items() if tool.strict and not isinstance(tool, CustomTool)}
+    if choice == "none" or given is not None or not strict:
+        return None
+    schemas = {each: tool.schema for each, tool in tools.items()}
+    begin = _begin(form, inputs)
+    own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
+    return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
+
+
+def _begin(form: AnswerForm, inputs: InputProcessor) -> str:
+    """Return the token with which calls begin; "" if they begin with text."""
+    marker = first_marker(form.calls[0])
+    return marker if inputs.is_added_token(marker) else ""
 
 
 def _tools_field(body: ChatRequest) -> str:

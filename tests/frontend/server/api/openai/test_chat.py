@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
-from tokenloom.frontend.forms.answer_forms.named import named_form
+from tokenloom.frontend.forms.answer_forms.named import HERMES, named_form
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
@@ -19,9 +19,12 @@ from tokenloom.frontend.server.api.openai.local_engine import Run
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
 from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.messages.intake import BodyInput
+from tokenloom.ipc.params.calls_constraint import CallsConstraint
 from tokenloom.tests.frontend.forms.parsers.cuts import new_style
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+OTHER = [{"type": "function", "function": {"name": "g"}}]
+EMPTY = {"type": "object", "properties": {}}
 
 
 def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) -> tuple[Submit, tuple[str, ...]]:
@@ -37,6 +40,7 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
         cut_side=lambda params: None,
         thoughts=SimpleNamespace(are_open=lambda ids: False),
         special_ids_of=special_ids_of,
+        is_added_token=lambda text: text == "[TOOL_CALLS]",
     )
 
     async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
@@ -58,7 +62,8 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
         ("mistral", "none", {"tools": TOOLS}, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
         ("mistral", "none", {}, ()),
         ("mistral", "none", {"tools": TOOLS, "tool_choice": "none"}, ()),
-        ("mistral", "none", {"tools": TOOLS, "tool_choice": "required"}, ()),
+        ("mistral", "none", {"tools": TOOLS, "tool_choice": "required"}, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+        ("llama", "none", {"tools": TOOLS, "tool_choice": "required"}, ()),
         ("hermes", "think", {"tools": TOOLS}, ("<think>", "</think>", "<tool_call>", "</tool_call>")),
         ("hermes", "deepseek_r1", {}, ("<think>", "</think>")),
         ("llama", "none", {"tools": TOOLS}, ("<|python_tag|>",)),
@@ -72,6 +77,45 @@ def test_special_tokens_are_shown_to_the_parsers_that_look_for_them(
     submit, markers = started(tool_parser, reasoning_parser, fields | {"skip_special_tokens": skip})
     assert (markers, submit.shown_token_ids) == (expected, b"ids.")
     assert submit.params.skip_special_tokens is (skip is not False), "the caller decides about the others"
+
+
+def constraint_of(
+    tool_parser: str, reasoning_parser: str, **fields: object
+) -> tuple[CallsConstraint | None, str, bool]:
+    """The constraint on the calls of a chat's answers, with the token that begins it and whether it repeats."""
+    submit, _ = started(tool_parser, reasoning_parser, {"tools": TOOLS} | fields)
+    given = submit.params.structured_outputs
+    if given is None or given.calls is None:
+        return None, "", False
+    return CallsConstraint.from_text(given.calls), given.begin, given.repeats
+
+
+def test_forced_calls_are_constrained_in_the_form_of_the_model() -> None:
+    found, begin, repeats = constraint_of("hermes", "think", tool_choice="required")
+    assert found is not None and (found.form, begin, repeats) == (HERMES, "", False)
+    assert (found.tools, found.has_text, found.has_one_call) == ({"f": EMPTY}, False, False)
+    assert found.thought == ("<think>", "</think>")
+    named, _, _ = constraint_of("hermes", "none", tool_choice={"type": "function", "function": {"name": "f"}})
+    assert named is not None and named.has_one_call and named.thought is None
+    single, _, _ = constraint_of("hermes", "none", tool_choice="required", parallel_tool_calls=False)
+    assert single is not None and single.has_one_call
+
+
+def test_a_form_that_is_unknown_forces_calls_as_a_list() -> None:
+    submit, _ = started("llama", "none", {"tools": TOOLS, "tool_choice": "required"})
+    assert submit.params.structured_outputs is not None and submit.params.structured_outputs.json
+
+
+def test_strict_tools_are_constrained_where_their_calls_begin() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}, *OTHER]
+    found, begin, repeats = constraint_of("hermes", "none", tools=tools)
+    assert found is not None and (found.has_text, begin, repeats) == (True, "", False)
+    assert found.tools == {"f": EMPTY, "g": None}
+    found, begin, repeats = constraint_of("mistral", "none", tools=tools)
+    assert found is not None and (found.has_text, begin, repeats) == (False, "[TOOL_CALLS]", True)
+    for fields in ({"tool_choice": "none"}, {"response_format": {"type": "json_object"}}, {"tools": OTHER}):
+        assert constraint_of("hermes", "none", **{"tools": tools} | fields)[0] is None, fields
+    assert constraint_of("none", "none", tools=tools)[0] is None
 
 
 def test_all_markers_of_a_form_are_asked_for() -> None:
