@@ -192,11 +192,13 @@ class CallMachine:
         return [begin]
 
     def _read_mid(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        """Read the text between the joint behind a name and the arguments. Without arguments they are {}."""
+        """Read the text between the joint behind a name and the arguments. Without arguments they are {}, but
+        only before a joint or, if calls have no end, before the answer's."""
         before, found, rest = self._finder.feed(text, is_last=is_last)
         self._raw.append(before)
         if found is None:
-            if self._finder.has_failed and is_last and not rest.strip():
+            has_end = any(self._form.calls[number].end.strip() for number in self._now)
+            if self._finder.has_failed and is_last and not rest.strip() and not has_end:
                 return self._begin_empty(rest), ""
             return (self._fail() if self._finder.has_failed else []), rest
         joint = self._joints[found.joint]
@@ -235,6 +237,8 @@ class CallMachine:
 
     def _read_tagged(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         parts, rest = self._arguments.read(text, is_last=is_last)
+        if self._arguments.left is None:
+            return parts, rest
         return [*parts, *self._end_tagged()], rest
 
     def _end_tagged(self) -> list[Part]:

@@ -72,6 +72,8 @@ class JointFinder:
         position = len(self._held)
         if position:
             text = self._held + text
+        elif not self._is_next and self._automaton.is_apart_from(text):
+            return text, None, ""
         if self._is_next and self._node is self._automaton.root:
             position = len(text) - len(text.lstrip())
             if position > MAX_SPACE:
@@ -215,6 +217,10 @@ class Automaton:
         self._nodes: dict[tuple[tuple[Places, ...], bool], Node] = {}
         self.root = self._node((), True)
         self.begun = self._node((self._begin,), False)
+
+    def is_apart_from(self, text: str) -> bool:
+        """Return whether no joint begins in a text, and none takes white space at its end."""
+        return self.first.search(text) is None and not (self.takes_space and text[-1:].isspace())
 
     def values(self, joint: int, text: str) -> dict[str, str]:
         """Return the texts in place of {ID} and its like in the text of a joint."""

@@ -102,7 +102,11 @@ class AnswerMachine:
         return [], text
 
     def _read_text(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
+        if self._skipped:
+            text = self._skip(text)
+        before, found, text = self._finder.feed(text, is_last=is_last)
+        if found is None and not before:
+            return [], text
         self._outer = self._state
         if found is None:
             return self._said(before), text

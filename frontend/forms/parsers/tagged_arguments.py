@@ -81,7 +81,7 @@ class TaggedArguments:
         return []
 
     def _read_value(self, before: str, found: Found | None) -> list[Part]:
-        is_blank = not before.strip()
+        is_blank = (self._is_blank or self._has_cdata) and not before.strip()
         self._is_blank = self._is_blank and is_blank
         if not (self._has_cdata and is_blank):
             self._text.append(before)

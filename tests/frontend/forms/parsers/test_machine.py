@@ -124,13 +124,12 @@ def test_the_parts_of_a_text_are_the_same_wherever_it_is_cut(name: str, data: st
 
 
 @pytest.mark.parametrize("name", FORMS)
-@given(edge=st.integers(1, 200))
-def test_an_answer_that_is_cut_off_has_only_whole_calls(name: str, edge: int) -> None:
-    text = ANSWERS[name][:edge]
-    _, content, calls = parse(new_machine(name), [text])
-    assert calls == CALLS[: len(calls)]
-    if not calls and text.strip():
-        assert content.strip() == text.strip() or name in ("tagged", "object")
+def test_an_answer_that_is_cut_off_has_only_whole_calls(name: str) -> None:
+    for edge in range(1, len(ANSWERS[name])):
+        text = ANSWERS[name][:edge]
+        _, content, calls = parse(new_machine(name), [text])
+        assert calls == CALLS[: len(calls)], text
+        assert calls or content.strip() == text.strip(), text
 
 
 @pytest.mark.parametrize("name", FORMS)
