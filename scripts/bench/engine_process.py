@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import psutil
 
@@ -30,8 +30,10 @@ class Engine:
 
     A thread reads stdout and a file takes stderr, so that no full pipe blocks the engine. Once the engine is ready,
     `addresses` are for clients, one of each frontend; `address` is the first of them, and `url` that of --http. Limits
-    are seconds of a `Deadline`: a busy machine does not shorten them.
+    are seconds of a `Deadline`: a busy machine does not shorten them. `program` is the module that is run.
     """
+
+    program: ClassVar = "tokenloom.frontend.launch"
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Engine:
         that executes the command in its own place."""
         self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
         self.faults.mkdir(exist_ok=True)
-        self._command = [*prefix, sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
+        self._command = [*prefix, sys.executable, "-m", self.program, *arguments]
         self._environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
         if has_faults:
             self._environment["TOKENLOOM_FAULTS"] = str(self.faults)

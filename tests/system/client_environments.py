@@ -25,8 +25,7 @@ NO_INDEX = ("connection broken by", "Temporary failure", "Name or service not kn
 
 def python_of(client: str) -> str:
     """Return the Python of an environment with `client`, the name of a line in requirements.txt."""
-    lines = (CLIENTS / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    (requirements,) = (line for line in lines if line.split("==")[0].split("[")[0] == client)
+    requirements = _requirements(client)
     folder = HOME / _name(client, requirements + sys.version)
     python = folder / "bin" / "python"
     if not _is_done(folder):
@@ -35,6 +34,18 @@ def python_of(client: str) -> str:
         _install([*pip, *requirements.split()], folder)
         _done(folder)
     return str(python)
+
+
+def version_of(client: str) -> str:
+    """Return the version of a Python client."""
+    return _requirements(client).split()[0].rpartition("==")[2]
+
+
+def _requirements(client: str) -> str:
+    """Return a client's line of requirements.txt."""
+    lines = (CLIENTS / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (found,) = (line for line in lines if line.split("==")[0].split("[")[0] == client)
+    return found
 
 
 def node_folder() -> Path:
