@@ -1,9 +1,9 @@
 """A worker whose model writes given answers: the real worker, with logits that favor the next token of a script.
 
 PLAY in the environment names a JSON file with scripts. The script whose `when` stands in the prompt behind those of all
-others gives the answer: its text, then the end of the turn. A mask holds as always: where it forbids the script's token,
-the model writes another one, and the script goes on behind the place in it where the written text stands, if it does.
-A prompt without a script gets the model's own answer.
+others gives the answer: its text, then the end of the turn. A mask holds as always: if it forbids the script's token,
+the model writes another one, and the script goes on behind the place in it where the written text stands. A prompt
+without a script gets the model's own answer, and so does a text that is no part of its script.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +53,8 @@ def test_a_client_runs_both_calls_and_gets_the_answer(engine: ScriptedEngine, fo
     python = python_of(client)
     with RecordingProxy(engine.url) as proxy:
         seen: Any = seen_by(proxy.url, python, str(CLIENTS / "tool_loops" / f"{script}.py"))
-        assert list(seen) == MODES
-        for mode, name in itertools.product(MODES, loops):
+        assert [*seen] == [mode for mode in MODES if mode != "required" or script != "pydantic_ai_loop"]
+        for mode, name in itertools.product(seen, loops):
             check(f"{mode}, {name}", seen[mode][name], FORMS[form], may_speak=mode != "required")
         if form == RECORDED:
             check_recorded(script, version_of(client), proxy.exchanges)
@@ -64,7 +63,7 @@ def test_a_client_runs_both_calls_and_gets_the_answer(engine: ScriptedEngine, fo
 def check(where: str, loop: Any, form: ToolForm, *, may_speak: bool) -> None:
     """Check what a client has seen of both turns, and the calls that it ran."""
     assert isinstance(loop, dict), f"{where}: {loop}"
-    assert loop["ran"] == CALLS, f"{where}: {loop}"
+    assert sorted(loop["ran"], key=str) == sorted(CALLS, key=str), f"{where}: {loop}"  # some run them at once
     seen = loop["seen"]
     wanted = {"thought": form.thought, "said": form.said if may_speak else "", "answer": ANSWER}
     assert {name: seen[name] for name in wanted if name in seen} == {

@@ -1,4 +1,7 @@
-"""pydantic-ai in tool loops, which it runs itself: chats and responses, whole and streamed."""
+"""pydantic-ai in tool loops, which it runs itself: chats and responses, whole and streamed.
+
+It forces calls of its own output tools alone: pydantic_ai_client.py has them.
+"""
 
 import json
 from collections.abc import AsyncIterable
@@ -16,8 +19,7 @@ SETTINGS: Any = {"timeout": 60, "max_tokens": 400}
 
 def agent(model: str, mode: str) -> Any:
     tool = Tool(weather, strict=mode == "strict")
-    settings = SETTINGS | ({"tool_choice": "required"} if mode == "required" else {})
-    return Agent(getattr(openai, model)(MODEL, provider=PROVIDER), tools=[tool], model_settings=settings, retries=0)
+    return Agent(getattr(openai, model)(MODEL, provider=PROVIDER), tools=[tool], model_settings=SETTINGS, retries=0)
 
 
 def told(result: Any, answer: str) -> dict[str, Any]:
@@ -41,6 +43,9 @@ async def read_all(_: object, events: AsyncIterable[object]) -> None:
 def streamed(model: str, mode: str) -> object:
     result = agent(model, mode).run_sync(QUESTION, event_stream_handler=read_all)
     return told(result, result.output)
+
+
+del found["required"]
 
 
 @loop

@@ -47,7 +47,7 @@ def run(name: str, arguments: str | dict[str, Any]) -> str:
 
 def loop(play: Callable[[str], object]) -> Callable[[str], object]:
     """Decorate a loop, which takes a mode and returns what it has seen; it runs at once, and its error is a result."""
-    for mode in MODES:
+    for mode in found:
         ran.clear()
         try:
             found[mode][play.__name__] = {"seen": play(mode), "ran": list(ran)}
