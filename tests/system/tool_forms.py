@@ -12,19 +12,30 @@ from typing import Any
 import msgspec
 
 from tokenloom.tests.support.scripted_worker import Script
+from tokenloom.tests.support.template_shapes import template_of
 from tokenloom.tests.system.scripted_engine import ScriptedEngine
 
-TEMPLATES = Path(__file__).parents[1] / "fixtures" / "templates"
 QUESTION, RESULT, ANSWER = "How warm is it in Lima?", "17 degrees", "It is 17 degrees."
 LIMA: dict[str, Any] = {"city": 'Lima, "Perú"', "days": 3, "unit": "celsius", "places": ["the port", "{2}"]}
 CUSCO: dict[str, Any] = {"city": "Cusco", "days": 1, "unit": "fahrenheit", "places": []}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "places": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city", "days", "unit", "places"],
+    "additionalProperties": False,
+}
 CALLS = [["weather", LIMA], ["weather", CUSCO]]
 THOUGHT = "Two cities are near."
 SAID = "Let me see."
 
 
 class ToolForm(msgspec.Struct, frozen=True, kw_only=True):
-    template: str  # path in TEMPLATES
+    template: str  # of tests/fixtures/templates
     first: str  # the turn with the calls
     markers: list[str]  # special tokens
     end: str  # of a turn
@@ -38,8 +49,7 @@ class ToolForm(msgspec.Struct, frozen=True, kw_only=True):
         return [Script(QUESTION, self.first), Script(RESULT, self.second)]
 
     def start(self, runtime: Path, *options: str) -> ScriptedEngine:
-        template = (TEMPLATES / self.template).read_text(encoding="utf-8")
-        return ScriptedEngine(runtime, template, self.scripts, self.markers, self.end, *options)
+        return ScriptedEngine(runtime, template_of(self.template), self.scripts, self.markers, self.end, *options)
 
 
 def _json(arguments: dict[str, Any]) -> str:
@@ -70,14 +80,14 @@ def _placed(place: int, arguments: dict[str, Any]) -> str:
 
 FORMS = {
     "object": ToolForm(
-        template="object/hermes.jinja",
+        template="object/hermes",
         first=f"{SAID}\n{_hermes(LIMA)}\n{_hermes(CUSCO)}",
         said=SAID,
         markers=["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"],
         end="<|im_end|>",
     ),
     "json": ToolForm(
-        template="json/marker_and_id.jinja",
+        template="json/marker_and_id",
         first="".join(
             f"[TOOL_CALLS]weather[CALL_ID]{each}[ARGS]{_json(arguments)}"
             for each, arguments in (("aB3dE6gH9", LIMA), ("k2M4p6R8t", CUSCO))
@@ -87,7 +97,7 @@ FORMS = {
         end="<|eos|>",
     ),
     "tagged": ToolForm(
-        template="tagged/key_value.jinja",
+        template="tagged/key_value",
         first=f"\n<think>{THOUGHT}</think>\n{SAID}{_tags(LIMA)}{_tags(CUSCO)}",
         second=f"\n<think></think>\n{ANSWER}",
         thought=THOUGHT,
@@ -104,14 +114,14 @@ FORMS = {
         end="<|observation|>",
     ),
     "literal": ToolForm(
-        template="literal/python_calls.jinja",
+        template="literal/python_calls",
         first=f"{SAID}<|tool_call_start|>[{_python(LIMA)}, {_python(CUSCO)}]<|tool_call_end|>",
         said=SAID,
         markers=["<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"],
         end="<|im_end|>",
     ),
     "thoughts": ToolForm(
-        template="json/place_and_thoughts.jinja",
+        template="json/place_and_thoughts",
         first=(
             f"<think>{THOUGHT}</think><|tool_calls_section_begin|>{_placed(0, LIMA)}{_placed(1, CUSCO)}"
             "<|tool_calls_section_end|>"

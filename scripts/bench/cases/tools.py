@@ -2,7 +2,7 @@
 
     engine-launch bench tools FILE.gguf 96 --parts validity,steps,start
 
-validity: one server with a template in the form of Hermes; N conversations with two or three tools, once in each mode.
+validity: one server with a template in the form of Hermes; N conversations with up to five tools, once in each mode.
   The model may call (auto), may call with every tool strict, must call (required), and must call a strict tool. A row
   has the answers with calls, those whose calls are all valid, and those with something else: an unknown name, or
   arguments that jsonschema refuses. Answers that max_tokens cut are not counted.
@@ -11,7 +11,7 @@ steps: times between the tokens of --streams unconstrained answers beside one th
   of the rounds' ratios of medians.
 start: seconds from the command to Ready, with what the start has learned from the template kept, and without.
 
-All flags of engine-launch are taken; --max-model-len must have room for the prompts, of about 800 tokens.
+All flags of engine-launch are taken; --max-model-len must have room for the prompts, of about 1,000 tokens.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def measure(setup: Setup) -> None:
 
 OPTIONS = {
     "--parts": (",".join(PARTS), "what to measure"),
-    "--temperature": (1.0, "of the answers of `validity`"),
+    "--temperature": (0.7, "of the answers of `validity`"),
     "--streams": (4, "answers that run at once"),
     "--tokens": (120, "pieces of each answer of `steps`"),
 }

@@ -13,24 +13,16 @@ from typing import Any
 
 from tokenloom.ipc.codec import JsonObject
 
+NUM_SHOWN = 4  # calls of a conversation before its question
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system
-You answer questions by calling functions. The functions:
-<tools>
-' }}{% for tool in tools %}{{ tool | tojson }}{{ '
-' }}{% endfor %}{{ '</tools>
-A call is written:
-<tool_call>
+You answer every question with a call of a function. The functions:
+' }}{% for tool in tools %}{{ tool.function | tojson }}{{ '
+' }}{% endfor %}{{ 'A call is written <tool_call>
 {"name": NAME, "arguments": OBJECT}
 </tool_call><|im_end|>
 ' }}{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{ '<|im_start|>user
-<tool_response>
-' ~ message.content ~ '
-</tool_response><|im_end|>
-' }}
-{%- else %}{{ '<|im_start|>' ~ message.role ~ '
+{%- for message in messages %}{{ '<|im_start|>' ~ message.role ~ '
 ' ~ (message.content or '') }}
 {%- for call in message.tool_calls or [] %}
 {%- if message.content or not loop.first %}{{ '
@@ -39,7 +31,6 @@ A call is written:
 </tool_call>' }}
 {%- endfor %}{{ '<|im_end|>
 ' }}
-{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
@@ -127,15 +118,15 @@ def tools(names: Sequence[str], *, is_strict: bool) -> list[JsonObject]:
 
 
 def conversations(count: int) -> Iterator[tuple[list[Any], list[str]]]:
-    """Yield `count` conversations with the names of their tools: the two of the calls that it starts with, and the one
+    """Yield `count` conversations with the names of their tools: those of the calls that it starts with, and the one
     that the last question needs."""
     names = list(_SCHEMAS)
     every = itertools.product(range(2), _PLACES, names)
     for number, (kind, place, name) in enumerate(itertools.islice(itertools.cycle(every), count)):
-        others = [other for other in names if other != name]
-        shown = [others[number % len(others)], others[(number + 1 + number // 7) % len(others)]]
+        first = names.index(name) + 1 + number % 2
+        shown = [names[(first + step) % len(names)] for step in range(NUM_SHOWN)]
         question = {"role": "user", "content": _QUESTIONS[name][kind].format(place)}
-        yield [*itertools.chain(*map(_called, dict.fromkeys(shown))), question], sorted({name, *shown})
+        yield [*itertools.chain(*map(_called, shown)), question], sorted({name, *shown})
 
 
 def _called(name: str) -> list[Any]:

@@ -1,0 +1,139 @@
+"""Two turns with calls, with a model of each form: each API returns both calls, and the next turn continues it.
+
+The clients of test_tool_loops.py play the same turns each night.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tokenloom.tests.support.today import some
+from tokenloom.tests.system.http_engine import ask, open_http
+from tokenloom.tests.system.scripted_engine import ScriptedEngine
+from tokenloom.tests.system.tool_forms import ANSWER, CALLS, CUSCO, FORMS, LIMA, QUESTION, RESULT, SCHEMA, ToolForm
+
+BLOCK = 16  # tokens of a KV block
+FUNCTION: Any = {"name": "weather", "parameters": SCHEMA}
+CHAT: Any = {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 400}
+RESPONSE: Any = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 400}
+MESSAGE: Any = {"tools": [{"name": "weather", "input_schema": SCHEMA}], "max_tokens": 400}
+ASKED: Any = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture(scope="module", params=some([*FORMS], num_today=2))
+def form(request: pytest.FixtureRequest) -> ToolForm:
+    return FORMS[request.param]
+
+
+@pytest.fixture(scope="module")
+def engine(form: ToolForm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]:
+    with form.start(tmp_path_factory.mktemp("run"), "--speculation", "off") as engine:
+        engine.wait_ready()
+        yield engine
+        engine.end()
+
+
+@pytest.fixture
+def http(engine: ScriptedEngine) -> Iterator[httpx2.Client]:
+    with open_http(engine.url) as http:
+        yield http
+
+
+def calls_of(message: Any) -> list[Any]:
+    return [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in message["tool_calls"]]
+
+
+def results(message: Any) -> list[Any]:
+    return [{"role": "tool", "tool_call_id": each["id"], "content": RESULT} for each in message["tool_calls"]]
+
+
+def check_ids(form: ToolForm, ids: list[str]) -> None:
+    assert ids == form.ids if form.ids else len(set(ids)) == len(CALLS)
+
+
+def test_chat_returns_both_calls_and_finds_them_in_the_cache(http: httpx2.Client, form: ToolForm) -> None:
+    answer = ask(http, "/v1/chat/completions", CHAT, messages=ASKED)
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert calls_of(message) == CALLS
+    assert ((message["content"] or "").strip(), message["reasoning"]) == (form.said, form.thought)
+    assert choice["finish_reason"] == "tool_calls"
+    check_ids(form, [call["id"] for call in message["tool_calls"]])
+    second = ask(http, "/v1/chat/completions", CHAT, messages=[*ASKED, message, *results(message)])
+    assert second["choices"][0]["message"]["content"].strip() == ANSWER
+    num_generated = answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > num_generated - 2 * BLOCK
+
+
+def test_stream_has_the_calls_of_the_whole_answer(http: httpx2.Client, form: ToolForm) -> None:
+    calls: dict[int, list[str]] = {}
+    said = thought = ""
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"messages": ASKED, "stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
+    for delta in (choice["delta"] for line in lines for choice in json.loads(line)["choices"]):
+        said, thought = said + (delta.get("content") or ""), thought + (delta.get("reasoning") or "")
+        for call in delta.get("tool_calls") or ():
+            name, arguments = calls.setdefault(call["index"], ["", ""])
+            function = call["function"]
+            calls[call["index"]] = [name + (function.get("name") or ""), arguments + (function.get("arguments") or "")]
+    assert [[name, json.loads(arguments)] for name, arguments in calls.values()] == CALLS
+    assert (said.strip(), thought or None) == (form.said, form.thought)
+
+
+def test_response_returns_both_calls_and_goes_on(http: httpx2.Client, form: ToolForm) -> None:
+    first = ask(http, "/v1/responses", RESPONSE, input=QUESTION)
+    found = [each for each in first["output"] if each["type"] == "function_call"]
+    assert [[each["name"], json.loads(each["arguments"])] for each in found] == CALLS
+    check_ids(form, [each["call_id"] for each in found])
+    outputs = [{"type": "function_call_output", "call_id": each["call_id"], "output": RESULT} for each in found]
+    second = ask(http, "/v1/responses", RESPONSE, input=[*ASKED, *first["output"], *outputs])
+    assert second["output"][-1]["content"][0]["text"].strip() == ANSWER
+
+
+def test_message_returns_both_calls_and_goes_on(http: httpx2.Client) -> None:
+    first = ask(http, "/v1/messages", MESSAGE, messages=ASKED)
+    found = [each for each in first["content"] if each["type"] == "tool_use"]
+    assert [[each["name"], each["input"]] for each in found] == CALLS
+    blocks = [{"type": "tool_result", "tool_use_id": each["id"], "content": RESULT} for each in found]
+    turns = [*ASKED, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": blocks}]
+    second = ask(http, "/v1/messages", MESSAGE, messages=turns)
+    assert second["content"][-1]["text"].strip() == ANSWER
+
+
+@pytest.mark.parametrize("mode", ["required", "named", "strict"])
+def test_constrained_calls_are_written_in_the_models_own_form(http: httpx2.Client, form: ToolForm, mode: str) -> None:
+    """The script goes on behind a mask, which allows no prose before a forced call."""
+    choices: Any = {"required": "required", "named": {"type": "function", "function": {"name": "weather"}}}
+    function = FUNCTION | {"strict": mode == "strict"}
+    tools = [{"type": "function", "function": function}]
+    body = CHAT | {"tools": tools} | ({"tool_choice": choices[mode]} if mode in choices else {})
+    message = ask(http, "/v1/chat/completions", body, messages=ASKED)["choices"][0]["message"]
+    assert calls_of(message) == CALLS
+    assert message["reasoning"] == form.thought
+    check_ids(form, [call["id"] for call in message["tool_calls"]])
+    second = ask(http, "/v1/chat/completions", CHAT, messages=[*ASKED, message, *results(message)])
+    assert second["choices"][0]["message"]["content"].strip() == ANSWER
+
+
+def test_one_call_ends_an_answer_without_parallel_calls(http: httpx2.Client) -> None:
+    body = CHAT | {"tool_choice": "required", "parallel_tool_calls": False}
+    answer = ask(http, "/v1/chat/completions", body, messages=ASKED)
+    assert calls_of(answer["choices"][0]["message"]) == [["weather", LIMA]]
+    whole = ask(http, "/v1/chat/completions", CHAT | {"tool_choice": "required"}, messages=ASKED)
+    assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+
+
+def test_arguments_of_a_strict_tool_conform_though_the_model_writes_others(http: httpx2.Client) -> None:
+    """The script's second call has a unit that this schema does not allow."""
+    schema = SCHEMA | {"properties": SCHEMA["properties"] | {"unit": {"const": "celsius"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}]
+    message = ask(http, "/v1/chat/completions", CHAT | {"tools": tools}, messages=ASKED)["choices"][0]["message"]
+    first, *others = calls_of(message)
+    assert first == CALLS[0] and [call[1]["unit"] for call in others] == ["celsius"] * len(others)
+    free = ask(http, "/v1/chat/completions", CHAT, messages=ASKED)["choices"][0]["message"]
+    assert calls_of(free)[1][1]["unit"] == CUSCO["unit"] == "fahrenheit"
