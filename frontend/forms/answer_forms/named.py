@@ -65,11 +65,42 @@ _FORMS: dict[str, tuple[CallForm, ...]] = {
         ),
     ),
 }
+_KIMI = CallForm(
+    kind="json",
+    start="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    next="<|tool_call_end|><|tool_call_begin|>functions.",
+    end="<|tool_call_end|><|tool_calls_section_end|>",
+    mid=":{INDEX}<|tool_call_argument_begin|>",
+)
+_ALSO_WRITTEN: tuple[tuple[CallForm, ...], ...] = (  # a form that templates show, and how its models also write calls
+    _FORMS["mistral"],
+    _FORMS["qwen3_coder"],
+    (
+        _KIMI,
+        msgspec.structs.replace(
+            _KIMI,
+            start=_KIMI.start.removesuffix("functions."),
+            next=_KIMI.next.removesuffix("functions."),
+        ),
+    ),
+)
 FORMS: dict[str, AnswerForm] = {name: AnswerForm(name=name, calls=calls) for name, calls in _FORMS.items()} | {
     "llama": AnswerForm(name="llama", reader="llama"),
     "openai": AnswerForm(name="openai", reader="harmony"),
 }
 NO_FORM = AnswerForm()
+
+
+def with_also_written(form: AnswerForm) -> AnswerForm:
+    """Return a form of one kind of calls with the ways in which models of its family also write them: models leave out
+    markers that their templates show."""
+    if len(form.calls) != 1:
+        return form
+    (shown,) = form.calls
+    for first, *others in _ALSO_WRITTEN:
+        if shown.kind == first.kind and "".join(shown.start.split()) == "".join(first.start.split()):
+            return msgspec.structs.replace(form, calls=(shown, *others))
+    return form
 
 
 def named_form(tool_parser: str, reasoning_parser: str) -> AnswerForm:

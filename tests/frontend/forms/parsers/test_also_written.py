@@ -1,0 +1,62 @@
+"""Calls are read also as models write them beside the form that their templates show."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
+from tokenloom.frontend.forms.answer_forms.named import FORMS, with_also_written
+from tokenloom.frontend.forms.parsers.names import new_parsers
+from tokenloom.frontend.forms.parsers.parts import whole_calls
+
+TEXTS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}}
+CODER = FORMS["qwen3_coder"].calls[0]
+KIMI = CallForm(
+    kind="json",
+    start="<|tool_calls_section_begin|>\n<|tool_call_begin|>functions.",
+    next="<|tool_call_end|>\n<|tool_call_begin|>functions.",
+    end="<|tool_call_end|>\n<|tool_calls_section_end|>",
+    mid=":{INDEX}<|tool_call_argument_begin|>",
+)
+VALUE = "<parameter=a>\nx\n</parameter>\n<parameter=b>\n7\n</parameter>\n"
+
+
+def read(form: CallForm, text: str) -> tuple[str, list[tuple[str, object]]]:
+    """Return the content and the calls of an answer, whose template shows `form`."""
+    (parser,) = new_parsers(with_also_written(AnswerForm(calls=(form,))), TEXTS, is_inside_thought=False)
+    content, calls = whole_calls([*parser.append(text), *parser.finish()])
+    return content.strip(), [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n<function=f>\n{VALUE}</function>\n</tool_call>",
+        f"<function=f>\n{VALUE}</function>",
+        f"<function=f>\n{VALUE}</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=a>\nx\n<parameter=b>\n7\n</function>\n</tool_call>",
+    ],
+    ids=["as shown", "without the outer tags", "without the outer begin", "without the ends of values"],
+)
+def test_tagged_call_is_read_without_some_of_its_tags(text: str) -> None:
+    content, calls = read(CODER, f"I look. {text}")
+    assert calls == [("f", {"a": "x", "b": 7})]
+    assert content.removesuffix("</tool_call>").strip() == "I look."
+
+
+@pytest.mark.parametrize("prefix", ["functions.", ""])
+def test_name_is_read_without_the_word_before_it(prefix: str) -> None:
+    text = (
+        f'<|tool_calls_section_begin|><|tool_call_begin|>{prefix}f:0<|tool_call_argument_begin|>{{"a": "x"}}'
+        f'<|tool_call_end|><|tool_call_begin|>{prefix}f:1<|tool_call_argument_begin|>{{"b": 7}}'
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    assert read(KIMI, text) == ("", [("f", {"a": "x"}), ("f", {"b": 7})])
+
+
+def test_form_of_no_known_family_stays_as_it_is() -> None:
+    form = AnswerForm(calls=(msgspec.structs.replace(CODER, start="<call>"),))
+    assert with_also_written(form) == form
