@@ -1,8 +1,8 @@
 """Third-party clients in tool loops of two turns, unpatched, with a model of each form of calls.
 
 The model writes two calls, the client runs its function for both and sends the results back, and the model answers.
-tests/clients/tool_loops has a script for each client. The first turn leaves the choice to the model, forces a call, or
-asks for calls that conform to the tool's schema. The requests are the recorded ones (test_recorded_clients.py).
+tests/clients/tool_loops has a script for each client. The tool is strict or not. The requests are the recorded ones
+(test_recorded_clients.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOPS = {  # script: client, and the loops that it plays
     "pydantic_ai_loop": ("pydantic-ai-slim", ["chat", "chat_stream", "responses", "responses_stream"]),
     "agents_loop": ("openai-agents", ["chat", "chat_stream", "responses", "responses_stream"]),
 }
-MODES = ["auto", "required", "strict"]
+MODES = ["auto", "strict"]
 ENDS = ("tool_calls", "completed", "tool_use")  # of the first turn, in chats, responses and messages
 RECORDED = "thoughts"  # the form whose requests are recorded: those of the others have no more fields
 
@@ -53,22 +53,22 @@ def test_a_client_runs_both_calls_and_gets_the_answer(engine: ScriptedEngine, fo
     python = python_of(client)
     with RecordingProxy(engine.url) as proxy:
         seen: Any = seen_by(proxy.url, python, str(CLIENTS / "tool_loops" / f"{script}.py"))
-        assert [*seen] == [mode for mode in MODES if mode != "required" or script != "pydantic_ai_loop"]
+        assert [*seen] == MODES
         for mode, name in itertools.product(seen, loops):
-            check(f"{mode}, {name}", seen[mode][name], FORMS[form], may_speak=mode != "required")
+            check(f"{mode}, {name}", seen[mode][name], FORMS[form])
         if form == RECORDED:
             check_recorded(script, version_of(client), proxy.exchanges)
 
 
-def check(where: str, loop: Any, form: ToolForm, *, may_speak: bool) -> None:
+def check(where: str, loop: Any, form: ToolForm) -> None:
     """Check what a client has seen of both turns, and the calls that it ran."""
     assert isinstance(loop, dict), f"{where}: {loop}"
     assert sorted(loop["ran"], key=str) == sorted(CALLS, key=str), f"{where}: {loop}"  # some run them at once
     seen = loop["seen"]
-    wanted = {"thought": form.thought, "said": form.said if may_speak else "", "answer": ANSWER}
+    wanted = {"thought": form.thought, "said": form.said, "answer": ANSWER}
     assert {name: seen[name] for name in wanted if name in seen} == {
         name: value for name, value in wanted.items() if name in seen
     }, f"{where}: {loop}"
     assert seen.get("end") in (None, *ENDS), f"{where}: {loop}"
-    given = [each.removeprefix("toolu_") for each in seen["ids"]]
+    given = [each.removeprefix("toolu_own_") for each in seen["ids"]]
     assert given == form.ids if form.ids else len(set(given)) == len(CALLS), f"{where}: {loop}"

@@ -15,7 +15,7 @@ import pytest
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.http_engine import ask, open_http
 from tokenloom.tests.system.scripted_engine import ScriptedEngine
-from tokenloom.tests.system.tool_forms import ANSWER, CALLS, CUSCO, FORMS, LIMA, QUESTION, RESULT, SCHEMA, ToolForm
+from tokenloom.tests.system.tool_forms import ANSWER, CALLS, FORMS, QUESTION, RESULT, SCHEMA, ToolForm
 
 BLOCK = 16  # tokens of a KV block
 FUNCTION: Any = {"name": "weather", "parameters": SCHEMA}
@@ -103,37 +103,3 @@ def test_message_returns_both_calls_and_goes_on(http: httpx2.Client) -> None:
     turns = [*ASKED, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": blocks}]
     second = ask(http, "/v1/messages", MESSAGE, messages=turns)
     assert second["content"][-1]["text"].strip() == ANSWER
-
-
-@pytest.mark.parametrize("mode", ["required", "named", "strict"])
-def test_constrained_calls_are_written_in_the_models_own_form(http: httpx2.Client, form: ToolForm, mode: str) -> None:
-    """The script goes on behind a mask, which allows no prose before a forced call."""
-    choices: Any = {"required": "required", "named": {"type": "function", "function": {"name": "weather"}}}
-    function = FUNCTION | {"strict": mode == "strict"}
-    tools = [{"type": "function", "function": function}]
-    body = CHAT | {"tools": tools} | ({"tool_choice": choices[mode]} if mode in choices else {})
-    message = ask(http, "/v1/chat/completions", body, messages=ASKED)["choices"][0]["message"]
-    assert calls_of(message) == CALLS
-    assert message["reasoning"] == form.thought
-    check_ids(form, [call["id"] for call in message["tool_calls"]])
-    second = ask(http, "/v1/chat/completions", CHAT, messages=[*ASKED, message, *results(message)])
-    assert second["choices"][0]["message"]["content"].strip() == ANSWER
-
-
-def test_one_call_ends_an_answer_without_parallel_calls(http: httpx2.Client) -> None:
-    body = CHAT | {"tool_choice": "required", "parallel_tool_calls": False}
-    answer = ask(http, "/v1/chat/completions", body, messages=ASKED)
-    assert calls_of(answer["choices"][0]["message"]) == [["weather", LIMA]]
-    whole = ask(http, "/v1/chat/completions", CHAT | {"tool_choice": "required"}, messages=ASKED)
-    assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
-
-
-def test_arguments_of_a_strict_tool_conform_though_the_model_writes_others(http: httpx2.Client) -> None:
-    """The script's second call has a unit that this schema does not allow."""
-    schema = SCHEMA | {"properties": SCHEMA["properties"] | {"unit": {"const": "celsius"}}}
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}]
-    message = ask(http, "/v1/chat/completions", CHAT | {"tools": tools}, messages=ASKED)["choices"][0]["message"]
-    first, *others = calls_of(message)
-    assert first == CALLS[0] and [call[1]["unit"] for call in others] == ["celsius"] * len(others)
-    free = ask(http, "/v1/chat/completions", CHAT, messages=ASKED)["choices"][0]["message"]
-    assert calls_of(free)[1][1]["unit"] == CUSCO["unit"] == "fahrenheit"

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...forms.answer_forms.form import AnswerForm
-from ...forms.answer_forms.named import FORMS, HARMONY, THOUGHTS, named_form
+from ...forms.answer_forms.named import FORMS, HARMONY, THOUGHTS, named_form, with_also_written
 from ...forms.parsers.names import find_tool_parser
 from .learn import UnknownForm, learn
 from .probe import MINOR, PROBES
@@ -114,7 +114,7 @@ class _Chooser:
         if sign.reader == "harmony":
             yield "tried", sign
         try:
-            yield "learned", learn(self._shown, self._thoughts)
+            yield "learned", with_also_written(learn(self._shown, self._thoughts))
         except UnknownForm as error:
             self._why = str(error)
         for form in FORMS.values():

@@ -1,6 +1,6 @@
 """Measure calls of tools: how many conform to their schemas, with and without `strict`, and what that costs.
 
-    engine-launch bench tools FILE.gguf 96 --parts validity,steps,start
+    engine-launch bench tools FILE.gguf 96 --parts validity,steps
 
 validity: one server with a template in the form of Hermes; N conversations with up to five tools, once in each mode.
   The model may call (auto), may call with every tool strict, must call (required), and must call a strict tool. A row
@@ -9,8 +9,6 @@ validity: one server with a template in the form of Hermes; N conversations with
 steps: times between the tokens of --streams unconstrained answers beside one that is unconstrained, one with a strict
   tool that writes prose, and one that must write a strict call. All run in turn in each round; the ratio is the median
   of the rounds' ratios of medians.
-start: seconds from the command to Ready, with what the start has learned from the template kept, and without.
-
 All flags of engine-launch are taken; --max-model-len must have room for the prompts, of about 1,000 tokens.
 """
 
@@ -41,7 +39,7 @@ from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.workload import flags_of
 
 CHAT = "/v1/chat/completions"
-PARTS = ("validity", "steps", "start")
+PARTS = ("validity", "steps")
 MODES: Mapping[str, JsonObject] = {  # fields of the request beside its tools
     "auto": {},
     "auto, strict": {},
@@ -170,17 +168,6 @@ def measure_steps(setup: Setup, server: ChatServer) -> None:
     plain_medians, *others = medians.values()
     for kind, values in zip(list(medians)[1:], others, strict=True):
         setup.report.note_ratios(f"step beside one that is {kind}, of unconstrained", values, plain_medians)
-
-
-def start_s(setup: Setup, cache: Path) -> tuple[float, list[str]]:
-    """Start an engine whose user's cache is `cache`; return the seconds to Ready and its lines."""
-    with tempfile.TemporaryDirectory() as runtime:
-        begun = time.perf_counter()
-        with Engine(Path(runtime), engine_flags(setup), {"XDG_CACHE_HOME": str(cache)}, has_faults=False) as engine:
-            engine.wait_ready()
-            seconds = time.perf_counter() - begun
-            engine.stop()
-    return seconds, engine.lines
 
 
 def engine_flags(setup: Setup) -> list[str]:

@@ -45,9 +45,6 @@ def streamed(model: str, mode: str) -> object:
     return told(result, result.output)
 
 
-del found["required"]
-
-
 @loop
 def chat(mode: str) -> object:
     return whole("OpenAIChatModel", mode)

@@ -1,7 +1,7 @@
 """The tool, the question and the results of the tool loops of Python clients.
 
 A loop asks the question, runs the tool for each call of the answer, sends the results back and returns the last answer.
-It is played in three modes: the model chooses, must call, or may call, but as the tool's schema says.
+It is played in two modes: the model may call, or may call, but as the tool's schema says.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Literal
 MODEL = "tokenloom-demo"
 SERVER = sys.argv[1]
 URL = SERVER + "/v1"
-MODES = ("auto", "required", "strict")
+MODES = ("auto", "strict")
 QUESTION = "How warm is it in Lima?"
 Unit = Literal["celsius", "fahrenheit"]
 
