@@ -61,7 +61,7 @@ def test_a_client_runs_both_calls_and_gets_the_answer(engine: ScriptedEngine, fo
 
 
 def check(where: str, loop: Any, form: ToolForm) -> None:
-    """Check what a client has seen of both turns, and the calls that it ran."""
+    """Check the results of both turns, and the calls that it ran."""
     assert isinstance(loop, dict), f"{where}: {loop}"
     assert sorted(loop["ran"], key=str) == sorted(CALLS, key=str), f"{where}: {loop}"  # some run them at once
     seen = loop["seen"]

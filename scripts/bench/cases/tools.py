@@ -1,4 +1,4 @@
-"""Measure calls of tools: how many conform to their schemas, with and without `strict`, and what that costs.
+"""Measure calls of tools: how many conform to their schemas, with and without `strict`, and the cost.
 
     engine-launch bench tools FILE.gguf 96 --parts validity,steps
 
@@ -95,7 +95,7 @@ class ChatServer:
 
 
 def verdict(choice: Any) -> str:
-    """Return what an answer is: prose, valid calls, or what is wrong with one of its calls."""
+    """Return the kind of an answer: prose, valid calls, or the fault of one of its calls."""
     if choice["finish_reason"] == "length":
         return "cut"
     calls = choice["message"].get("tool_calls") or ()
@@ -194,7 +194,7 @@ def measure(setup: Setup) -> None:
 
 
 OPTIONS = {
-    "--parts": (",".join(PARTS), "what to measure"),
+    "--parts": (",".join(PARTS), "parts to measure"),
     "--temperature": (0.7, "of the answers of `validity`"),
     "--streams": (4, "answers that run at once"),
     "--tokens": (120, "pieces of each answer of `steps`"),

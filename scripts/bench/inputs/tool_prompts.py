@@ -1,6 +1,6 @@
 """Tools of several shapes, questions that need them, and a ChatML template with calls in the form of Hermes.
 
-The schemas have what a small model gets wrong: names of an enum, bounds, nested objects, lists, fields that may be
+The schemas have parts that small models get wrong: names of an enum, bounds, nested objects, lists, fields that may be
 absent. Every conversation starts with calls of other tools, so that a model that is not trained on calls writes some.
 """
 

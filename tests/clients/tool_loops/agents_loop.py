@@ -21,7 +21,7 @@ def agent(model: str, mode: str) -> Any:
 
 
 def told(result: Any) -> dict[str, Any]:
-    """Return what a user sees: ids of the calls, and the last text."""
+    """Return the visible parts: ids of the calls, and the last text."""
     ids = [item["call_id"] for item in result.to_input_list() if item.get("type") == "function_call"]
     return {"ids": ids, "answer": result.final_output}
 

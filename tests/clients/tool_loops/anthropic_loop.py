@@ -28,7 +28,7 @@ def results(message: Any) -> list[Any]:
 
 
 def told(first: Any, second: Any) -> dict[str, Any]:
-    """Return what a user sees of both messages: the first one, and the text of the second."""
+    """Return the visible parts of both messages: the first one, and the text of the second."""
 
     def joined(message: Any, kind: str) -> str:
         return "".join(getattr(block, kind) for block in message.content if block.type == kind)

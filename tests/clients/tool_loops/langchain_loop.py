@@ -17,7 +17,7 @@ MODELS = {False: ChatOpenAI(**COMMON), True: ChatOpenAI(use_responses_api=True, 
 
 
 def play(mode: str, *, is_response: bool, is_stream: bool) -> object:
-    """Return what a user sees of both turns: the first one, and the text of the second."""
+    """Return the visible parts of both turns: the first one, and the text of the second."""
     strict = {"strict": True} if mode == "strict" else {}
     model = MODELS[is_response].bind_tools([TOOL], **strict)
     first = MODELS[is_response].bind_tools([TOOL], **strict, **{"tool_choice": "any"} if mode == "required" else {})

@@ -40,7 +40,7 @@ def outputs(response: Any) -> list[Any]:
 
 
 def told(message: Any, finish_reason: str, answer: Any) -> dict[str, Any]:
-    """Return what a user sees of both turns of a chat: the first one, and the text of the second."""
+    """Return the visible parts of both turns of a chat: the first one, and the text of the second."""
     return {
         "thought": (message.model_extra or {}).get("reasoning_content"),
         "said": message.content or "",
@@ -51,7 +51,7 @@ def told(message: Any, finish_reason: str, answer: Any) -> dict[str, Any]:
 
 
 def told_response(first: Any, second: Any) -> dict[str, Any]:
-    """Return what a user sees of both responses, as `told`."""
+    """Return the visible parts of both responses, as `told`."""
     thought = "".join(part.text for item in first.output if item.type == "reasoning" for part in item.content or ())
     return {
         "thought": thought or None,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from pydantic_ai import Agent, Tool
-from pydantic_ai.messages import ModelResponse, ThinkingPart, ToolCallPart
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import openai
 from pydantic_ai.providers.openai import OpenAIProvider
 from weather import MODEL, QUESTION, URL, found, loop, weather
@@ -23,11 +23,10 @@ def agent(model: str, mode: str) -> Any:
 
 
 def told(result: Any, answer: str) -> dict[str, Any]:
-    """Return what a user sees: thought and ids of the first turn, and the text of the second."""
+    """Return the visible parts: the ids of the first turn, and the text of the second."""
     first, _, *_ = [message for message in result.all_messages() if isinstance(message, ModelResponse)]
-    thought = "".join(part.content for part in first.parts if isinstance(part, ThinkingPart))
     ids = [part.tool_call_id for part in first.parts if isinstance(part, ToolCallPart)]
-    return {"thought": thought or None, "ids": ids, "answer": answer}
+    return {"ids": ids, "answer": answer}
 
 
 def whole(model: str, mode: str) -> object:

@@ -40,13 +40,13 @@ found: dict[str, dict[str, object]] = {mode: {} for mode in MODES}  # results by
 
 
 def run(name: str, arguments: str | dict[str, Any]) -> str:
-    """Run a call as a client's user does who has only its name and its arguments."""
+    """Run a call by its name and its arguments."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     return {"weather": weather}[name](**given)
 
 
 def loop(play: Callable[[str], object]) -> Callable[[str], object]:
-    """Decorate a loop, which takes a mode and returns what it has seen; it runs at once, and its error is a result."""
+    """Decorate a loop, which takes a mode and returns its results; it runs at once, and its error is a result."""
     for mode in found:
         ran.clear()
         try:
