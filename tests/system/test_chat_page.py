@@ -184,6 +184,8 @@ def test_thoughts_and_calls_are_folded_and_calls_are_sent_back(chat: Browser) ->
     say(chat, "hi")
     wait_answers(chat, 1)
     assert texts(chat, ".assistant summary") == ["Reasoning", "Call of find"]
+    assert texts(chat, ".assistant .call pre") == ['{\n  "a": 1\n}']
+    assert not chat.evaluate("document.querySelector('.assistant .call').open")
     assert texts(chat, ".assistant details span") == ["Let me think."]
     assert not chat.evaluate("document.querySelector('.assistant details').open")
     say(chat, "go on")
@@ -192,7 +194,53 @@ def test_thoughts_and_calls_are_folded_and_calls_are_sent_back(chat: Browser) ->
     assert sent[1]["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a":1}'}}
     ]
+    assert (sent[1]["content"], sent[1]["reasoning"]) == ("So: ", "Let me think.")
     assert chat.complaints == []
+
+
+def test_calls_of_a_stored_conversation_are_shown(chat: Browser, url: str) -> None:
+    calls: list[dict[str, object]] = [
+        {
+            "index": 0,
+            "id": "a",
+            "function": {"name": "<b>find</b>", "arguments": '{"who": "<img src=x onerror=alert(1)>"}'},
+        },
+        {"index": 1, "id": "b", "function": {"name": "now", "arguments": '{"torn":'}},
+    ]
+    streams(chat, {"tool_calls": calls})
+    say(chat, "hi")
+    wait_answers(chat, 1)
+    chat.call("Page.navigate", url=f"{url}/chat")
+    wait_for(chat, f"{READY['chat']} && document.querySelectorAll('.assistant .call').length === 2")
+    assert texts(chat, ".assistant .call summary") == ["Call of <b>find</b>", "Call of now"]
+    shown = ['{\n  "who": "<img src=x onerror=alert(1)>"\n}', '{"torn":']
+    assert texts(chat, ".assistant .call pre") == shown and not chat.evaluate("!!document.querySelector('.call img')")
+    assert chat.complaints == []
+
+
+def test_a_call_stays_open_while_its_arguments_arrive(chat: Browser) -> None:
+    chat.evaluate(
+        "window.fetch = async () => "
+        "new Response(new ReadableStream({start(controller) { window.stream = controller; }}))"
+    )
+    say(chat, "hi")
+    send_call(chat, "find", '{"a": ')
+    wait_for(chat, "document.querySelector('.call pre')?.textContent === '{\"a\": '")
+    chat.evaluate("document.querySelector('.call').open = true")
+    send_call(chat, "", "1}")
+    wait_for(chat, "document.querySelector('.call pre').textContent.includes('\\n')")
+    assert chat.evaluate("document.querySelector('.call').open")
+    chat.evaluate("window.stream.close()")
+    wait_answers(chat, 1)
+    assert chat.complaints == []
+
+
+def send_call(browser: Browser, name: str, arguments: str) -> None:
+    """Send a piece of a call through the stream of the test."""
+    call = {"index": 0, "id": "c", "function": {"name": name, "arguments": arguments}}
+    event = {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": None}]}
+    line = f"data: {json.dumps(event)}\n\n"
+    browser.evaluate(f"window.stream.enqueue(new TextEncoder().encode({json.dumps(line)}))")
 
 
 def test_a_refused_message_says_why_and_comes_back_to_the_box(chat: Browser) -> None:

@@ -9,7 +9,8 @@ import {button, copy, make, render} from "./text.js";
 export function requestMessage(message) {
   if (message.role !== "user") {
     const calls = message.calls && message.calls.length ? {tool_calls: message.calls} : {};
-    return message.text || message.calls?.length ? {role: "assistant", content: message.text || null, ...calls} : null;
+    const thought = message.thought ? {reasoning: message.thought} : {};
+    return message.text || message.calls?.length ? {role: "assistant", content: message.text || null, ...thought, ...calls} : null;
   }
   if (!message.files?.length) return {role: "user", content: message.text};
   const parts = message.files.map(file => file.kind === "image"
@@ -74,10 +75,15 @@ export class AnswerTurn {
     this.thinking.hidden = !thought;
     if (this.thoughts.textContent !== thought) this.thoughts.textContent = thought || "";
     render(this.body, text || "");
-    this.calls.replaceChildren(...(calls || []).map(call => {
-      const {name, arguments: given} = call.function;
-      return make("details", "", make("summary", "", `Call of ${name}`), given);
-    }));
+    (calls || []).forEach(({function: called}, index) => this.drawCall(called, index));
+  }
+  // A call stays open or folded while its arguments arrive.
+  drawCall({name, arguments: given}, index) {
+    const node = this.calls.children[index] || make("details", "call", make("summary", ""), make("pre", ""));
+    if (!node.parentNode) this.calls.append(node);
+    const [summary, shown] = node.children;
+    summary.textContent = `Call of ${name}`;
+    shown.textContent = prettyJson(given);
   }
   end() {
     cancelAnimationFrame(this.frame);
@@ -91,13 +97,19 @@ export class AnswerTurn {
   }
 }
 
+// Return JSON with a value in each line; the text itself if it is not JSON, as while it arrives.
+function prettyJson(text) {
+  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+}
+
 // The conversation as Markdown, for a file.
 export function asMarkdown(conversation) {
-  const parts = conversation.messages.map(({role, text, thought, files}) => {
+  const parts = conversation.messages.map(({role, text, thought, calls, files}) => {
     const head = role === "user" ? "## You" : "## Answer";
     const shown = (files || []).map(file => `*(${file.kind}: ${file.name})*`).join("\n");
     const quoted = thought ? "> " + thought.trim().replace(/\n/g, "\n> ") : "";
-    return [head, shown, quoted, text].filter(Boolean).join("\n\n");
+    const called = (calls || []).map(({function: {name, arguments: given}}) => `Call of ${name}:\n\n\`\`\`json\n${prettyJson(given)}\n\`\`\``);
+    return [head, shown, quoted, text, ...called].filter(Boolean).join("\n\n");
   });
   return [`# ${conversation.title}`, ...parts].join("\n\n") + "\n";
 }
