@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jsonschema
 import numpy as np
 import tokenizers
 
 from tokenloom.core.features.grammar.compiler import GrammarCompiler, Matcher
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.forms.parsers.names import new_parsers
+from tokenloom.frontend.forms.parsers.parts import Content, Part, Thought, whole_calls
+from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
@@ -102,3 +106,45 @@ def special_markers(form: AnswerForm) -> list[str]:
 def _texts(call: object) -> list[str]:
     names = ("start", "next", "end", "mid", "first", "pair", "empty_next", "empty_end")
     return [getattr(call, name) for name in names]
+
+
+class Answer(NamedTuple):
+    """The parts of an answer as the parsers of a form read it."""
+
+    thought: str
+    content: str
+    calls: list[tuple[str, Any]]  # names and arguments
+
+
+def read(form: AnswerForm, schemas: Mapping[str, JsonObject], text: str) -> Answer:
+    """Read a whole answer with the parsers of a form."""
+    parts: list[Part] = [Content(text)] if text else []
+    for parser in new_parsers(form, schemas, is_inside_thought=False):
+        found: list[Part] = []
+        for part in parts:
+            found += parser.append(part.text) if isinstance(part, Content) else [part]
+        parts = [*found, *parser.finish()]
+    content, calls = whole_calls(parts)
+    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    return Answer(thought, content, [(call.name, json.loads(call.arguments)) for call in calls])
+
+
+def fault(answer: Answer, schemas: Mapping[str, JsonObject], strict_names: Collection[str], *, is_forced: bool) -> str:
+    """Return the fault of an answer that ended by itself; "" if there is none. Each call must be of a known tool,
+    and those of `strict_names` must conform; a forced answer has calls and no content."""
+    if is_forced and (answer.content.strip() or not answer.calls):
+        return f"{len(answer.calls)} calls and the content {answer.content!r:.80}"
+    for name, arguments in answer.calls:
+        if name not in schemas:
+            return f"a call of {name!r:.80}"
+        validator = jsonschema.Draft202012Validator(
+            closed(schemas[name]) if name in strict_names else {"type": "object"}
+        )
+        if (error := next(validator.iter_errors(arguments), None)) is not None:
+            return f"{name}: {error.message[:200]}"
+    return ""
+
+
+def closed(schema: JsonObject) -> JsonObject:
+    """Return a schema that allows no other keys, unless it says so, as grammars do."""
+    return {"additionalProperties": False} | schema if "properties" in schema else schema
