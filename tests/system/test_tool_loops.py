@@ -21,7 +21,7 @@ from tokenloom.tests.system.test_client_libraries import seen_by
 from tokenloom.tests.system.tool_forms import ANSWER, CALLS, FORMS, ToolForm
 
 LOOPS = {  # script: client, and the loops that it plays
-    "openai_loop": ("openai", ["chat", "chat_stream", "responses", "responses_stream", "responses_by_id"]),
+    "openai_loop": ("openai", ["chat", "chat_stream", "responses", "responses_stream"]),
     "anthropic_loop": ("anthropic", ["messages", "messages_stream"]),
     "langchain_loop": ("langchain-openai", ["chat", "chat_stream", "responses", "responses_stream"]),
     "pydantic_ai_loop": ("pydantic-ai-slim", ["chat", "chat_stream", "responses", "responses_stream"]),

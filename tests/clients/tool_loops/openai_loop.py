@@ -100,12 +100,4 @@ def responses_stream(mode: str) -> object:
         return told_response(first, stream.get_final_response())
 
 
-@loop
-def responses_by_id(mode: str) -> object:
-    first = client.responses.create(**asked_response(mode), **FIRST[mode], input=QUESTION)
-    return told_response(
-        first, client.responses.create(**asked_response(mode), input=outputs(first), previous_response_id=first.id)
-    )
-
-
 print(json.dumps(found))
