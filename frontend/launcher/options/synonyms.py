@@ -27,6 +27,20 @@ NAMES = {  # alias: option
     "shutdown_timeout": "drain_timeout_s",
 }
 
+_CALLS_OF_FAMILIES = (  # parsers of one family's calls: the form is learned from such a model's template
+    *("apertus", "beam", "cohere_command3", "cohere_command4", "deepseek_v31", "deepseek_v32", "deepseek_v4"),
+    *("deepseek_v41", "dots", "ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47", "granite"),
+    *("granite-20b-fc", "granite4", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba"),
+    *("k2_horizon", "kimi_k2", "kimi_k3", "lfm2", "ling3", "longcat", "mimo", "minicpm5", "minimax_m2", "minimax_m3"),
+    *("muse", "muse_glimmer", "musespark1x", "phi4_mini_json", "plamo3", "poolside_v1", "seed_oss", "step3"),
+    *("step3p5", "step5", "xlam"),
+)
+_THOUGHTS_OF_FAMILIES = (
+    *("beam", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45"),
+    *("gemma4", "granite_thinking_parser", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "k2_horizon"),
+    *("kimi_k3", "ling3", "minicpmv", "minimax_m2_append_think", "minimax_m3", "muse", "muse_glimmer", "musespark1x"),
+    *("plamo3", "poolside_v1", "step3", "step3p5", "step5"),
+)
 TOOL_PARSERS = {  # alias of --tool-call-parser: parser
     "llama3_json": "llama",
     "llama4_json": "llama",
@@ -34,9 +48,10 @@ TOOL_PARSERS = {  # alias of --tool-call-parser: parser
     "llama4_pythonic": "pythonic",
     "olmo3": "pythonic",
     "qwen3_xml": "qwen3_coder",
+    **dict.fromkeys(_CALLS_OF_FAMILIES, "auto"),
 }
 _THINK = ("glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
-REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # alias of --reasoning-parser: parser
+REASONING_PARSERS = dict.fromkeys(_THINK, "think") | dict.fromkeys(_THOUGHTS_OF_FAMILIES, "auto")  # as TOOL_PARSERS
 VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "distributed_executor_backend": {"auto": "mp"},
     "dtype": {"half": "float16", "float": "float32"},

@@ -229,6 +229,7 @@ def test_an_error_of_the_start_names_the_options_as_they_were_given(file: Path) 
         ('--hf-overrides {"rope_theta":1e6}', {"hf_overrides": {"rope_theta": 1e6}}),
         ("--enforce-eager --no-enable-prefix-caching", {"enforce_eager": True, "enable_prefix_caching": False}),
         ("--tool-call-parser llama3_json", {"tool_call_parser": "llama"}),
+        ("--tool-call-parser deepseek_v31", {"tool_call_parser": "auto"}),
         ("--reasoning-parser deepseek_r1", {"reasoning_parser": "deepseek_r1"}),
         ("--reasoning-parser qwen3", {"reasoning_parser": "think"}),
         ("--max-logprobs -1", {"max_logprobs": -1}),

@@ -68,9 +68,9 @@ REFUSED_FLAGS = """
 --enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
 --response-role bot|--chat-template-content-format openai
 --structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
---model-impl terratorch|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
+--model-impl terratorch|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser pythonic2
 --enable-mm-embeds|--mm-encoder-only|--limit-mm-per-prompt {"pictures": 1}|--limit-mm-per-prompt {"image": -1}
---reasoning-parser hunyuan_a13b|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
+--reasoning-parser thinker|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
 """
 KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the refused ones are below
     "tokenizer": "t", "tokenizer_mode": "auto", "skip_tokenizer_init": False, "trust_remote_code": True,
