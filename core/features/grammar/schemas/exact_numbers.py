@@ -147,16 +147,17 @@ def _inside(bound: int | float | Decimal, sign: int) -> int:
 
 
 def _rounded(bound: int | float, sign: int) -> int | float:
-    """Return the bound, or the next number inside it that float64 and int64 can hold."""
+    """Return the bound, or the next number inside it that float64 and int64 can hold, also where the library reads its
+    fewest digits: 2^62 + 1024 as 4611686018427389000."""
     outer = -LARGEST * sign
     if (bound - outer) * sign < 0:
         return outer
     if isinstance(bound, float) or abs(bound) > LARGEST:
         return bound
-    rounded = int(float(bound))
-    if (rounded - bound) * sign < 0:
-        rounded = int(math.nextafter(float(bound), math.inf * sign))
-    return rounded
+    rounded = float(bound)
+    while min(sign * (int(rounded) - bound), sign * (Decimal(repr(rounded)) - bound)) < 0:
+        rounded = math.nextafter(rounded, math.inf * sign)
+    return int(rounded)
 
 
 def is_number(value: object) -> bool:
