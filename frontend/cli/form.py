@@ -19,6 +19,7 @@ from .models.hub_options import FORMS, add_hub_options, hub_config
 DESCRIPTION = (
     "Show how a model writes thoughts and calls: the form that is learned from its chat template, as JSON,\n"
     "and whether each probe that goes into the template comes out of the form's parser again.\n"
+    "A last line names the first answer that the prompt of the next turn shows otherwise than it was generated.\n"
     "The exit code is 0 if every probe returns, 3 if not or if the form is unknown."
 )
 EXAMPLES = ["Qwen/Qwen3-0.6B", "./chat_template.jinja", "./model.gguf --json"]
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..server.answer_forms.shown_form import form_line  # imports jinja2
+    from ..server.answer_forms.shown_form import form_line, history_line  # imports jinja2
     from ..server.answer_forms.template_choice import TemplateChoice
     from ..server.text.chat_template import ChatTemplate, read_template
     from ..server.text.tokenizer import Tokenizer
@@ -75,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{each.probe:{width}}  {MARKS[each.outcome]}  {each.difference}".rstrip())
         for each in choice.different[:1]:
             print(f"the template writes: {each.text!r}")
-        print(form_line(choice))
+        for line in filter(None, (form_line(choice), history_line(choice))):
+            print(line)
     is_proved = choice.origin != "unknown" and choice.num_returned > 0 and not choice.different
     return (UNPROVED, 0)[is_proved]
 

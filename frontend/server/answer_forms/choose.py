@@ -15,6 +15,7 @@ import msgspec
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import FORMS, HARMONY, THOUGHTS, named_form, with_also_written
 from ...forms.parsers.names import find_tool_parser
+from .history import LostPrefix, first_difference
 from .learn import UnknownForm, learn
 from .probe import MINOR, PROBES
 from .prove import ProbeResult, prove
@@ -27,12 +28,13 @@ _CALLS = frozenset(probe.name for probe in PROBES if probe.answer.calls)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form of answers with the results of the probes."""
+    """The form of answers with the results of the probes, and what the next turn's prompt makes of an answer."""
 
     form: AnswerForm
     origin: Origin  # the operator names it; the checkpoint gives it; learned; the first named one that returns; a sign
     results: list[ProbeResult] = []
     why: str = ""  # the form is unknown, or why it is taken though not all probes return
+    lost_prefix: LostPrefix | None = None  # None: the next prompt begins with each answer that the template shows
 
     @property
     def num_shown(self) -> int:
@@ -59,7 +61,9 @@ def choose(
     """Return the form of a template's answers. `render`: see Renderings; `source`: the template; `tool_parser`,
     `reasoning_parser`: names, or auto; `given`: the form that comes with the checkpoint."""
     try:
-        return _Chooser(Renderings(render), source, tool_parser, reasoning_parser, given).choice()
+        shown = Renderings(render)
+        choice = _Chooser(shown, source, tool_parser, reasoning_parser, given).choice()
+        return msgspec.structs.replace(choice, lost_prefix=first_difference(shown.whole_text))
     except HostileTemplate as error:
         return unknown(str(error), tool_parser, reasoning_parser)
 

@@ -26,7 +26,7 @@ from ..helpers.task import in_event_loop, reply_of
 from ..text.chat_template import ChatTemplate
 from .choose import AUTO, Choice, unknown
 from .form_cache import FormCache
-from .shown_form import difference_line, form_line
+from .shown_form import difference_line, form_line, history_line
 from .template_choice import TemplateChoice
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -88,7 +88,8 @@ class HeldForms:
             self._cache.keep(digest, choice)
         if template is not None:
             return choice
-        logger.info("%s", form_line(choice))
+        for line in filter(None, (form_line(choice), history_line(choice))):
+            logger.info("%s", line)
         warning = difference_line(choice)
         if warning:
             logger.warning("%s", warning)

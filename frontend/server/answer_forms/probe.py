@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage
 
-VERSION = 1  # of probes and learning: forms of another version are learned again
+VERSION = 2  # of probes, learning and history: choices of another version are made again
 USER = "Zquser"
 CONTENT = "Zqcontent"
 THOUGHT = "Zqthought"

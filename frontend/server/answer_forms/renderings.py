@@ -90,6 +90,20 @@ class Renderings:
         """Return whether the template's text of an answer holds `sentinel`."""
         return sentinel in self.answer(answer, variables)
 
+    def whole_text(self, messages: Sequence[ChatMessage], variables: JsonObject) -> str:
+        """Return a template's text of any messages, with all that stands before the user's turn. It is not kept.
+        RequestError if the template refuses them."""
+        start = time.process_time()
+        try:
+            text = self._render(messages, variables)
+        finally:
+            if (taken_s := time.process_time() - start) > MAX_RENDER_S:
+                why = f"the chat template takes {taken_s:.1f} s for a probe, more than {MAX_RENDER_S:g} s"
+                raise HostileTemplate(why)
+        if len(text) > MAX_CHARACTERS:
+            raise HostileTemplate(f"the chat template writes {len(text)} characters for a probe")
+        return text
+
     def shorten_header(self, marker: str) -> None:
         """Take `marker` from the end of the header: it begins the answer."""
         self.header = self.header[: self.header.rindex(marker)]
@@ -131,14 +145,9 @@ class Renderings:
         return self._texts[key]
 
     def _rendered(self, messages: list[ChatMessage], variables: JsonObject) -> str:
-        start = time.process_time()
         text = ""
         try:
-            text = self._render(messages, variables)
+            text = self.whole_text(messages, variables)
         except RequestError as error:
             self.refusal = str(error)
-        if (taken_s := time.process_time() - start) > MAX_RENDER_S:
-            raise HostileTemplate(f"the chat template takes {taken_s:.1f} s for a probe, more than {MAX_RENDER_S:g} s")
-        if len(text) > MAX_CHARACTERS:
-            raise HostileTemplate(f"the chat template writes {len(text)} characters for a probe")
         return "".join(text.rpartition(USER)[1:]).removeprefix(USER)

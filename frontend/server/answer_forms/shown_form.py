@@ -1,4 +1,4 @@
-"""Words for a choice of a form: the line of the start, and the object of /server_info."""
+"""Words for a choice of a form: the lines of the start, and the object of /server_info."""
 
 from __future__ import annotations
 
@@ -55,6 +55,16 @@ def difference_line(choice: Choice) -> str:
     return f"--tool-call-parser {choice.form.name} does not read what the chat template writes: {what}"
 
 
+def history_line(choice: Choice) -> str:
+    """Return the line of the start about the answer whose cached prefix the next turn does not find; empty if there is
+    none."""
+    lost = choice.lost_prefix
+    if lost is None:
+        return ""
+    what = "the next turn's prompt differs from what was generated at"
+    return f"history: {lost.answer}: {what}: {lost}, so its KV blocks are computed again"
+
+
 def form_object(choice: Choice) -> JsonObject:
     """Return a choice as /server_info shows it."""
     shown: JsonObject = {
@@ -68,6 +78,8 @@ def form_object(choice: Choice) -> JsonObject:
     if choice.different:
         first = choice.different[0]
         shown["first_difference"] = {"probe": first.probe, "difference": first.difference, "text": first.text}
+    if choice.lost_prefix is not None:
+        shown["history_difference"] = msgspec.to_builtins(choice.lost_prefix)
     return shown
 
 

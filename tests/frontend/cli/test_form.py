@@ -16,7 +16,14 @@ def test_form_of_a_template_file_is_proved(capsys: pytest.CaptureFixture[str]) -
     assert main(["form", str(FOLDER / "object" / "hermes_thoughts.jinja")]) == 0
     output = capsys.readouterr().out
     assert output.count("  ok") == len(PROBES)
-    assert "calls: learned from the chat template (JSON objects" in output.splitlines()[-1]
+    assert "calls: learned from the chat template (JSON objects" in output
+
+
+def test_last_line_names_the_answer_that_loses_its_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["form", str(FOLDER / "object" / "hermes_thoughts.jinja")]) == 0, "the form is proved all the same"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("history: thought and text: ")
+    main(["form", str(FOLDER / "object" / "hermes.jinja")])
+    assert "history: " not in capsys.readouterr().out
 
 
 def test_unknown_form_has_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from tests.support.template_shapes import SHAPES, template_of
 from tokenloom.frontend.server.answer_forms import choose as chooser
 from tokenloom.frontend.server.answer_forms.choose import Choice, choose
 from tokenloom.frontend.server.answer_forms.probe import MINOR, PROBES
-from tokenloom.frontend.server.answer_forms.shown_form import difference_line, form_line, form_object
+from tokenloom.frontend.server.answer_forms.shown_form import difference_line, form_line, form_object, history_line
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
@@ -82,6 +82,28 @@ def test_minor_difference_stands_in_the_line_and_in_the_object() -> None:
     assert choice.origin == "learned"
     assert form_line(choice).endswith("not returned: nested values")
     assert form_object(choice)["first_difference"]["probe"] == "nested values"
+
+
+def test_line_and_object_name_the_answer_that_the_next_prompt_shows_otherwise() -> None:
+    choice = choice_of(template_of("object/hermes_thoughts"))
+    line = history_line(choice)
+    assert line.startswith("history: thought and text: the next turn's prompt differs from what was generated at: ")
+    assert line.endswith(", so its KV blocks are computed again")
+    assert form_object(choice)["history_difference"]["answer"] == "thought and text"
+    assert msgspec.json.decode(msgspec.json.encode(choice), type=chooser.Choice) == choice
+
+
+def test_no_line_if_the_next_prompt_begins_with_each_answer() -> None:
+    choice = choice_of(template_of("object/hermes"))
+    assert history_line(choice) == ""
+    assert "history_difference" not in form_object(choice)
+
+
+def test_template_that_never_ends_a_second_turn_has_no_form() -> None:
+    source = "{{ messages[0].content }}{% for a in range(2000) if messages|length > 2 %}{{ 'x' * 1000 }}{% endfor %}"
+    choice = choice_of(source)
+    assert choice.origin == "unknown"
+    assert "characters" in choice.why
 
 
 def test_sign_decides_where_no_calls_are_shown() -> None:

@@ -13,7 +13,9 @@ import pytest
 from tests.support.engine_specs import new_spec
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.server.answer_forms.choose import Choice
+from tokenloom.frontend.server.answer_forms.form_cache import FormCache
 from tokenloom.frontend.server.answer_forms.held_forms import MAX_HELD, TRIES, HeldForms
+from tokenloom.frontend.server.answer_forms.history import LostPrefix
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import Decoder
 from tokenloom.ipc.errors import Overloaded
@@ -98,6 +100,16 @@ def test_kept_form_needs_no_process() -> None:
     assert bench.choices(None)[0].form == FORM
     assert bench.helper.asked == []
     assert bench.taken == [FORM]
+
+
+def test_the_start_names_the_answer_that_loses_its_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    digest = bench.forms._maker.digest("the model's", is_of_model=True)
+    lost = LostPrefix(answer="text", before="a", generated="b", next_prompt="c")
+    FormCache().keep(digest, Choice(form=FORM, origin="tried", lost_prefix=lost))
+    with caplog.at_level("INFO", "tokenloom.frontend"):
+        bench.choices(None)
+    assert [line.partition(":")[0] for line in caplog.messages] == ["calls", "history"]
 
 
 def test_dead_process_is_asked_again() -> None:
