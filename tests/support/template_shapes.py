@@ -13,7 +13,9 @@ from tokenloom.frontend.server.text.turn_shape import UNSHOWN, TurnShape
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "templates"
 Ids: TypeAlias = Literal["none", "own", "place"]  # a call has none of its own, any text, or one of its name and place
-GIVEN, TEXT_ALONE, SHORT_IDS = TurnShape(), TurnShape(keeps_null=False), TurnShape(has_short_ids=True)
+GIVEN, TEXT_ALONE = TurnShape(), TurnShape(keeps_null=False)
+SPLIT = TurnShape(keeps_text=False)  # a turn with calls shows no text: it has a turn of its own
+SPLIT_WITH_SHORT_IDS = TurnShape(keeps_text=False, has_short_ids=True)
 EITHER = TurnShape(keeps_text_arguments=True)  # arguments are shown alike as objects and as text
 EITHER_BUT_NULL = TurnShape(keeps_text_arguments=True, keeps_null=False)
 THINK, PREFIXED = ("<think>", "</think>"), ("<seed:think>", "</seed:think>")
@@ -40,23 +42,25 @@ SHAPES: dict[str, Shape] = {
     "object/hermes": Shape("object", "<tool_call>"),
     "object/hermes_thoughts": Shape("object", "<tool_call>", THINK, history=EITHER_BUT_NULL),
     "object/json_list": Shape("object", "<TOOLCALL>[", THINK, has_prompt=True, history=EITHER),
-    "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", history=SHORT_IDS, shows_content=False),
+    "object/call_ids": Shape("object", "[TOOL_CALLS][", ids="own", history=SPLIT_WITH_SHORT_IDS, shows_content=False),
     "object/name_as_key": Shape("object", "<|tools_prefix|>["),
     "object/indented_ids": Shape(
-        "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), shows_content=False
+        "object", "<|START_ACTION|>[", ("<|START_THINKING|>", "<|END_THINKING|>"), history=SPLIT, shows_content=False
     ),
-    "object/line_breaks_between": Shape("object", "<tool_calls>", shows_content=False),
+    "object/line_breaks_between": Shape("object", "<tool_calls>", history=SPLIT, shows_content=False),
     "object/calls_as_turn": Shape("object", "<|message_sep|>functioncall<|role_sep|>", most_calls=1, history=EITHER),
     "object/single_call": Shape("object", "<|function_call|>", most_calls=1, history=EITHER),
     "object/list_with_ids": Shape(
         "object", "<tool_calls>[", ("Herearemysteps:", "[BEGINFINALRESPONSE]"), "own", has_prompt=True
     ),
     "object/no_break_between": Shape("object", "<tool_call>", THINK, has_prompt=True, history=EITHER),
-    "object/signatures": Shape("object", "<tool_call>", shows_content=False, history=EITHER),
+    "object/signatures": Shape(
+        "object", "<tool_call>", shows_content=False, history=TurnShape(keeps_text_arguments=True, keeps_text=False)
+    ),
     "json/place_in_name": Shape("json", SECTION, ids="place", history=EITHER),
     "json/place_and_thoughts": Shape("json", SECTION, THINK, "place", history=EITHER),
     "json/marker_each": Shape("json", "[TOOL_CALLS]", ("[THINK]", "[/THINK]"), history=EITHER_BUT_NULL),
-    "json/marker_and_id": Shape("json", "[TOOL_CALLS]", ids="own", history=SHORT_IDS, shows_content=False),
+    "json/marker_and_id": Shape("json", "[TOOL_CALLS]", ids="own", history=SPLIT_WITH_SHORT_IDS, shows_content=False),
     "json/function_tag": Shape("json", "<function="),
     "json/code_fence": Shape(
         "json",
@@ -98,7 +102,7 @@ SHAPES: dict[str, Shape] = {
     "thoughts/tools_without_calls": Shape(thought=THINK, history=UNSHOWN, why="the template shows no calls"),
     "thoughts/no_tools": Shape(history=UNSHOWN, why="the template shows no calls"),
     "thoughts/shown_without_calls": Shape(thought=THINK, history=UNSHOWN, why="the template shows no calls"),
-    "odd/bare_object": Shape(most_calls=1, shows_content=False),
+    "odd/bare_object": Shape(most_calls=1, shows_content=False, history=SPLIT),
     "odd/repeated_instruction": Shape("object", "Action:```json[", history=TEXT_ALONE),
     "odd/recipient_in_prompt": Shape(
         history=TurnShape(has_text_arguments=True), why="calls begin without a marker, or in the prompt"

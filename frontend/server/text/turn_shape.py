@@ -1,7 +1,8 @@
 """TurnShape: how a chat template expects earlier answers, found by rendering a conversation with a tool call.
 
 Templates differ. Some join the arguments of a call as JSON text to other text, others read them as an object. Some show
-calls only if the content is null, others fail on null or print it. Knows nothing of Jinja.
+calls only if the content is null, others fail on null or print it, or drop the text of a turn with calls. Knows
+nothing of Jinja.
 """
 
 from __future__ import annotations
@@ -108,9 +109,11 @@ def find_turn_shape(render: Render) -> TurnShape:
             prints_null = bool(null) and null.count("None") > (empty or said).count("None")
             if (null and not prints_null) or empty:
                 shape = shape._replace(keeps_null=bool(null) and not prints_null, keeps_empty=bool(empty))
-                split = shape._replace(keeps_text=False)
-                if not said and probe.shown(split, _SAID):
-                    shape = split
+                if _SAID not in said:
+                    split = shape._replace(keeps_text=False)
+                    parted = probe.shown(split, _SAID)
+                    if parted and (not said or _SAID in parted):
+                        shape = split
                 return shape._replace(
                     has_short_ids=not probe.shown(shape, _SAID, _LONG_ID), keeps_text_arguments=probe.takes_both(shape)
                 )

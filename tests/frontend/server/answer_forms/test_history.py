@@ -14,7 +14,6 @@ from tokenloom.tests.support.template_shapes import SHAPES, template_of
 
 SIGNS = {"found": "+", "lost": "-", "not shown": "."}
 WITHOUT_THOUGHTS = "++.+."
-CALLS_ALONE = "+..+."  # content beside calls is not shown, and no thoughts
 OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "object/hermes_thoughts": "++++-",  # the next question drops earlier thoughts
     "json/place_and_thoughts": "++++.",  # likewise, in the last turn too
@@ -27,11 +26,10 @@ OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "tagged/lines": WITHOUT_THOUGHTS,
     "odd/recipient_in_prompt": WITHOUT_THOUGHTS,
     "odd/printed_messages": "++++.",
-    "object/indented_ids": "+.+++",  # content beside calls is the thought
-    "object/line_breaks_between": CALLS_ALONE,
-    "object/signatures": CALLS_ALONE,
-    "json/marker_and_id": CALLS_ALONE,
-    "odd/bare_object": CALLS_ALONE,
+    "object/line_breaks_between": WITHOUT_THOUGHTS,
+    "object/signatures": WITHOUT_THOUGHTS,
+    "json/marker_and_id": WITHOUT_THOUGHTS,
+    "odd/bare_object": WITHOUT_THOUGHTS,
     "tagged/invokes": "--+-+",  # each prompt opens a thought
     "literal/quoted_by_marker": "--+-.",  # without thoughts the prompt has an empty one, and no turn has it
     "object/list_with_ids": "----+",  # the prompt opens a thought; calls are shown without it
@@ -39,7 +37,7 @@ OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "json/code_fence": "-----",
     "thoughts/in_the_prompt": "-----",
     "odd/repeated_instruction": "-----",  # the prompt repeats an instruction that no turn shows
-    "object/call_ids": "-.---",  # the tools move to the last question
+    "object/call_ids": "-----",  # the tools move to the last question
     "thoughts/shown_without_calls": "...++",
     "thoughts/tools_without_calls": "...+.",
     "thoughts/no_tools": "...+.",

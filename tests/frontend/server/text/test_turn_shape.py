@@ -44,6 +44,10 @@ TEMPLATES = {  # the call of each is shown as get and its arguments in JSON
     + "{{ m.content or '' }}{% if tools %}"
     + CALLS.replace("CALLS", JOINED)
     + "{% endif %}{% endfor %}",
+    "calls instead of text": LOOP
+    + "{% if m.tool_calls %}"
+    + CALLS.replace("CALLS", OBJECT)
+    + "{% else %}{{ m.content }}{% endif %}{% endfor %}",
     "concatenated": LOOP + "{{ m.content + '' }}" + CALLS.replace("CALLS", OBJECT) + "{% endfor %}",
     "nine characters": LOOP
     + "{{ m.content or '' }}"
@@ -84,6 +88,16 @@ def test_text_and_its_calls_are_both_in_the_prompt(name: str) -> None:
     rendered = render(name, "I look.", call())
     assert rendered.startswith("<user>W?<assistant>I look.") and rendered.endswith("<tool>20")
     assert arguments_in(rendered) == ARGUMENTS
+
+
+def test_a_template_that_refuses_two_turns_of_the_assistant_gets_one() -> None:
+    alternates = "{% if messages[1].role == messages[2].role %}{{ raise_exception('roles alternate') }}{% endif %}"
+    template = ChatTemplate(alternates + TEMPLATES["calls instead of text"], {})
+    rendered = template.render(
+        [ChatMessage("user", "W?"), ChatMessage("assistant", "I look.", call()), ChatMessage("tool", "20")]
+    )
+    assert arguments_in(rendered) == ARGUMENTS
+    assert "I look." not in rendered
 
 
 def test_a_template_of_texts_gets_the_text_that_the_model_wrote() -> None:
