@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ....ipc.codec import JsonObject
 from ..answer_forms.form import AnswerForm
-from ..answer_forms.joint_plan import Forms, Joint
+from ..answer_forms.joint_plan import Forms, Joint, markers_of
 from .argument_types import ArgumentTypes
 from .joints import Found, JointFinder, JointTable
 from .json_calls import CallReader, CallShape
@@ -269,8 +269,19 @@ class CallMachine:
         """Go on behind the joint that follows a call. Return the call's end."""
         end = self._end
         if joint.goal == "head":
-            self._next(joint.forms, found.text, found.values)
-            return [end]
+            closing, opening = self._parted(found.text)
+            self._next(joint.forms, opening, found.values)
+            return [CallEnd(end.raw + closing)]
         self.is_over = True
         self.is_closed = joint.is_last
         return [CallEnd(end.raw + found.text)]
+
+    def _parted(self, between: str) -> tuple[str, str]:
+        """Split the text between two calls into what closes the first and what opens the second: each call's raw text
+        has its own."""
+        for number in self.forms:
+            closing = markers_of(self._form.calls[number].end)[-1:]
+            if closing and closing[0] in between:
+                opening = between.partition(closing[0])[2].lstrip()
+                return between[: len(between) - len(opening)], opening
+        return "", between

@@ -166,3 +166,9 @@ def test_options_and_parsers_have_the_same_names() -> None:
     assert set(get_args(hints["reasoning_parser"])) - {"auto", "none"} == reasoning
     assert TOOL_SYNONYMS.keys().isdisjoint(FORMS) and set(TOOL_SYNONYMS.values()) <= {"auto", *FORMS}
     assert REASONING_SYNONYMS.keys().isdisjoint(reasoning) and set(REASONING_SYNONYMS.values()) <= {"auto", *reasoning}
+
+
+@pytest.mark.parametrize(("name", "whole"), [("hermes", CALL), ("qwen3_coder", CODER)])
+def test_a_call_that_is_cut_is_content_without_the_end_of_the_call_before_it(name: str, whole: str) -> None:
+    torn = whole[: whole.index("1") + 1]
+    assert parse(new_parser(name), [f"{whole}\n{torn}"])[1] == torn
