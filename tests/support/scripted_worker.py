@@ -59,19 +59,28 @@ class Scripted:
 
     def _next(self, prompt_ids: list[int], output_ids: list[int]) -> int | None:
         """Return the next token of the prompt's script; None if it has none, or the output is no part of it."""
-        prompt = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        prompt = self._text(prompt_ids)
         places = [(prompt.rfind(each.when), each.answer + self._end) for each in self._scripts]
         place, answer = max(places, default=(-1, ""))
         if place < 0:
             return None
-        text = self._tokenizer.decode(output_ids, skip_special_tokens=False).rstrip("\N{REPLACEMENT CHARACTER}")
+        whole = len(output_ids)  # tokens up to the last whole character
+        while (text := self._text(output_ids[:whole])).endswith("\N{REPLACEMENT CHARACTER}"):
+            whole -= 1
         begin = answer.find(text)
+        if begin < 0:  # a mask may allow white space that the script has not
+            text = text.lstrip()
+            begin = answer.find(text)
         if begin < 0:
             return None
         ids = self._ids(answer[begin:])
         if ids[: len(output_ids)] != output_ids:  # a mask has split the text elsewhere
-            ids = [*output_ids, *self._ids(answer[begin + len(text) :])]
+            ids = [*output_ids[:whole], *self._ids(answer[begin + len(text) :])]
         return ids[len(output_ids)] if len(ids) > len(output_ids) else None
+
+    def _text(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
