@@ -155,7 +155,7 @@ def _rounded(bound: int | float, sign: int) -> int | float:
     if isinstance(bound, float) or abs(bound) > LARGEST:
         return bound
     rounded = float(bound)
-    while min(sign * (int(rounded) - bound), sign * (Decimal(repr(rounded)) - bound)) < 0:
+    while (int(rounded) - bound) * sign < 0 or (Decimal(repr(rounded)) - bound) * sign < 0:
         rounded = math.nextafter(rounded, math.inf * sign)
     return int(rounded)
 
