@@ -14,8 +14,8 @@ from typing import Any
 
 from .....ipc.errors import RequestError
 from .....ipc.params.calls_constraint import CallsConstraint
+from ..schemas.finite_schema import FiniteSchema
 from ..schemas.json_schema import adapted
-from ..schemas.lark_schema import LarkSchema
 from ..schemas.schema import Schema
 from .arguments import any_of
 from .lark_rules import PLACE, Closing, LarkRules, quoted, without
@@ -119,7 +119,7 @@ class CallRules:
 
     def _json(self, schema: Schema, prefix: str) -> str | None:
         """Return a rule for the JSON texts of a schema; None if there are none."""
-        lark = LarkSchema(schema, JSON_OPTIONS, self._rules.name_by_definition, prefix)
+        lark = FiniteSchema(schema, JSON_OPTIONS, self._rules.name_by_definition, prefix)
         if not lark.is_needed:
             return self._rules.rule("%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS}, ensure_ascii=False))
         rule = lark.exact_rule() if self._is_exact else None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from .....ipc.errors import RequestError
 from ..schemas.alternatives import Alternatives
-from ..schemas.exact_numbers import narrowed
-from ..schemas.lark_schema import LarkSchema
+from ..schemas.exact_numbers import FINITE_NUMBER, narrowed
+from ..schemas.finite_schema import FiniteSchema
 from ..schemas.schema import KEYWORDS, KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, listed, listed_values
 from .notation import Notation
 from .text_terminal import LIMITS
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_NUMBER = r"/-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?/"  # all are within float64
 _NUMERIC = {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
-class NotedSchema(LarkSchema):
+class NotedSchema(FiniteSchema):
     """Translator of one schema, of which all parts become rules; numbers alone are the library's."""
 
     _kept_whole = frozenset(("minProperties", "maxProperties"))
@@ -24,7 +23,6 @@ class NotedSchema(LarkSchema):
         super().__init__(root, JSON_OPTIONS, notation.rules.name_by_definition, prefix)
         self._notation = notation
         self._comma, self._colon = notation.comma, notation.colon
-        self._has_anything = False
 
     @property
     def alternatives(self) -> Alternatives:
@@ -46,23 +44,13 @@ class NotedSchema(LarkSchema):
         self._keep(schema)
         return super()._value(schema)
 
-    def _anything(self) -> str:
-        """Return the name of a rule for any value."""
-        name = f"{self._prefix}any"
-        if not self._has_anything:
-            self._has_anything = True
-            notation = self._notation
-            key, _ = self._other_keys({}, [])[0]
-            pair = f"{key} {self._colon} {name}"
-            values = [
-                f'"[" ({name} ({self._comma} {name})*)? "]"',
-                f'"{{" ({pair} ({self._comma} {pair})*)? "}}"',
-                notation.text({}),
-                self._numeric({"type": "number"}),
-                *(notation.word(each) for each in (None, False, True)),
-            ]
-            self._targets.append(f"{name}: {' | '.join(values)}")
-        return name
+    def _knows(self, schema: Schema) -> bool:
+        return True
+
+    def _scalars(self) -> list[str]:
+        notation = self._notation
+        words = (notation.word(each) for each in (None, False, True))
+        return [notation.text({}), self._numeric({"type": "number"}), *words]
 
     def _schema(self, schema: Schema) -> str:
         """Return a rule for a schema of numbers. RequestError for others, which cannot become rules."""
@@ -76,7 +64,7 @@ class NotedSchema(LarkSchema):
 
     def _numeric(self, schema: Schema) -> str:
         if schema.keys() & _NUMERIC == {"type"} and "number" in listed(schema["type"]):
-            return self._rule(_NUMBER, "N")
+            return self._rule(FINITE_NUMBER, "N")
         return super()._schema({name: value for name, value in schema.items() if name in _NUMERIC})
 
     def _own_value(self, schema: Schema) -> str | None:

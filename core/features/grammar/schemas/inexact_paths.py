@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from .....ipc.params.json_schema import at_pointer, subschemas
 from .exact_numbers import BOUNDS, inexact_number, is_number, narrowed
-from .schema import DEFINITIONS, VALUES, Schema
+from .schema import DEFINITIONS, TYPES, UNIONS, VALUES, Schema, listed
+
+REST = {"object": "additionalProperties", "array": "items"}  # keywords for values that have no schema of their own
 
 
-def paths_to_inexact(root: Schema) -> tuple[set[int], bool]:
-    """Return the ids of all schemas that have, or contain at any depth, a number that would be rounded. If there
-    are any, schemas that contain a reference are added, since its target would be repeated wherever it is named;
-    and those that contain `false`, which the library refuses in a schema of its own. Second: whether the schema has
-    references other than pointers into the root."""
+def paths_to_inexact(root: Schema, *, has_finite_numbers: bool = False) -> tuple[set[int], bool]:
+    """Return the ids of all schemas that have, or contain at any depth, a number that would be rounded; with
+    `has_finite_numbers` also of those whose values may be, or contain, numbers without bounds. If there are any,
+    schemas that contain a reference are added, since its target would be repeated wherever it is named; and those that
+    contain `false`, which the library refuses in a schema of its own. Second: whether the schema has references other
+    than pointers into the root."""
     has_other_references = False
     outer_by_id: dict[int, list[int]] = {}
     todo, found, others = [root], list[int](), list[int]()
@@ -22,7 +25,7 @@ def paths_to_inexact(root: Schema) -> tuple[set[int], bool]:
             inner.append(at_pointer(root, str(schema["$ref"])))
             has_other_references |= not f"{schema['$ref']}/".startswith("#/")
         has_other_references |= "$id" in schema and schema is not root
-        if _is_inexact(schema):
+        if _is_inexact(schema) or (has_finite_numbers and has_free_numbers(schema)):
             found.append(id(schema))
         if "$ref" in schema or any(part is False for part in inner):
             others.append(id(schema))
@@ -43,6 +46,15 @@ def paths_to_inexact(root: Schema) -> tuple[set[int], bool]:
 
 def _is_inexact(schema: Schema) -> bool:
     return any(inexact_number(schema.get(name)) is not None for name in VALUES) or narrowed(schema) != schema
+
+
+def has_free_numbers(schema: Schema) -> bool:
+    """Return whether values of a schema may be numbers without bounds, or contain them where it has no schema."""
+    if not schema.keys().isdisjoint(("$ref", "allOf", *UNIONS, *VALUES)):
+        return False  # their own schemas say it
+    types = listed(schema.get("type", TYPES))
+    is_free = "number" in types and schema.keys().isdisjoint((*BOUNDS, "multipleOf"))
+    return is_free or any(name in types and schema.get(inner, True) is True for name, inner in REST.items())
 
 
 def without_inexact(schema: Schema) -> Schema:

@@ -40,6 +40,7 @@ class LarkSchema:
     """Translator of one schema, which it does not change; owns the rules written so far. `is_needed`: the schema has
     numbers that the library would round."""
 
+    _has_finite_numbers = False  # numbers without bounds become rules, too
     _kept_whole = frozenset(("patternProperties", "minProperties", "maxProperties"))  # no rules of objects have these
 
     def __init__(
@@ -52,7 +53,9 @@ class LarkSchema:
         self._budget = TranslationBudget(root)
         self._alternatives = Alternatives(root, self._budget, self._keep)
         # ids of the schemas on the paths to such numbers; whether a reference is no pointer into the root
-        self._on_the_way, self._has_other_references = paths_to_inexact(root)
+        self._on_the_way, self._has_other_references = paths_to_inexact(
+            root, has_finite_numbers=self._has_finite_numbers
+        )
         self._rules: dict[str, str] = {} if rules is None else rules  # names by definition
         self._name_by_target: dict[int, str] = {}
         self._made: list[Schema] = []  # schemas that the root does not hold: another must not get their ids
@@ -232,11 +235,11 @@ class LarkSchema:
         others, options = list[str](), list[str | None]()
         for each in listed(schema.get("type", TYPES)):
             own = {name: schema[name] for name in KEYWORDS_BY_TYPE.get(each, ()) if name in schema}
-            if each == "object" and self._leads_on(own):
+            if each == "object" and self._leads_on(own, each):
                 options.append(self._object(own))
-            elif each == "array" and self._leads_on(own):
+            elif each == "array" and self._leads_on(own, each):
                 options.append(self._array(own))
-            elif each in ("integer", "number") and narrowed(schema) != schema:
+            elif each in ("integer", "number") and self._needs_rules(schema, each):
                 options += self._numbers(schema, each)
             else:
                 others.append(each)
@@ -246,8 +249,12 @@ class LarkSchema:
             options.append(self._schema({name: schema[name] for name in schema if name in names} | {"type": others}))
         return self._any(options)
 
-    def _leads_on(self, own: Schema) -> bool:
+    def _leads_on(self, own: Schema, kind: str) -> bool:
         return any(part is False or id(part) in self._on_the_way for _, part in subschemas(own))
+
+    def _needs_rules(self, schema: Schema, kind: str) -> bool:
+        """Return whether numbers of a schema become rules."""
+        return narrowed(schema) != schema
 
     def _numbers(self, schema: Schema, kind: str) -> list[str]:
         """Return rules for the numbers within a schema's bounds: integers by their digits, and numbers with decimals,

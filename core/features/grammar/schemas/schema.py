@@ -18,6 +18,18 @@ DEFINITIONS = ("$defs", "definitions")
 UNIONS, VALUES = ("anyOf", "oneOf"), ("const", "enum")
 KEYWORDS = {"type", "$ref", "allOf", *UNIONS, *VALUES, *OBJECT, *ARRAY, *BOUNDS, "multipleOf"}
 KEYWORDS |= {"minLength", "maxLength", "pattern", "format"}
+ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+}
+ANNOTATIONS |= {"$schema", "$id", *DEFINITIONS}
 OWN = KEYWORDS - {"$ref", "allOf", *UNIONS}
 _CLASSES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 TYPES = ["null", "boolean", "number", "string", "array", "object"]

@@ -181,6 +181,47 @@ def test_literal_values_conform_to_their_schemas() -> None:
     assert literal(named, "{}", "{'x_1': 1}", "{'y': 1}", "{'x_1': 'a'}") == [yes, yes, no, no]
 
 
+@pytest.mark.parametrize("form", [OBJECT, JSON])
+def test_numbers_in_json_are_within_float64(form: CallForm) -> None:
+    counted = {"type": "object", "additionalProperties": {"type": "number"}, "minProperties": 1}
+    free = {"type": "object", "properties": {"a": {}, "b": {"type": "array"}, "c": counted}, "required": ["a"]}
+    union: Schema = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+    tools: dict[str, Schema | None] = {
+        "number": {"type": "object", "properties": {"a": {"type": "number"}}},
+        "union": {"type": "object", "properties": {"a": union}},
+        "free": free,
+        "other": None,
+    }
+    constraint = CallsConstraint(form=form, tools=tools)
+
+    def takes(name: str, arguments: str) -> bool:
+        written = f'{{"name": "{name}", "arguments": {arguments}}}'
+        text = f"{form.start}{name}{form.mid}{arguments}{form.end}" if form is JSON else form.start + written + form.end
+        return accepts(constraint, text)
+
+    shapes = {
+        "number": ['{"a": N}'],
+        "union": ['{"a": N}'],
+        "free": ['{"a": N}', '{"a": [1, {"x": N}]}', '{"a": null, "b": ["x", N]}'],
+        "other": ['{"a": N}', '{"a": {"b": [N]}}'],
+    }
+    for name, each in [(name, each) for name, some in shapes.items() for each in some]:
+        for number in ("1e5", "-2.5E-7", "17"):
+            assert takes(name, each.replace("N", number)), (name, each, number)
+        for number in ("308e2086171020", "1e999", "5e309"):
+            assert not takes(name, each.replace("N", number)), (name, each, number)
+    assert takes("free", '{"a": "x", "c": {"k": 2.5}}')
+    assert not takes("free", '{"a": "x", "c": {"k": 1e999}}')
+    assert not takes("free", '{"a": "x", "c": {}}')
+    assert not takes("number", '{"b": 1}')
+
+
+def test_a_keyword_that_is_not_served_is_refused_in_json() -> None:
+    bad = {"type": "object", "properties": {"a": {}}, "not": {"required": ["a"], "minProperties": 2}}
+    with pytest.raises(RequestError):
+        COMPILER.compile("calls", CallsConstraint(form=OBJECT, tools={"f": bad}).to_text())
+
+
 def test_an_object_is_written_in_the_shape_of_its_template() -> None:
     shape = '{"id": "x1", "type": "function", "function": {"arguments": "{\\"a\\": 1}", "name": "f"}}'
     paths = {"name_path": ("function", "name"), "arguments_path": ("function", "arguments"), "id_path": ("id",)}
