@@ -33,6 +33,8 @@ _OTHERS: tuple[tuple[str, object], ...] = (  # values that are no texts, by thei
     ("object", {"zqInner": 73571}),
     ("null", None),
 )
+_LONG_IDS = ("zqId_0000001",)  # longer than IDS
+_NINE = "[A-Za-z0-9]{9}"
 _PRINTED = "'function': {'name'"
 _CLOSINGS = {"(": ")", "{": "}", "[": "]"}
 
@@ -59,7 +61,7 @@ def learn_calls(shown: Renderings, thoughts: Thoughts) -> tuple[CallForm, ...]:
     for variables in SETTINGS:
         scenes = CallScenes(shown, thoughts, variables)
         if scenes.has_calls:
-            form = scenes.form()
+            form = scenes.with_ids(scenes.form())
             if not form.start.strip():
                 raise UnknownForm("calls begin without a marker, or in the prompt")
             return form, *scenes.behind_content(form)
@@ -98,6 +100,15 @@ class CallScenes:
         if places:
             return self._spread_form(places)
         raise UnknownForm("the arguments are written in a way that is not known")
+
+    def with_ids(self, form: CallForm) -> CallForm:
+        """Return a form with the pattern of the ids that the template takes: nine letters and digits if it refuses
+        others."""
+        if not form.id_path and not any("{ID}" in each for each in (form.start, form.next, form.mid, form.end)):
+            return form
+        if self._shown.takes_ids(ProbeAnswer(calls=_CALLS[:1]), _LONG_IDS, self._variables):
+            return form
+        return msgspec.structs.replace(form, id_pattern=_NINE)
 
     def behind_content(self, form: CallForm) -> list[CallForm]:
         """Return the form with the start that it has behind content, if the template makes turns of the two, with the

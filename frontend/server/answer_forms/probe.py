@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage
 
-VERSION = 3  # of probes, learning and history: choices of another version are made again
+VERSION = 4  # of probes, learning and history: choices of another version are made again
 USER = "Zquser"
 CONTENT = "Zqcontent"
 THOUGHT = "Zqthought"
@@ -43,9 +43,9 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     calls: tuple[ProbeCall, ...] = ()
 
-    def messages(self, *, has_named_ids: bool = False) -> list[ChatMessage]:
-        """Return the conversation with a user's turn and this answer. `has_named_ids`: ids of the calls are in the form
-        of NAMED_ID, not IDS."""
+    def messages(self, *, has_named_ids: bool = False, ids: tuple[str, ...] = IDS) -> list[ChatMessage]:
+        """Return the conversation with a user's turn and this answer. `ids`: those of the calls. `has_named_ids`: they
+        are in the form of NAMED_ID instead."""
         more: JsonObject = {}
         content: str | None = self.content
         if self.thought:
@@ -55,7 +55,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
             named = [call_id(index, call.name) for index, call in enumerate(self.calls)]
             more["tool_calls"] = [
                 {"id": given, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for given, call in zip((IDS, named)[has_named_ids], self.calls, strict=False)
+                for given, call in zip((ids, named)[has_named_ids], self.calls, strict=False)
             ]
         return [ChatMessage("user", USER), ChatMessage("assistant", content, more)]
 

@@ -90,6 +90,13 @@ class Renderings:
         """Return whether the template's text of an answer holds `sentinel`."""
         return sentinel in self.answer(answer, variables)
 
+    def takes_ids(self, answer: ProbeAnswer, ids: tuple[str, ...], variables: JsonObject) -> bool:
+        """Return whether the template shows an answer whose calls have these ids, with all of them: where it refuses
+        them, others may stand in their place."""
+        more: JsonObject = {"tools": tools(answer), "add_generation_prompt": False}
+        text = self._text(answer.messages(ids=ids), variables | more)
+        return all(each in text for each in ids)
+
     def whole_text(self, messages: Sequence[ChatMessage], variables: JsonObject) -> str:
         """Return a template's text of any messages, with all that stands before the user's turn. It is not kept.
         RequestError if the template refuses them."""

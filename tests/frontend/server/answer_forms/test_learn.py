@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.support.template_shapes import SHAPES, template_of
-from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
 from tokenloom.frontend.server.answer_forms import renderings
 from tokenloom.frontend.server.answer_forms.learn import UnknownForm, learn
 from tokenloom.frontend.server.answer_forms.renderings import HostileTemplate, Renderings
@@ -48,6 +48,22 @@ def test_learning_takes_few_renderings(name: str) -> None:
     shown = renderings_of(template_of(name))
     learn(shown, learn_thoughts(shown))
     assert shown.num_renders <= MAX_RENDERS
+
+
+@pytest.mark.parametrize("name", ["json/marker_and_id", "object/call_ids"])
+def test_ids_of_a_template_that_refuses_others_have_nine_characters(name: str) -> None:
+    calls = learned(name).calls[0]
+    assert calls.id_path or "{ID}" in calls.mid
+    assert calls.id_pattern == "[A-Za-z0-9]{9}"
+
+
+def test_a_template_that_takes_any_id_leaves_the_pattern() -> None:
+    source = template_of("object/call_ids").replace("or call.id | length != 9 ", "")
+    shown = renderings_of(source)
+    assert (
+        learn(shown, learn_thoughts(shown)).calls[0].id_pattern
+        == CallForm(kind="json", start="", next="", end="").id_pattern
+    )
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
