@@ -14,7 +14,7 @@ request answer attempt session caller lease
 row step batch epoch generation ledger delta feature
 block slot arena pool namespace key publication tier source pin
 fill medium span entry piece
-draft mask jump
+draft mask begin jump
 replica core frontend gateway host agent unit supervisor holding order helper blob
 """
 LINES = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| (?!concept )", line)]

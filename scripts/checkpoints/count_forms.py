@@ -109,12 +109,12 @@ def main() -> int:
     num_showing = 0
     for path in sorted(options.folder.rglob("*.jinja")):
         try:
-            rendered = Rendered(path.read_text("utf-8"))
+            rendered = Rendered(path.read_text(encoding="utf-8"))
         except ConfigError as error:
             print(f"{path.stem}: {error}")
             continue
         start = time.process_time()
-        source = path.read_text("utf-8")
+        source = path.read_text(encoding="utf-8")
         choice = choose(rendered.render, source)
         cpu_ms.append((time.process_time() - start) * 1000)
         renders.append(rendered.num_renders)

@@ -30,6 +30,12 @@ OPTIONS = (
     *("--host", "127.0.0.1", "--port", "0", "--root-path", ROOT, "--listen", "tcp://127.0.0.1:0"),
     *("--access-log", "all", "--strict-fields", "--max-body-bytes", str(MAX_BODY_BYTES)),
     *("--served-model-name", *NAMES, "--max-model-len", "1K", "-tp", "1"),
+    *(
+        "--tool-call-parser",
+        "hermes",
+        "--reasoning-parser",
+        "think",
+    ),  # the template shows tools last: no form is proved
     *("--chat-template", TEMPLATE, "--default-chat-template-kwargs", '{"opening": "The capital of "}'),
     *("--trust-request-chat-template", "--override-generation-config", '{"temperature": 0.0}'),
     *("--return-tokens-as-token-ids", "--enable-force-include-usage", "--enable-per-request-metrics"),
