@@ -8,9 +8,12 @@ more. Knows no template and no text of an answer.
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 import msgspec
+
+_EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")  # between two markers
 
 CallKind: TypeAlias = Literal["object", "json", "tagged", "literal"]
 
@@ -48,3 +51,14 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     assign: str = ""  # literal: key → value
     close: str = ""  # literal: behind the arguments
     quote: str = ""  # literal: around a text
+
+
+def markers_of(joint: str) -> tuple[str, ...]:
+    """Return the markers of a joint, <…>, […] or other text between them, in order, without the white space around
+    them."""
+    return tuple(text for piece in _EDGE.split(joint) if (text := piece.strip()))
+
+
+def first_marker(joint: str) -> str:
+    """Return the first marker of a joint; "" if it has none."""
+    return next(iter(markers_of(joint)), "")

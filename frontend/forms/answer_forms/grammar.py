@@ -12,13 +12,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.params.calls_constraint import CallsConstraint
 from ....ipc.params.structured_outputs import StructuredOutputsParams
-from .form import AnswerForm, CallForm
-from .joint_plan import markers_of
-
-
-def first_marker(call: CallForm) -> str:
-    """Return the first marker of a call's start."""
-    return next(iter(markers_of(call.start)), "")
+from .form import AnswerForm
 
 
 def forced_calls(

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ....ipc.params.call_form import first_marker, markers_of
 from .form import AnswerForm
 
 Markers: TypeAlias = tuple[str, ...]
 Forms: TypeAlias = tuple[int, ...]  # places in AnswerForm.calls
 _VALUE = re.compile(r"\{(?:ID|INDEX|NUMBER|NAME|KEY)\}")
 CDATA = "<![CDATA["
-_EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")
 _MARKER = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z_]{2,}\]")
 
 
@@ -187,18 +187,13 @@ class JointPlan:
         yield from self._after(forms)
 
 
-def markers_of(joint: str) -> Markers:
-    """Return the markers of a joint, in order, without the white space around them."""
-    return tuple(text for piece in _EDGE.split(joint) if (text := piece.strip()))
-
-
 def _joint(text: str, goal: str, forms: Forms = ()) -> Joint:
     return Joint(" ".join(markers_of(text)), goal, _before(text), _after(text), forms)
 
 
 def _opened(start: str) -> Joint:
     """Return the first marker of a start, if it is one by itself, and the text behind it may be of another kind."""
-    first = markers_of(start)[0]
+    first = first_marker(start)
     is_alone = _MARKER.fullmatch(first) is not None
     return Joint(first * is_alone, "opened", _before(start))
 

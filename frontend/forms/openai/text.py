@@ -13,8 +13,8 @@ from ..answer_forms.form import AnswerForm
 from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
-from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, Parser, Part, Thought
-from .unparsed import UnparsedCall, UnparsedFinder, first_marker
+from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, Parser, Part, Thought, parsed
+from .unparsed import UnparsedCall, UnparsedFinder, telling_marker
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def call_marker(self) -> str:
         """The text that begins calls; empty if none does, or if the answer is forced to be calls."""
-        if self.is_forced:
+        if self.is_forced or not self.form.calls:
             return ""
-        return first_marker([each.start for each in self.form.calls])
+        return telling_marker(self.form.calls[0].start)
 
     def new_parsers(self) -> list[Parser]:
         if not self.is_forced or self.is_in_form:
@@ -83,7 +83,7 @@ class AnswerText:
         later delta."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
-        parts = self._with_new_ids(self._parse(delta.text, is_last=delta.finish_reason is not None))
+        parts = self._with_new_ids(parsed(self._parsers, delta.text, is_last=delta.finish_reason is not None))
         self._count(delta, parts)
         read = self._custom_calls.read([part for part in parts if self._is_admitted(part)])
         for part in read:
@@ -95,15 +95,6 @@ class AnswerText:
             if call is not None:
                 self._on_unparsed(call)
         return read
-
-    def _parse(self, text: str, *, is_last: bool) -> list[Part]:
-        parts: list[Part] = [Content(text)] if text else []
-        for parser in self._parsers:
-            read: list[Part] = []
-            for part in parts:
-                read += parser.append(part.text) if isinstance(part, Content) else [part]
-            parts = [*read, *parser.finish()] if is_last else read
-        return parts
 
     def _count(self, delta: Delta, parts: list[Part]) -> None:
         """Add a delta's reasoning tokens to `num_thought_tokens`. Tokens of text that a parser holds back are counted

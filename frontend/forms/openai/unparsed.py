@@ -7,7 +7,6 @@ letters are x and digits 0, is all that others get.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..parsers.parts import CallEnd, Content, Part, ToolUse
@@ -29,10 +28,10 @@ class UnparsedCall(NamedTuple):
     shape: str
 
 
-def first_marker(texts: Sequence[str]) -> str:
-    """Return the marker that begins the first of the texts that surround calls; empty if it has none, as `[` and
-    `{"name": ` have not: they are common in content."""
-    found = _MARKER.match("".join(texts[:1]).lstrip())
+def telling_marker(start: str) -> str:
+    """Return the marker at the begin of a text that calls begin with; empty if it has none, as `[` and `{"name": ` have
+    not: they are common in content."""
+    found = _MARKER.match(start.lstrip())
     if found is None:
         return ""
     return found[0]

@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 
 from ....ipc.codec import JsonObject
+from ....ipc.params.call_form import markers_of
 from ..answer_forms.form import AnswerForm
-from ..answer_forms.joint_plan import Forms, Joint, markers_of
+from ..answer_forms.joint_plan import Forms, Joint
 from .argument_types import ArgumentTypes
 from .joints import Found, JointFinder, JointTable
 from .json_calls import CallReader, CallShape

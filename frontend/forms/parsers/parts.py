@@ -82,6 +82,18 @@ class Parser(Protocol):
         """Return the parts of the text that was held back. To be called last, once."""
 
 
+def parsed(parsers: Iterable[Parser], text: str, *, is_last: bool) -> list[Part]:
+    """Return the parts that parsers find in the next piece of an answer. Each parses the content that the one before it
+    returned. `is_last`: no text will follow."""
+    parts = content(text)
+    for parser in parsers:
+        read: list[Part] = []
+        for part in parts:
+            read += parser.append(part.text) if isinstance(part, Content) else [part]
+        parts = [*read, *parser.finish()] if is_last else read
+    return parts
+
+
 def content(text: str) -> list[Part]:
     """Return `text` as a list with its Content; [] if it is empty."""
     return [Content(text)] if text else []

@@ -7,7 +7,7 @@ Knows no server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -98,7 +98,7 @@ class _Chooser:
         nearly: Choice | None = None
         for origin, form in self._candidates():
             choice = Choice(form=form, origin=origin, results=prove(form, self._shown))
-            if not any(each.probe in _CALLS and each.outcome != "not shown" for each in choice.results):
+            if not _shows_calls(choice.results):
                 continue
             if not choice.different:
                 return choice
@@ -128,9 +128,9 @@ class _Chooser:
         """Return the form of which the template bears a sign, if the template shows no calls; else one without
         calls."""
         none = self._with_thoughts(named_form("none", "none"))
-        results = [each for each in prove(none, self._shown) if each.outcome == "returned"]
-        shows_calls = any(each.probe in _CALLS and each.outcome != "not shown" for each in prove(none, self._shown))
-        if not shows_calls:
+        proved = prove(none, self._shown)
+        results = [each for each in proved if each.outcome == "returned"]
+        if not _shows_calls(proved):
             return Choice(form=self._sign(), origin="sign", results=results, why=self._why)
         return Choice(form=none, origin="unknown", results=results, why=self._why)
 
@@ -155,3 +155,7 @@ class _Chooser:
             content_open=self._thoughts.content_open,
             turn_end=self._shown.turn_end.strip(),
         )
+
+
+def _shows_calls(results: Iterable[ProbeResult]) -> bool:
+    return any(each.probe in _CALLS and each.outcome != "not shown" for each in results)

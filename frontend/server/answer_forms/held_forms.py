@@ -20,7 +20,7 @@ from ....ipc.shortages.failure import RETRY_S
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import named_form
-from ..helpers.intake import IntakeHelper, IntakePool, ask_intake
+from ..helpers.intake import IntakeHelper, IntakePool, TemplateTooSlow, ask_intake
 from ..helpers.pool import WAIT_S
 from ..helpers.task import in_event_loop, reply_of
 from ..text.chat_template import ChatTemplate
@@ -107,7 +107,7 @@ class HeldForms:
                     answer = ask_intake(helper, order)
                 except RequestError as error:
                     why = str(error)
-                    if helper.is_interrupted or "CPU time" in why:
+                    if helper.is_interrupted or isinstance(error, TemplateTooSlow):
                         break
                     continue
                 if isinstance(answer, NotRead):

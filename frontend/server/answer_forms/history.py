@@ -16,6 +16,7 @@ from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatMessage
 from ..text.calls import calls_of
+from .probe import VALUES, schema_of, tool
 from .whole_markers import common_prefix, common_suffix
 
 Render: TypeAlias = Callable[[Sequence[ChatMessage], JsonObject], str]
@@ -27,14 +28,7 @@ _THOUGHT = "Zhthought"
 _VALUE = "Zhvalue"
 _ID = "zhId00001"
 _NAME = "zh_name"
-_SCHEMA: JsonObject = {  # with all fields, which some templates need
-    "type": "object",
-    "properties": {"zh_key": {"type": "string", "description": "text"}},
-    "required": ["zh_key"],
-    "additionalProperties": False,
-    "description": "arguments",
-}
-_TOOLS = [{"type": "function", "function": {"name": _NAME, "description": "a function", "parameters": _SCHEMA}}]
+_TOOLS = [tool(_NAME, schema_of({"zh_key": VALUES["string"]}))]
 _PROMPT: JsonObject = {"tools": _TOOLS, "add_generation_prompt": True}
 _ENDED: JsonObject = {"tools": _TOOLS, "add_generation_prompt": False}
 _CALLS: JsonObject = {

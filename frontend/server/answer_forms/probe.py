@@ -21,7 +21,7 @@ NAMES = ("zqa_name", "zqb_name", "zqc_name")
 KEYS = ("zqa_key", "zqb_key")  # in alphabetical order, since some templates sort keys
 IDS = ("zqId00001", "zqId00002", "zqId00003")  # nine letters and digits, which some templates demand
 NAMED_ID = "functions.{NAME}:{INDEX}"  # form of ids that hold the name of their call
-_VALUES: dict[str, JsonObject] = {
+VALUES: dict[str, JsonObject] = {
     "string": {"type": "string", "description": "text"},
     "number": {"type": "number", "description": "number"},
     "boolean": {"type": "boolean", "description": "flag"},
@@ -73,22 +73,25 @@ def call_id(index: int, name: str) -> str:
 def tools(answer: ProbeAnswer | None = None) -> list[JsonObject]:
     """Return the three functions of the probes, in OpenAI's form. Keys have the types that they have in the calls of
     `answer`; others are texts."""
-    return [
-        {"type": "function", "function": {"name": name, "description": "a function", "parameters": schema}}
-        for name, schema in schemas(answer).items()
-    ]
+    return [tool(name, schema) for name, schema in schemas(answer).items()]
+
+
+def tool(name: str, schema: JsonObject) -> JsonObject:
+    """Return a function in OpenAI's form."""
+    return {"type": "function", "function": {"name": name, "description": "a function", "parameters": schema}}
 
 
 def schemas(answer: ProbeAnswer | None = None) -> dict[str, JsonObject]:
-    """Return the schema of each function's arguments, as `tools` has them. Each has a description, items, properties
-    and additionalProperties, without which some templates fail."""
+    """Return the schema of each function's arguments, as `tools` has them."""
     types = {(name, key): "string" for name in NAMES for key in KEYS}
     if answer is not None:
         types |= {(call.name, key): type_of(value) for call in answer.calls for key, value in call.arguments.items()}
-    return {name: _schema({key: _VALUES[types[name, key]] for key in KEYS}) for name in NAMES}
+    return {name: schema_of({key: VALUES[types[name, key]] for key in KEYS}) for name in NAMES}
 
 
-def _schema(keys: dict[str, JsonObject]) -> JsonObject:
+def schema_of(keys: dict[str, JsonObject]) -> JsonObject:
+    """Return the schema of a function's arguments, with all that some templates fail without: a description, required
+    keys and additionalProperties."""
     return {
         "type": "object",
         "properties": keys,

@@ -14,7 +14,7 @@ from ....ipc.codec import JsonObject
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import THOUGHTS
 from ...forms.parsers.names import new_parsers
-from ...forms.parsers.parts import CallJoiner, Content, Parser, Part, Thought
+from ...forms.parsers.parts import CallJoiner, Content, Part, Thought, parsed
 from .probe import CONTENT, PROBES, THOUGHT, Probe, ProbeAnswer, ProbeCall, schemas
 from .renderings import NO_VARIABLES, SETTINGS, Renderings
 
@@ -73,7 +73,7 @@ def read_answer(form: AnswerForm, answer: ProbeAnswer, pieces: list[str], *, is_
     parsers = new_parsers(form, schemas(answer), is_inside_thought=is_inside_thought)
     parts: list[Part] = []
     for place, piece in enumerate(pieces, start=1):
-        parts += _parse(parsers, piece, is_last=place == len(pieces))
+        parts += parsed(parsers, piece, is_last=place == len(pieces))
     joiner = CallJoiner()
     uses = filter(None, map(joiner.read, parts))
     return ProbeAnswer(
@@ -139,18 +139,3 @@ def _difference(read: ProbeAnswer, wanted: ProbeAnswer) -> str:
 def _spelled(answer: ProbeAnswer) -> tuple[str, str, str]:
     calls = [[call.name, call.arguments] for call in answer.calls]
     return answer.thought, answer.content, json.dumps(calls, ensure_ascii=False, sort_keys=True)
-
-
-def _parse(parsers: list[Parser], text: str, *, is_last: bool) -> list[Part]:
-    parts: list[Part] = [Content(text)]
-    for parser in parsers:
-        read: list[Part] = []
-        for part in parts:
-            if isinstance(part, Content):
-                read += parser.append(part.text)
-            else:
-                read.append(part)
-        if is_last:
-            read += parser.finish()
-        parts = read
-    return parts

@@ -66,8 +66,7 @@ class Renderings:
     def answer(self, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES) -> str:
         """Return the text of an answer behind the header, as the template shows it, with the end of its turn. Empty if
         the template refuses the answer."""
-        more: JsonObject = {"tools": tools(answer), "add_generation_prompt": False}
-        text = self._text(answer.messages(has_named_ids=self.has_named_ids), variables | more)
+        text = self._turns(answer, answer.messages(has_named_ids=self.has_named_ids), variables)
         return self._based(text, variables).removeprefix(self.header)
 
     def text_of(self, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES, *, is_one_turn: bool = True) -> str:
@@ -93,8 +92,7 @@ class Renderings:
     def takes_ids(self, answer: ProbeAnswer, ids: tuple[str, ...], variables: JsonObject) -> bool:
         """Return whether the template shows an answer whose calls have these ids, with all of them: where it refuses
         them, others may stand in their place."""
-        more: JsonObject = {"tools": tools(answer), "add_generation_prompt": False}
-        text = self._text(answer.messages(ids=ids), variables | more)
+        text = self._turns(answer, answer.messages(ids=ids), variables)
         return all(each in text for each in ids)
 
     def whole_text(self, messages: Sequence[ChatMessage], variables: JsonObject) -> str:
@@ -143,6 +141,10 @@ class Renderings:
         if not text.startswith(varied):
             return text
         return self._text(_USERS_TURN, _NO_ANSWER) + text.removeprefix(varied)
+
+    def _turns(self, answer: ProbeAnswer, messages: list[ChatMessage], variables: JsonObject) -> str:
+        """Return the text of a conversation with an answer, with tools of its types and without a prompt behind it."""
+        return self._text(messages, variables | {"tools": tools(answer), "add_generation_prompt": False})
 
     def _text(self, messages: list[ChatMessage], variables: JsonObject) -> str:
         """Return a template's text behind the user's turn; empty if it refuses the messages."""

@@ -31,6 +31,10 @@ MODULE = "tokenloom.frontend.server.bodies.process"
 READER = "the process that reads large requests"
 
 
+class TemplateTooSlow(RequestError):
+    """A chat template took more CPU time than a question may: to ask again is no use."""
+
+
 def new_intake_helper(spec: EngineSpec) -> IntakeHelper:
     return Helper(MODULE, spec, IntakeAnswer, start_s=ANSWER_S, idle_bytes=IDLE_BYTES)
 
@@ -63,7 +67,7 @@ def ask_intake(
 def _error_of(how: str, helper: IntakeHelper, num_bytes: int) -> RequestError:
     """Return the error of a question that ended the process, and write it to the log."""
     if "SIGVTALRM" in how:
-        return RequestError("the chat template of the request takes too much CPU time: send a shorter one")
+        return TemplateTooSlow("the chat template of the request takes too much CPU time: send a shorter one")
     if not helper.is_interrupted:
         helper.num_lost += 1
         if is_worth_a_line(helper.num_lost):

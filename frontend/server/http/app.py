@@ -88,10 +88,7 @@ class GeneratingEndpoints:
             logger.info(
                 "the chat template has no place for tools: the system message shows them, in the form of Hermes"
             )
-        has_thoughts = engine.inputs.answer_form.has_thoughts
-        self._ollama = OllamaEndpoints(
-            engine, spec, self._chat, self._complete, self._refusals, template=template, has_thoughts=has_thoughts
-        )
+        self._ollama = OllamaEndpoints(engine, spec, self._chat, self._complete, self._refusals, template=template)
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -69,17 +69,15 @@ class OllamaEndpoints:
         refusals: Callable[[], AbstractContextManager[None]],
         *,
         template: str,
-        has_thoughts: bool,
     ) -> None:
         """`refusals`: a context that counts a request as refused if it raises an expected error. `template`: the
-        model's chat template, empty without one. `has_thoughts`: its reasoning is told apart."""
+        model's chat template, empty without one."""
         self._engine = engine
         self._spec = spec
         self._new_chat = new_chat
         self._new_completion = new_completion
         self._refusals = refusals
         self._template = template
-        self._has_thoughts = has_thoughts
         self._started_at = time.time()
         files = _weight_files(Path(spec.model_folder))
         self._size = sum(each.stat().st_size for each in files)
@@ -260,7 +258,7 @@ class OllamaEndpoints:
         found = {
             "completion": True,
             "tools": bool(self._template),
-            "thinking": self._has_thoughts,
+            "thinking": self._engine.inputs.answer_form.has_thoughts,
             "vision": kind == "image",
             "audio": kind == "audio",
         }

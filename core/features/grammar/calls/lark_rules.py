@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-_EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")  # between two markers, as frontends read them
+from .....ipc.params.call_form import first_marker
 
 PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # places of values in a joint
 
@@ -75,7 +75,7 @@ class LarkRules:
         """Return how a joint begins, and the rest of it."""
         bare = joint.lstrip()
         space = joint[: len(joint) - len(bare)]
-        marker = self.first_special(bare) or next((each.rstrip() for each in _EDGE.split(bare) if each.strip()), "")
+        marker = self.first_special(bare) or first_marker(bare)
         if (place := PLACE.search(marker, 1)) is not None:
             marker = marker[: place.start()]
         return Closing(space, marker), bare[len(marker) :]

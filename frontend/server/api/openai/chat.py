@@ -10,10 +10,11 @@ import msgspec
 from .....ipc.codec import JsonObject, decode_ids
 from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta, Submit
+from .....ipc.params.call_form import first_marker
 from .....ipc.params.sampling_params import SamplingParams
 from .....ipc.params.structured_outputs import StructuredOutputsParams
 from ....forms.answer_forms.form import AnswerForm
-from ....forms.answer_forms.grammar import first_marker, forced_calls, strict_calls
+from ....forms.answer_forms.grammar import forced_calls, strict_calls
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
@@ -275,7 +276,7 @@ def _own_form_calls(
 
 def _begin(form: AnswerForm, inputs: InputProcessor) -> str:
     """Return the token with which calls begin; "" if they begin with text."""
-    marker = first_marker(form.calls[0])
+    marker = first_marker(form.calls[0].start)
     return marker if inputs.is_added_token(marker) else ""
 
 

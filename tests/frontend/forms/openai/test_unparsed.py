@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from tokenloom.frontend.forms.openai.text import AnswerText
-from tokenloom.frontend.forms.openai.unparsed import MAX_SHAPE, UnparsedCall, first_marker
+from tokenloom.frontend.forms.openai.unparsed import MAX_SHAPE, UnparsedCall, telling_marker
 from tokenloom.ipc.messages.client import Delta, FinishReason
 from tokenloom.tests.frontend.forms.parsers.cuts import ANSWERS, PLACES, cut, new_style
 
@@ -77,5 +77,5 @@ def test_a_form_without_a_marker_reports_torn_arguments_alone() -> None:
     ],
 )
 def test_the_first_marker_of_a_form_is_a_text_that_content_seldom_has(text: str, marker: str) -> None:
-    assert first_marker([text, "<other>"]) == marker
-    assert first_marker([]) == ""
+    assert telling_marker(text) == marker
+    assert telling_marker("") == ""
