@@ -59,10 +59,10 @@ class ChatCompletion(ChoicesResponse):
         RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_calls(body), chat_params(body)
-        form = await engine.answer_form(body.chat_template)
+        prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
+        form = await engine.answer_form(body.chat_template)  # behind the prompt, which a template not to be taken ends
         if not shows_tools(body):
             form = form.without_calls()
-        prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
         is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought

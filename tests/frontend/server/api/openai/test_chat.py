@@ -17,6 +17,7 @@ from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.server.api.openai.local_engine import Run
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
+from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.params.calls_constraint import CallsConstraint
@@ -54,6 +55,24 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m"))
     (submit,), (markers,) = chat._submits, asked
     return submit, markers
+
+
+def test_a_template_that_is_not_taken_from_requests_is_not_rendered_to_learn_its_form() -> None:
+    learned: list[str | None] = []
+
+    async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
+        raise RequestError("chat_template is not taken from requests")
+
+    async def answer_form(template: str | None = None) -> AnswerForm:
+        learned.append(template)
+        return AnswerForm()
+
+    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None)
+    engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt, answer_form=answer_form)
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ x }}"}, ChatRequest)
+    with pytest.raises(RequestError, match="not taken from requests"):
+        asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m"))
+    assert learned == []
 
 
 @pytest.mark.parametrize(
