@@ -43,6 +43,17 @@ class AttentionMetadata:
     has_drafts: Tensor | None = None  # [R] int32 in host memory: 1 for a known token followed by drafts; None: all 0
 
 
+class CacheGroup(NamedTuple):
+    """The KV cache of layers that share block tables, and one step's metadata for them.
+
+    The metadata of a step's groups differ in `slots` and `block_tables` only. In a group whose layers have a window,
+    the entries of a table whose blocks lie wholly before the window may be 0.
+    """
+
+    kv_cache: Tensor  # [num_blocks, layers of the group, 2, kv_heads, block_size, width]
+    metadata: AttentionMetadata
+
+
 @dataclass(frozen=True, eq=False)
 class StepMedia:
     """Embeddings of images or audio in one step, which replace the embeddings of m of the step's T tokens, the
