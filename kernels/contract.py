@@ -307,6 +307,8 @@ class LayerWeights:
     mlp_output_norm: Norm | None
     is_parallel: bool
     cross: CrossWeights | None = None  # only in a sequential layer
+    group: int = 0  # index of the layer's CacheGroup in a step
+    cache_layer: int = 0  # of the group's cache; a FusedLayer or FusedEncoder gets it with each call
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,14 +379,14 @@ class FusedDecoder(Protocol):
         self,
         token_ids: Tensor,
         logits_indices: Tensor,
-        metadata: AttentionMetadata,
-        kv_cache: Tensor,
+        groups: Sequence[CacheGroup],
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
-        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. cross: CrossStep.metadata, if
+        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
+        see LayerWeights.group. cross: CrossStep.metadata, if
         the encoder's keys and values are in the cache already; None: layers skip cross attention. Writes the step's
         keys and values to the cache. The next call overwrites the returned tensors.
         """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure, addressof, byref, c_void_p
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights, Rotary, StepMedia
+from ..contract import AttentionMetadata, CacheGroup, DecoderWeights, LayerWeights, MLPWeights, Rotary, StepMedia
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
@@ -54,6 +55,8 @@ class CpuDecoder:
         tables = [weights.positions, *(layer.rotary.cos_sin for layer in weights.layers)]
         self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
+        places = {(each.group, each.cache_layer) for each in weights.layers}
+        assert len(places) == len(mlps), "two layers have the same place in the cache"
         self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
         self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts))
         self._space = space
@@ -68,26 +71,23 @@ class CpuDecoder:
         self,
         token_ids: Tensor,
         logits_indices: Tensor,
-        metadata: AttentionMetadata,
-        kv_cache: Tensor,
+        groups: Sequence[CacheGroup],
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
     ) -> tuple[Tensor, Tensor]:
+        metadata = groups[0].metadata
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
         assert max(metadata.seq_lens_host, default=0) <= self._num_positions, "a context is longer than the tables"
         if token_ids.dtype != torch.int32:
             token_ids = token_ids.int()
         if self._outputs[0].shape[0] != num_tokens or self._outputs[1].shape[0] != num_logits:
             self._make_room(num_tokens, num_logits)
+        places = (c.CacheGroup * len(groups))(*map(cache_group, groups))
         step = c.Step(
             token_ids.data_ptr(),
             metadata.positions.data_ptr(),
-            metadata.slots.data_ptr(),
             num_tokens,
-            c.step_rows(metadata),
-            kv_cache.data_ptr(),
-            kv_cache.shape[4],
-            c.cache_kind(kv_cache),
+            addressof(places),
             self._hidden.data_ptr(),
             logits_indices.data_ptr(),
             num_logits,
@@ -150,7 +150,6 @@ class CpuDecoder:
             learned_positions=None if positions is None else positions.data_ptr(),
             head=addressof(linear_struct(weights.head)),
             is_batch_invariant=is_batch_invariant,
-            cache_layers=len(weights.layers),
         )
 
 
@@ -197,20 +196,32 @@ class CpuLayer:
         library, cos_sin, num_tokens = self._owner.library, rotary.cos_sin, len(x)
         self._layer.rules.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         self._layer.rules.num_rotated = 0 if cos_sin is None else cos_sin.shape[1]
-        self._decoder.cache_layers = kv_cache.shape[1]
+        self._layer.cache_layer = layer
+        places = cache_group(CacheGroup(kv_cache, metadata))
         step = c.Step(
             positions=positions.data_ptr(),
-            slots=metadata.slots.data_ptr(),
             num_tokens=num_tokens,
-            kv_cache=kv_cache[0, layer].data_ptr(),
-            block_size=kv_cache.shape[4],
-            cache_kind=c.cache_kind(kv_cache),
+            groups=addressof(places),
             hidden=stream.data_ptr(),
         )
         scratch = self._owner.scratch(library.decoder_scratch(byref(self._decoder), num_tokens))
         plan = self._owner.plan_of(metadata, *self._shape)
         library.layer_step(byref(self._decoder), byref(step), plan.address, scratch.data_ptr(), torch.get_num_threads())
         return stream
+
+
+def cache_group(group: CacheGroup) -> Structure:
+    """Build the struct of a group's cache and of a step's places in it; the caller must keep the group alive."""
+    kv_cache, metadata = group
+    assert kv_cache.is_contiguous()
+    return c.CacheGroup(
+        kv_cache.data_ptr(),
+        kv_cache.stride(0) * kv_cache.element_size(),
+        kv_cache.shape[4],
+        c.cache_kind(kv_cache),
+        metadata.slots.data_ptr(),
+        c.step_rows(metadata),
+    )
 
 
 def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
@@ -225,6 +236,8 @@ def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
         rules=head_rules(weights.head_norms, weights.rotary),
         scoring=scoring(weights.attention),
         window=weights.attention.window or 0,
+        group=weights.group,
+        cache_layer=weights.cache_layer,
         is_parallel=weights.is_parallel,
     )
     if weights.cross is not None:

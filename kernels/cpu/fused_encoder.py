@@ -21,6 +21,8 @@ class CpuEncoder:
     def __init__(self, owner: LayerOwner, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> None:
         self._owner, self._weights = owner, layers
         self._layers = (c.Layer * len(layers))(*(layer_struct(each, None) for each in layers))
+        for index, each in enumerate(self._layers):
+            each.cache_layer = index % CACHE_LAYERS
         self._shape = (num_heads, num_heads, head_dim, 0)
         self._hidden_size = layers[0].qkv.in_features
         self._decoder = c.Decoder(
@@ -31,7 +33,6 @@ class CpuEncoder:
             num_kv_heads=num_heads,
             head_dim=head_dim,
             residual_scale=1.0,
-            cache_layers=CACHE_LAYERS,
         )
         self.width = int(owner.library.encoder_width(byref(self._decoder)))
         self._numbers = torch.empty(0, dtype=torch.int64)  # 0, 1, …
@@ -54,12 +55,16 @@ class CpuEncoder:
             self._numbers = torch.arange(first_row + num_rows)
         if layer + 1 < len(self._layers):
             self._layers[layer + 1].rules.num_rotated = num_rotated
+        places = c.CacheGroup(
+            kv_cache=kv_cache.data_ptr(),
+            block_stride=kv_cache.stride(0) * kv_cache.element_size(),
+            block_size=kv_cache.shape[4],
+            slots=self._numbers[first_row:].data_ptr(),
+        )
         step = c.Step(
             positions=self._numbers.data_ptr(),
-            slots=self._numbers[first_row:].data_ptr(),
             num_tokens=num_rows,
-            kv_cache=kv_cache.data_ptr(),
-            block_size=kv_cache.shape[4],
+            groups=addressof(places),
             hidden=hidden.data_ptr(),
         )
         if cos_sin is not None:

@@ -80,6 +80,7 @@ Experts = _struct("experts.h", "Experts")
 Layer = _struct("step.c", "Layer")
 Decoder = _struct("step.c", "Decoder")
 Media = _struct("step.c", "Media")
+CacheGroup = _struct("step.c", "CacheGroup")
 Step = _struct("step.c", "Step")
 Draw = _struct("sample.c", "Draw")
 

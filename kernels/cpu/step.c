@@ -20,6 +20,7 @@ typedef struct {
     HeadRules rules;
     Scoring scoring;
     int64_t window; /* 0: none */
+    int64_t group, cache_layer; /* index in Step's groups; of the layer in the group's cache */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
     Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
     Norm cross_norm;
@@ -38,7 +39,6 @@ typedef struct {
     const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
     const Linear *head;
     int32_t is_batch_invariant; /* see make_attention_plan */
-    int64_t cache_layers; /* layers of the KV cache, from that of the first layer on */
 } Decoder;
 
 /* Tokens that stand for parts of images. */
@@ -50,14 +50,20 @@ typedef struct {
     int64_t num_added;
 } Media;
 
+/* The KV cache of layers that share block tables, and the step's places in it. */
+typedef struct {
+    char *kv_cache;
+    int64_t block_stride, block_size; /* bytes between blocks; tokens of a block */
+    CacheKind kind;
+    const int64_t *slots; /* [num_tokens] */
+    StepRows rows; /* the same in all groups but for the block tables */
+} CacheGroup;
+
 typedef struct {
     const int32_t *token_ids; /* [num_tokens] */
-    const int64_t *positions, *slots;
+    const int64_t *positions;
     int64_t num_tokens;
-    StepRows rows;
-    char *kv_cache;
-    int64_t block_size;
-    CacheKind cache_kind;
+    const CacheGroup *groups;
     element *hidden; /* [num_tokens][hidden_size]: output, after the final norm */
     const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
     int64_t num_logits;
@@ -221,14 +227,17 @@ static Output to_stream(Run *run, const Norm *norm) {
     return (Output){STORE, {run->a->delta, hidden, 0}, 0};
 }
 
-/* Returns the layer's part of the cache. Layers of an encoder take turns. */
+static const CacheGroup *group_of(const Run *run, int64_t index) {
+    return &run->step->groups[run->decoder->layers[index].group];
+}
+
+/* Returns the layer's part of the cache. */
 static Cache cache_of(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
-    const Step *step = run->step;
-    int64_t num_bytes = layer_bytes(step->cache_kind, d->num_kv_heads, step->block_size, d->head_dim);
-    char *from = step->kv_cache + index % d->cache_layers * num_bytes;
-    return (Cache){from,           d->cache_layers * num_bytes, d->num_kv_heads, step->block_size, d->head_dim,
-                   step->cache_kind};
+    const CacheGroup *group = group_of(run, index);
+    int64_t num_bytes = layer_bytes(group->kind, d->num_kv_heads, group->block_size, d->head_dim);
+    char *from = group->kv_cache + d->layers[index].cache_layer * num_bytes;
+    return (Cache){from, group->block_stride, d->num_kv_heads, group->block_size, d->head_dim, group->kind};
 }
 
 /* Computes queries, and writes keys and values. */
@@ -242,7 +251,7 @@ static void begin_attention(const Run *run, int64_t index) {
     Cache cache = cache_of(run, index);
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
     HeadRules placed;
-    HeadWork work = {&layer->rules, step->positions, step->slots};
+    HeadWork work = {&layer->rules, step->positions, group_of(run, index)->slots};
     if (step->cos_sin != NULL && layer->rules.num_rotated) {
         placed = layer->rules, placed.cos_sin = step->cos_sin;
         work.rules = &placed;
@@ -266,7 +275,7 @@ static void foresee(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     run->team->upcoming = index < d->num_layers ? run->upcoming : NULL;
     if (run->team->upcoming == NULL) return;
-    *run->upcoming = (Upcoming){.rows = &run->step->rows, .cache = cache_of(run, index), .window = d->layers[index].window,
+    *run->upcoming = (Upcoming){.rows = &group_of(run, index)->rows, .cache = cache_of(run, index), .window = d->layers[index].window,
                                 .step = run->team->size, .block = omp_get_thread_num()};
 }
 
@@ -317,19 +326,34 @@ static void end_layer(Run *run, int64_t index, AttentionPlan *plan) {
     run_mlp(run, layer);
 }
 
-#define MAX_WINDOWS 8 /* different sliding windows in one model */
+#define MAX_PLANS 8 /* different pairs of a group and a sliding window in one model */
 
-/* Makes a plan for each different window of the layers; false without memory or with too many windows. */
-static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans, int64_t *windows) {
+/* The attention plans of a step: for each group and window, that of its first layer. */
+typedef struct {
+    AttentionPlan *plans[MAX_PLANS];
+    const Layer *layers[MAX_PLANS]; /* NULL behind the last plan */
+} Plans;
+
+/* Returns the index of a layer's plan, or that of the first free place. */
+static int plan_at(const Plans *all, const Layer *layer) {
+    int at = 0;
+    while (at < MAX_PLANS && all->layers[at] != NULL &&
+           (all->layers[at]->window != layer->window || all->layers[at]->group != layer->group))
+        at++;
+    return at;
+}
+
+/* Makes the plans of all layers; false without memory or with too many plans. */
+static bool make_plans(const Decoder *d, const Step *step, Plans *all) {
     for (int64_t i = 0; i < d->num_layers; i++) {
-        int at = 0;
-        while (at < MAX_WINDOWS && plans[at] != NULL && windows[at] != d->layers[i].window) at++;
-        if (at == MAX_WINDOWS) return false;
-        if (plans[at] != NULL) continue;
-        windows[at] = d->layers[i].window;
-        plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at],
-                                        d->is_batch_invariant);
-        if (plans[at] == NULL) return false;
+        const Layer *layer = &d->layers[i];
+        int at = plan_at(all, layer);
+        if (at == MAX_PLANS) return false;
+        if (all->layers[at] != NULL) continue;
+        all->layers[at] = layer;
+        all->plans[at] = make_attention_plan(&step->groups[layer->group].rows, d->num_heads, d->num_kv_heads, d->head_dim,
+                                             layer->window, d->is_batch_invariant);
+        if (all->plans[at] == NULL) return false;
     }
     return true;
 }
@@ -392,10 +416,9 @@ EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, Atte
 
 /* Returns 0, or -1 without memory. */
 EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, int num_threads) {
-    AttentionPlan *plans[MAX_WINDOWS] = {NULL};
-    int64_t windows[MAX_WINDOWS] = {0};
+    Plans all = {{NULL}, {NULL}};
     AttentionPlan *cross_plan = NULL;
-    bool is_ready = make_plans(d, step, plans, windows);
+    bool is_ready = make_plans(d, step, &all);
     if (is_ready && step->cross != NULL) {
         cross_plan = make_attention_plan(step->cross, d->num_heads, d->num_kv_heads, d->head_dim, 0, d->is_batch_invariant);
         is_ready = cross_plan != NULL;
@@ -418,17 +441,15 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
-            int at = 0;
-            while (windows[at] != d->layers[i].window) at++;
             begin_layer(&run, i);
-            end_layer(&run, i, plans[at]);
+            end_layer(&run, i, all.plans[plan_at(&all, &d->layers[i])]);
             if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
         normalize_stream(&run, &d->final_norm, &hidden);
         score(&run);
         END_TEAM
     }
-    for (int i = 0; i < MAX_WINDOWS; i++) free_attention_plan(plans[i]);
+    for (int i = 0; i < MAX_PLANS; i++) free_attention_plan(all.plans[i]);
     free_attention_plan(cross_plan);
     return is_ready ? 0 : -1;
 }

@@ -24,6 +24,7 @@ from tokenloom.kernels.contract import (
     Activation,
     AdapterSpace,
     AttentionSpec,
+    CacheGroup,
     DecoderWeights,
     LayerWeights,
     LowRankPart,
@@ -97,8 +98,9 @@ class Decoder:
                 ),
                 mlp_output_norm=None,
                 is_parallel=False,
+                cache_layer=layer,
             )
-            for _ in range(shape.layers)
+            for layer in range(shape.layers)
         ]
         table = self._ops.pack_linear(torch.randn(VOCAB, s.hidden).to(s.dtype), None)
         sizes = (s.heads, s.kv_heads, s.head_dim)
@@ -135,7 +137,7 @@ class Decoder:
         def run() -> None:
             if self._space is not None:
                 self._space.begin_step(slots)
-            self._fused(ids, indices, metadata, cache)
+            self._fused(ids, indices, [CacheGroup(cache, metadata)])
 
         return run
 

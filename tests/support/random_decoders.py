@@ -144,6 +144,7 @@ class Builder:
             mlp=self.experts() if f.experts and index else self.mlp(f"{index}", f.inner_sizes[index]),
             mlp_output_norm=self.norm(f"mlp output {index}") if has_outputs else None,
             is_parallel=f.order.startswith("parallel"),
+            cache_layer=index,
         )
 
     def mlp(self, name: str, inner: int) -> MLPWeights:

@@ -62,6 +62,8 @@ class FusedLayer(PackedModule):
             mlp=MLPWeights(mlp.up, mlp.down.packed),
             is_parallel=recipe.is_parallel,
             cross=None,
+            group=0,
+            cache_layer=call.layer,
             **recipe.found_norms(module),
         )
         is_whole = attention.output.split is None and mlp.down.split is None

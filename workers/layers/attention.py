@@ -31,7 +31,7 @@ class Attention:
         rotaries: one for each of `config.ropes`."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
-        self._layer = layer if own.kv_layer is None else own.kv_layer
+        self.layer = layer if own.kv_layer is None else own.kv_layer
         self._has_own_kv = own.kv_layer is None
         self._has_own_shape = any(each.head_dim or each.num_kv_heads for each in config.layers)
         config = config.at_layer(layer)
@@ -78,7 +78,7 @@ class Attention:
         self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
-        metadata, kv_cache, layer = context.metadata, context.kv_cache, self._layer
+        metadata, kv_cache, layer = context.metadata, context.kv_cache, self.layer
         if self._has_own_shape:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
         # [T, query heads | key heads | value heads, head_dim]

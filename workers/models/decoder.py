@@ -18,6 +18,7 @@ from torch import Tensor
 from ...ipc.spec.models.model_config import CrossConfig, ModelConfig
 from ...kernels.contract import (
     BatchColumns,
+    CacheGroup,
     CrossStep,
     DecoderWeights,
     FusedDecoder,
@@ -91,6 +92,7 @@ class DecoderLayer:
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
             cross=None if self.cross is None else self.cross.weights,
+            cache_layer=self._attention.layer,
         )
 
     @property
@@ -222,7 +224,8 @@ class DecoderModel:
         self._begin_step(context)
         if self._fused is not None:
             cross = None if context.cross is None else context.cross.metadata
-            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache, context.media, cross)
+            groups = [CacheGroup(context.kv_cache, context.metadata)]
+            return self._fused(token_ids, logits_indices, groups, context.media, cross)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)

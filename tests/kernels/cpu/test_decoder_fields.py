@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import GATED_SILU, Activation
+from tokenloom.kernels.contract import GATED_SILU, Activation, CacheGroup
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.random_decoders import NUM_IDS, Builder, ExpertFields, Fields, run_layers
@@ -87,7 +87,7 @@ def run(fields: Fields, ops: CpuOps, is_fused: bool) -> tuple[Tensor, Tensor, Te
         return *run_layers(ops, weights, token_ids, INDICES, metadata, cache), cache
     decoder = ops.fuse_decoder(weights)
     assert decoder is not None
-    hidden, logits = decoder(token_ids, INDICES, metadata, cache)
+    hidden, logits = decoder(token_ids, INDICES, [CacheGroup(cache, metadata)])
     return hidden.clone(), logits.clone(), cache
 
 
@@ -146,7 +146,34 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(ops: CpuOps, seed: int) -> 
     weights, cache = Builder(fields, ops, ops.dtype).decoder(), fill_cache(fields, ops.dtype)
     decoder = ops.fuse_decoder(weights)
     assert decoder is not None
-    together = decoder(torch.arange(23), torch.arange(23), make_metadata(ROWS, BLOCK_SIZE), cache.clone())[1].clone()
+    group = CacheGroup(cache.clone(), make_metadata(ROWS, BLOCK_SIZE))
+    together = decoder(torch.arange(23), torch.arange(23), [group])[1].clone()
     for row in range(2):
-        alone = decoder(torch.tensor([row]), torch.tensor([0]), make_metadata([ROWS[row]], BLOCK_SIZE), cache.clone())
+        group = CacheGroup(cache.clone(), make_metadata([ROWS[row]], BLOCK_SIZE))
+        alone = decoder(torch.tensor([row]), torch.tensor([0]), [group])
         assert torch.equal(alone[1][0], together[row])
+
+
+def test_each_layer_uses_the_cache_slots_and_tables_of_its_group(ops: CpuOps) -> None:
+    """The second layer's group has its own blocks; those behind its window are the null block, which holds NaN."""
+    fields = Fields(windows=(None, 20))
+    weights, cache = Builder(fields, ops, ops.dtype).decoder(), fill_cache(fields, ops.dtype)
+    token_ids, places = torch.arange(23) * 7 % NUM_IDS, torch.randperm(30) + 1
+    results = []
+    for layers in (weights.layers, [weights.layers[0], replace(weights.layers[1], group=1, cache_layer=0)]):
+        metadata, whole = make_metadata(ROWS, BLOCK_SIZE), cache.clone()
+        groups = [CacheGroup(whole, metadata)]
+        if layers is not weights.layers:
+            own = torch.full((31, 1, *cache.shape[2:]), torch.nan, dtype=ops.dtype)
+            own[places[: len(cache) - 1], 0] = cache[1:, 1]
+            tables, firsts = metadata.block_tables.clone(), (metadata.seq_lens - torch.tensor([1, 1, 21]) - 19)
+            own_tables = torch.where(tables > 0, places[tables.long() - 1].int(), 0)
+            for row, first in enumerate(firsts.clamp(min=0) // BLOCK_SIZE):
+                own_tables[row, :first] = 0
+            slots = places[metadata.slots // BLOCK_SIZE - 1] * BLOCK_SIZE + metadata.slots % BLOCK_SIZE
+            groups.append(CacheGroup(own, replace(metadata, slots=slots, block_tables=own_tables)))
+            groups[0] = CacheGroup(whole[:, :1].contiguous(), metadata)
+        decoder = ops.fuse_decoder(replace(weights, layers=layers))
+        assert decoder is not None
+        results.append([each.clone() for each in decoder(token_ids, INDICES, groups)])
+    assert all(map(torch.equal, *results))

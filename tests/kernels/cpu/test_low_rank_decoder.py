@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenloom.kernels.contract import (
     NO_ACTIVATION,
     Activation,
+    CacheGroup,
     DecoderWeights,
     ExpertsWeights,
     LowRankPart,
@@ -167,7 +168,7 @@ class Run:
         )
         self.space.begin_step(token_slots(rows) if has_slots else None)
         ids = token_ids(rows)
-        hidden, logits = self.decoder(ids, torch.arange(len(ids)), metadata, cache)
+        hidden, logits = self.decoder(ids, torch.arange(len(ids)), [CacheGroup(cache, metadata)])
         return hidden.clone(), logits.clone()
 
 
@@ -252,7 +253,7 @@ def test_logits_of_some_tokens_have_the_slots_of_those_tokens(run: Run) -> None:
     for chosen in ([2], [60, 3, 60, 0], [1, 4], [], [*range(76), *range(76)]):
         run.space.begin_step(token_slots(EVERY))
         indices, cache = torch.tensor(chosen, dtype=torch.int64), fill_cache(run.fields, run.ops.dtype)
-        assert torch.equal(run.decoder(ids, indices, metadata, cache)[1], logits[indices])
+        assert torch.equal(run.decoder(ids, indices, [CacheGroup(cache, metadata)])[1], logits[indices])
 
 
 @pytest.mark.parametrize("name", ["dense", "experts"])
@@ -265,7 +266,8 @@ def test_a_prompt_in_chunks_has_the_bits_of_one_in_a_single_step(
 
     def step(rows: list[tuple[int, int, list[int]]], slots: list[int], ids: Tensor, cache: Tensor) -> Tensor:
         run.space.begin_step(torch.tensor(slots, dtype=torch.int32))
-        return run.decoder(ids, torch.arange(len(ids)), make_metadata(rows, BLOCK_SIZE), cache)[1].clone()
+        group = CacheGroup(cache, make_metadata(rows, BLOCK_SIZE))
+        return run.decoder(ids, torch.arange(len(ids)), [group])[1].clone()
 
     whole = step([(0, 40, blocks)], [3] * 40, ids, fill_cache(run.fields, kind[0]))
     cache = fill_cache(run.fields, kind[0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import LowRankPart, LowRankUpdate
+from tokenloom.kernels.contract import CacheGroup, LowRankPart, LowRankUpdate
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.stored_table import CpuTable
@@ -107,6 +107,6 @@ def test_a_whole_decoder_reads_rows_of_blocks(scale: float, ops: CpuOps, folder:
         decoder, metadata = ops.fuse_decoder(replace(weights, table=table)), make_metadata([(5, 5, [1])], 16)
         assert decoder is not None
         cache = torch.zeros((2, 2, 2, fields.num_kv_heads, 16, fields.head_dim), dtype=ops.dtype)
-        hidden, logits = decoder(torch.tensor([0, 39, 17, 17, 40]), torch.tensor([4, 1]), metadata, cache)
+        hidden, logits = decoder(torch.tensor([0, 39, 17, 17, 40]), torch.tensor([4, 1]), [CacheGroup(cache, metadata)])
         answers.append((hidden.clone(), logits.clone(), cache))
     assert all(map(torch.equal, *answers)) and answers[0][0].isfinite().all()
