@@ -13,6 +13,8 @@ class CallsConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """What a constrained answer may be. Frontends write it as JSON, which is the text of the kind `calls`."""
 
     form: CallForm
+    others: tuple[CallForm, ...] = ()  # further forms in which text may go on to calls, which begin with other markers
+    value_ends: tuple[str, ...] = ()  # joints that a reader takes for the end of a value: no text of one holds them
     tools: dict[str, JsonObject | None]  # schema of the arguments by name; None: any JSON object
     has_text: bool = False  # calls may begin in text, or not at all; else the answer, from its begin on, is calls
     has_one_call: bool = False  # the answer ends behind the first call

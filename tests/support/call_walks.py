@@ -55,9 +55,14 @@ class WalkedVocabulary:
         self.compiler = GrammarCompiler(folder, size, [EOS])
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def walk(self, params: StructuredOutputsParams, phrases: Sequence[str], draw: random.Random) -> Walk:
-        """Return a random answer under a constraint; AssertionError if some mask allows no token."""
-        matcher, taken = self.compiler.compile(params.kind, params.text), list[int]()
+    def walk(
+        self, params: StructuredOutputsParams, phrases: Sequence[str], draw: random.Random, begin: str = ""
+    ) -> Walk:
+        """Return a random answer under a constraint, that goes on from `begin`; AssertionError if some mask allows no
+        token."""
+        matcher = self.compiler.compile(params.kind, params.text)
+        taken: list[int] = list(self.tokenizer.encode(begin, add_special_tokens=False).ids)
+        assert matcher.inner.try_consume_tokens(taken) == len(taken), begin
         while len(taken) < MAX_TOKENS and not matcher.is_complete:
             words = np.zeros(self.compiler.num_words, np.uint32)
             matcher.fill(words)

@@ -10,9 +10,11 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from ....ipc.codec import JsonObject
+from ....ipc.params.call_form import first_marker
 from ....ipc.params.calls_constraint import CallsConstraint
 from ....ipc.params.structured_outputs import StructuredOutputsParams
-from .form import AnswerForm
+from .form import AnswerForm, CallForm
+from .joint_plan import JointPlan
 
 
 def forced_calls(
@@ -22,6 +24,8 @@ def forced_calls(
     all calls conform. may_think: a thought may come before the calls."""
     constraint = CallsConstraint(
         form=form.calls[0],
+        others=other_calls(form),
+        value_ends=_value_ends(form),
         tools=dict(schemas),
         has_one_call=has_one_call,
         thought=form.thought if may_think else None,
@@ -43,5 +47,38 @@ def strict_calls(
     tools = {name: schema if name in strict_names else None for name, schema in schemas.items()}
     calls = form.calls[0]
     calls = calls if has_text else msgspec.structs.replace(calls, start=calls.start.lstrip())
-    constraint = CallsConstraint(form=calls, tools=tools, has_text=has_text, has_one_call=has_one_call)
+    constraint = CallsConstraint(
+        form=calls,
+        others=other_calls(form),
+        value_ends=_value_ends(form),
+        tools=tools,
+        has_text=has_text,
+        has_one_call=has_one_call,
+    )
     return StructuredOutputsParams(calls=constraint.to_text())
+
+
+def form_behind_thought(form: AnswerForm, begin: str) -> AnswerForm:
+    """Return the form by which a constrained answer is read that begins inside a thought, which the constraint does not
+    bind: calls there are part of the thought. `begin`: the token that ends it and begins calls; "" if there is
+    none."""
+    if not begin:
+        return msgspec.structs.replace(form, calls_end_thought=False)
+    others = other_calls(form)
+    return msgspec.structs.replace(form, calls=tuple(call for call in form.calls if call not in others))
+
+
+def other_calls(form: AnswerForm) -> tuple[CallForm, ...]:
+    """Return the forms of calls that begin with another marker than the first, and not with a header before it."""
+    start = form.calls[0].start
+    marker = first_marker(start)
+    others = (call for call in form.calls[1:] if not call.start.endswith(start))
+    return tuple(call for call in others if first_marker(call.start) != marker)
+
+
+def _value_ends(form: AnswerForm) -> tuple[str, ...]:
+    """Return the joints that end a value wherever the form's calls are read, whichever of its forms they are in."""
+    if form.calls[0].kind != "tagged":
+        return ()
+    plan = JointPlan(form)
+    return tuple(joint.text for joint in plan.state("value", plan.related((0,))))

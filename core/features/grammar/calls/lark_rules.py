@@ -15,6 +15,8 @@ from .....ipc.params.call_form import first_marker
 
 PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # places of values in a joint
 
+_SPACE = r" /[\s\x1c-\x1f]*/ "  # that a reader takes for the white space in a marker
+
 
 class Closing(NamedTuple):
     """The begin of a joint that ends a text: white space and a marker, which the text before it cannot contain."""
@@ -66,9 +68,11 @@ class LarkRules:
         """Return the special token that a text begins with; "" if there is none."""
         return found[0] if self._special and (found := self._special.match(text)) is not None else ""
 
-    def specials_except(self, text: str) -> str:
-        """Return an expression for any special token but `text` and those that end the answer; "" if there is none."""
-        ids = sorted({*self._special_ids.values()} - self._end_ids - {self._special_ids.get(text, -1)})
+    def specials_except(self, texts: Iterable[str]) -> str:
+        """Return an expression for any special token but `texts` and those that end the answer; "" if there is
+        none."""
+        left_out = {self._special_ids.get(text, -1) for text in texts}
+        ids = sorted({*self._special_ids.values()} - self._end_ids - left_out)
         return f"<[{','.join(map(str, ids))}]>" if ids else ""
 
     def split(self, joint: str) -> tuple[Closing, str]:
@@ -94,6 +98,13 @@ def quoted(text: str) -> str:
 
 
 def without(markers: Iterable[str]) -> str:
-    """Return a terminal for texts that contain none of these; any text, also none."""
-    found = " | ".join(quoted(each) for each in dict.fromkeys(markers) if each)
+    """Return a terminal for texts that contain none of these, with whatever white space for theirs; any text, also
+    none."""
+    found = " | ".join(_SPACE.join(map(quoted, each.split())) for each in dict.fromkeys(markers) if each)
     return f"/(?s:.*)/ & ~(/(?s:.*)/ ({found}) /(?s:.*)/)" if found else "/(?s:.*)/"
+
+
+def first_held(text: str, markers: Iterable[str]) -> re.Match[str] | None:
+    """Return the first of these markers in a text, with whatever white space for theirs; None if it holds none."""
+    found = "|".join(r"\s*".join(map(re.escape, each.split())) for each in markers if each)
+    return re.search(found or "(?!)", text)

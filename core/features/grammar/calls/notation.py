@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..schemas.schema import Schema
-from .lark_rules import LarkRules, quoted, without
+from .lark_rules import LarkRules, first_held, quoted, without
 from .text_terminal import conditions
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -71,7 +71,12 @@ class Notation:
     def _exact(self, text: str) -> str:
         if len(self.quote) != 1:
             return self.rules.exact(self.quote + text + self.quote)
-        return quoted(self.quote + _with_escapes(text, self.quote) + self.quote)
+        pieces = list[str]()
+        while (found := first_held(text, self.forbidden)) is not None:
+            place = found.start()
+            pieces += _with_escapes(text[:place], self.quote), f"\\u{ord(text[place]):04x}"
+            text = text[place + 1 :]
+        return quoted("".join([self.quote, *pieces, _with_escapes(text, self.quote), self.quote]))
 
     def _between(self, body: str) -> str:
         """Return an expression for a terminal between two quotes."""

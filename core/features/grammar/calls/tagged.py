@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .....ipc.errors import RequestError
 from .....ipc.params.call_form import CallForm
 from ..schemas.schema import KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, has_type, listed, listed_values
 from .arguments import TOO_MANY, Pair, any_of, flat_objects, pairs_of
-from .lark_rules import Closing, LarkRules, quoted, without
+from .lark_rules import Closing, LarkRules, first_held, quoted, without
 from .notation import Notation
 from .noted_schema import NotedSchema
 from .text_terminal import LIMITS, conditions
@@ -36,13 +36,15 @@ class TaggedArguments:
         prefix: str,
         tails: tuple[str, str],
         expanded: Callable[[str], str],
+        value_ends: Iterable[str],
     ) -> None:
         """tails: the joints behind a call, and behind the name of one without arguments. `expanded` returns an
-        expression for a joint."""
+        expression for a joint. value_ends: see CallsConstraint."""
         self._form, self._rules, self._prefix = form, rules, prefix
         self._tail, self._empty_tail = tails
-        closings = [rules.split(joint)[0].marker for joint in (form.pair, self._tail) if joint.strip()]
-        self._markers = (*closings, CDATA)
+        closings = [rules.split(joint)[0].marker for joint in (form.pair, self._tail, *value_ends) if joint.strip()]
+        self._markers = (*dict.fromkeys(closings), CDATA)
+        self._mids = [rules.split(joint)[0].marker for joint in (form.mid, *form.mid_by_type.values())]
         self._schema = NotedSchema(schema, Notation(rules, '"', self._markers), prefix)
         self._num_rules = 0
         self._expanded = expanded
@@ -79,6 +81,11 @@ class TaggedArguments:
         ways = []
         if not pair.name and "{KEY}" in self._form.pair + self._tail:
             raise RequestError("structured_outputs.json: other keys cannot be repeated in this model's calls: name all")
+        if pair.name != pair.name.strip() or first_held(pair.name, self._mids):
+            raise RequestError(
+                f"structured_outputs.json: the key {pair.name!r:.80} cannot be written in the form of this model's "
+                "calls: use letters, digits and underscores"
+            )
         for closing, rest in self._closings(pair, again or followed, may_end=may_end).items():
             for mid, value in self._values(pair, closing):
                 ways.append(f"{pair.key} {self._expanded(mid)} {value} ({' | '.join(rest)})")
@@ -149,7 +156,7 @@ class TaggedArguments:
         for each in constants:
             if not isinstance(each, list | dict):
                 text = each if isinstance(each, str) else json.dumps(each)
-                words += [] if self._is_unwritable(text) else [text]
+                words += [] if first_held(text, self._markers) else [text]
         others = others + ([{"enum": lists}] if (lists := [e for e in constants if isinstance(e, list | dict)]) else [])
         begins, ways = set[str](), list[str]()
         for schema in others:
@@ -172,9 +179,6 @@ class TaggedArguments:
             body = " & ".join([without(self._markers), *conditions(each), *not_json, *not_words])
             ways.append(self._rules.closed(body, closing))
         return ways
-
-    def _is_unwritable(self, text: str) -> bool:
-        return any(marker in text for marker in self._markers)
 
     def _closing(self, closing: Closing) -> str:
         return self._rules.exact(closing.space + closing.marker)

@@ -10,22 +10,18 @@ import msgspec
 from .....ipc.codec import JsonObject, decode_ids
 from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta, Submit
-from .....ipc.params.call_form import first_marker
 from .....ipc.params.sampling_params import SamplingParams
-from .....ipc.params.structured_outputs import StructuredOutputsParams
-from ....forms.answer_forms.form import AnswerForm
-from ....forms.answer_forms.grammar import forced_calls, strict_calls
+from ....forms.answer_forms.grammar import form_behind_thought
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from ....forms.openai.prompts import answer_id
 from ....forms.openai.schema import ChatRequest
 from ....forms.openai.text import AnswerStyle, AnswerText
-from ....forms.openai.tools import CustomTool, NamedTool
-from ....forms.parsers.forced import forcing_schema
+from ....forms.openai.tools import NamedTool
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 from ...bodies.body_parser import ParsedBody
-from ...prompts.input_processor import InputProcessor
+from .call_constraints import forced_json, own_form_calls, tools_field
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine, Run
 
@@ -46,7 +42,7 @@ class ChatCompletion(ChoicesResponse):
         self._body = body
         self._style = style
         if style.is_forced or style.is_in_form:
-            self._constraint_field = _tools_field(body)
+            self._constraint_field = tools_field(body)
 
     @classmethod
     async def start(
@@ -58,7 +54,7 @@ class ChatCompletion(ChoicesResponse):
         """Check all fields, make the prompt and return the response; `whole` or `events` starts the generation.
         RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
-        forced, params = _forced_calls(body), chat_params(body)
+        forced, params = forced_json(body), chat_params(body)
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
         form = await engine.answer_form(body.chat_template)  # behind the prompt, which a template not to be taken ends
         if not shows_tools(body):
@@ -66,8 +62,11 @@ class ChatCompletion(ChoicesResponse):
         is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought
-        own = _own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
-        params = params if own is None else params.replace(structured_outputs=own)
+        own = own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
+        if own is not None:
+            params = params.replace(structured_outputs=own)
+            if is_inside:
+                form = form_behind_thought(form, own.begin)
         style = AnswerStyle(
             form=form,
             schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
@@ -229,7 +228,7 @@ class ChatChoice(Choice):
 def chat_params(body: ChatRequest) -> SamplingParams:
     """Return the sampling parameters of a chat. RequestError for invalid or contradictory fields. `body`: a result of
     `with_allowed_tools`."""
-    forced = _forced_calls(body)
+    forced = forced_json(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
     if body.top_logprobs and not body.logprobs:
@@ -243,71 +242,3 @@ def chat_params(body: ChatRequest) -> SamplingParams:
             structured_outputs=forced,
         )
     return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
-
-
-def _own_form_calls(
-    body: ChatRequest, params: SamplingParams, form: AnswerForm, inputs: InputProcessor, *, is_inside: bool
-) -> StructuredOutputsParams | None:
-    """Return the constraint on calls in the model's own form, where they are forced or a tool is strict. None if there
-    is none, the form is unknown, or the request has another constraint. is_inside: the answer begins inside a
-    thought."""
-    tools = {tool.called.name: tool.called for tool in body.tools or ()}
-    given, choice = params.structured_outputs, body.tool_choice
-    if not form.calls or not tools:
-        return None
-    has_one_call = body.parallel_tool_calls is False
-    if choice not in (None, "none", "auto"):
-        if given is None or not given.json:  # a text that a custom tool takes
-            return None
-        name = choice.called.name if isinstance(choice, NamedTool) else None
-        schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
-        begin = _begin(form, inputs) if form.calls_end_thought else ""
-        may_think = not is_inside and params.thinking_token_budget is None
-        own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
-        return msgspec.structs.replace(own, begin=begin)
-    strict = {name for name, tool in tools.items() if tool.strict and not isinstance(tool, CustomTool)}
-    if choice == "none" or given is not None or not strict:
-        return None
-    schemas = {each: tool.schema for each, tool in tools.items()}
-    begin = _begin(form, inputs)
-    own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
-    return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
-
-
-def _begin(form: AnswerForm, inputs: InputProcessor) -> str:
-    """Return the token with which calls begin; "" if they begin with text."""
-    marker = first_marker(form.calls[0].start)
-    return marker if inputs.is_added_token(marker) else ""
-
-
-def _tools_field(body: ChatRequest) -> str:
-    """Return the name of the request field that holds the tools."""
-    return "functions" if body.functions else "tools"
-
-
-def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
-    """Return the constraint that forces tool calls; None if tool_choice is null, none or auto.
-
-    The call of a named custom tool with a grammar is text of that grammar; other calls are JSON. RequestError if there
-    are no tools, the named tool is missing, or no tool is named and one has a lark grammar."""
-    choice = body.tool_choice
-    if choice is None or choice in ("none", "auto"):
-        return None
-    tool_by_name = {tool.called.name: tool.called for tool in body.tools or ()}
-    name = choice.called.name if isinstance(choice, NamedTool) else None
-    if not tool_by_name:
-        raise RequestError("tool_choice forces a call, but tools is empty: give the tools")
-    if name is not None and name not in tool_by_name:
-        raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(tool_by_name)}")
-    constraints = {each: tool.constraint for each, tool in tool_by_name.items() if isinstance(tool, CustomTool)}
-    with errors_about(_tools_field(body)):
-        if name is not None and constraints.get(name):
-            return StructuredOutputsParams.of(constraints[name])
-        if lark := [each for each, found in constraints.items() if name is None and "grammar" in found]:
-            raise RequestError(
-                f"tools: {lark[0]!r:.80} has a lark grammar, which a list cannot hold: name it in tool_choice"
-            )
-        schemas = {each: tool.schema for each, tool in tool_by_name.items()}
-        is_parallel = body.parallel_tool_calls is not False
-        schema = forcing_schema(schemas, name, is_parallel=is_parallel)
-        return StructuredOutputsParams(json=schema, disable_any_whitespace=True)

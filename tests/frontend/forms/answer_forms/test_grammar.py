@@ -9,8 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.forms.answer_forms.grammar import forced_calls, strict_calls
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.forms.answer_forms.grammar import forced_calls, form_behind_thought, strict_calls
 from tokenloom.frontend.forms.answer_forms.named import FORMS
+from tokenloom.frontend.forms.parsers.names import new_parsers
+from tokenloom.frontend.forms.parsers.parts import CallBegin, parsed
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.tests.support.call_walks import WalkedVocabulary, fault, phrases_of, read, special_markers
 
 WALKS = 4
@@ -32,21 +36,44 @@ FIND: dict[str, Any] = {
 SCHEMAS: dict[str, Any] = {"get_weather": WEATHER, "find": FIND, "get": {"type": "object", "properties": {}}}
 
 
+def check_walks(form: AnswerForm, params: StructuredOutputsParams, vocabulary: WalkedVocabulary, begin: str) -> None:
+    """Check some random answers that go on from `begin`: a forced one without it."""
+    num_whole = 0
+    for seed in range(3 * WALKS):
+        walk = vocabulary.walk(params, phrases_of(form), random.Random(seed), begin)
+        if walk.is_whole and num_whole < WALKS:
+            num_whole += 1
+            answer = read(form, SCHEMAS, walk.text)
+            assert fault(answer, SCHEMAS, SCHEMAS.keys(), is_forced="has_text" not in params.text) == "", walk.text
+            assert len(answer.calls) >= len(begin[:1]), walk.text
+    assert num_whole
+
+
 @pytest.mark.parametrize("are_special", [False, True])
 @pytest.mark.parametrize("mode", ["forced", "thought", "strict"])
 @pytest.mark.parametrize("name", ["hermes", "mistral", "qwen3_coder", "pythonic"])
 def test_random_answers_conform(name: str, mode: str, are_special: bool, tmp_path: Path) -> None:
-    form = msgspec.structs.replace(FORMS[name], calls=FORMS[name].calls[:1], thought=("<think>\n", "\n</think>\n\n"))
+    form = msgspec.structs.replace(FORMS[name], thought=("<think>\n", "\n</think>\n\n"))
     vocabulary = WalkedVocabulary(tmp_path, special_markers(form) if are_special else ())
     if mode == "strict":
         params = strict_calls(form, SCHEMAS, SCHEMAS.keys(), has_one_call=False, has_text=True)
     else:
         params = forced_calls(form, SCHEMAS, has_one_call=False, may_think=mode == "thought")
-    num_whole = 0
-    for seed in range(3 * WALKS):
-        walk = vocabulary.walk(params, phrases_of(form), random.Random(seed))
-        if walk.is_whole and num_whole < WALKS:
-            num_whole += 1
-            answer = read(form, SCHEMAS, walk.text)
-            assert fault(answer, SCHEMAS, SCHEMAS.keys(), is_forced=mode != "strict") == "", walk.text
-    assert num_whole
+    check_walks(form, params, vocabulary, "")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_calls_in_text_conform_in_each_form_that_is_read(number: int, tmp_path: Path) -> None:
+    form = FORMS["qwen3_coder"]
+    vocabulary = WalkedVocabulary(tmp_path, ())
+    params = strict_calls(form, SCHEMAS, SCHEMAS.keys(), has_one_call=False, has_text=True)
+    check_walks(form, params, vocabulary, f"I look. {form.calls[number].start}")
+
+
+@pytest.mark.parametrize("begin", ["", "<tool_call>"])
+def test_a_call_in_a_thought_that_no_constraint_binds_is_part_of_it(begin: str) -> None:
+    form = msgspec.structs.replace(FORMS["qwen3_coder"], thought=("<think>", "</think>"))
+    parsers = new_parsers(form_behind_thought(form, begin), {}, is_inside_thought=True)
+    call = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    parts = parsed(parsers, f"Hm <function=g></function>{'' if begin else call}</think>{call}", is_last=True)
+    assert [part.name for part in parts if isinstance(part, CallBegin)] == ["f"]

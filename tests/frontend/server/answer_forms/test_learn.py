@@ -7,11 +7,14 @@ import time
 import msgspec
 import pytest
 
+from tests.core.features.grammar.matching import COMPILER, TOKENIZER
 from tests.support.template_shapes import SHAPES, template_of
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
+from tokenloom.frontend.forms.answer_forms.grammar import forced_calls
 from tokenloom.frontend.server.answer_forms import renderings
 from tokenloom.frontend.server.answer_forms.learn import UnknownForm, learn
-from tokenloom.frontend.server.answer_forms.renderings import HostileTemplate, Renderings
+from tokenloom.frontend.server.answer_forms.probe import NAMES, THOUGHT, ProbeAnswer, ProbeCall, schemas
+from tokenloom.frontend.server.answer_forms.renderings import SETTINGS, HostileTemplate, Renderings
 from tokenloom.frontend.server.answer_forms.thoughts import learn_thoughts
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.messages.client import ChatForm
@@ -79,6 +82,25 @@ def test_calls_without_a_marker_of_their_own_have_no_form(name: str) -> None:
 def test_headers_between_content_and_calls_are_part_of_a_second_start(name: str, headers: str) -> None:
     alone, behind_content = learned(name).calls
     assert behind_content == msgspec.structs.replace(alone, start=headers + alone.start)
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNED if SHAPES[name].thought])
+def test_forced_calls_admit_the_white_space_that_the_template_shows_before_a_thought(name: str) -> None:
+    shown = renderings_of(template_of(name))
+    form = learn(shown, learn_thoughts(shown, [("<think>", "</think>")]))
+    texts = (shown.text_of(ProbeAnswer(thought=THOUGHT, calls=(ProbeCall(NAMES[0], {}),)), each) for each in SETTINGS)
+    begin = next((each for each in texts if THOUGHT in each), "").partition(THOUGHT)[0]
+    params = forced_calls(form, schemas(), has_one_call=False, may_think=True)
+
+    def num_accepted(text: str) -> int:
+        ids = [each for letter in text for each in TOKENIZER.encode(letter, add_special_tokens=False).ids]
+        return COMPILER.compile(params.kind, params.text).inner.try_consume_tokens(ids)
+
+    assert form.thought is not None
+    space = begin[: len(begin) - len(begin.lstrip())]
+    begun = f"{space}{form.thought[0]}Hm."
+    assert num_accepted(begun) == len(begun), begin
+    assert num_accepted("\n" * 9) < 9, "white space is bounded"
 
 
 def test_joint_counts_calls_as_the_template_does() -> None:

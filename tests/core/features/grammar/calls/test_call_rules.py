@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.ipc.errors import RequestError
@@ -118,6 +119,50 @@ def test_text_may_hold_anything_but_the_begin_of_a_call(name: str) -> None:
         assert accepts(constraint, text), text
     for wrong in WRONG[name]:
         assert not accepts(constraint, "Hello " + wrong), wrong
+
+
+def test_text_goes_on_to_calls_of_each_form_and_holds_no_begin_of_any() -> None:
+    short = CallForm(
+        kind="tagged",
+        start="<function=",
+        first=">\n<parameter=",
+        mid=">\n",
+        pair="\n<parameter=",
+        next="\n</function>\n<function=",
+        end="\n</function>",
+        empty_next=">\n</function>\n<function=",
+        empty_end=">\n</function>",
+    )
+    ends = ("<parameter=", "</function>")
+    constraint = CallsConstraint(form=TAGGED, others=(short,), value_ends=ends, tools=TOOLS, has_text=True)
+    call = "<function=get_weather>\n<parameter=city>\nOslo{}\n<parameter=days>\n3\n</function>"
+    for value in ("", " </p", "</function >"):
+        assert accepts(constraint, "Hello <function =x " + call.format(value)), value
+    assert accepts(constraint, "Hello " + ONE["tagged"])
+    long = ONE["tagged"]
+    wrong = (call.format(ends[1]), long.replace("or two", ends[0]), long.replace('"a"', f'"{ends[1]}"'))
+    for text in ("<function=get_weather>", call.format("").replace("3", "99"), *wrong):
+        assert not accepts(constraint, text), text
+    marker = {"type": "array", "items": {"enum": ["</parameter>"]}}
+    tools: dict[str, Schema | None] = {"f": {"type": "object", "properties": {"a": marker}, "required": ["a"]}}
+    begin, end = "<tool_call>\n<function=f>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"
+    constraint = CallsConstraint(form=TAGGED, tools=tools)
+    assert accepts(constraint, f'{begin}["\\u003c/parameter>"]{end}')
+    assert not accepts(constraint, f'{begin}["</parameter>"]{end}')
+
+
+def test_white_space_in_a_marker_counts_as_any_or_none() -> None:
+    form = msgspec.structs.replace(JSON, start='<function name="', next="", mid='">')
+    constraint = CallsConstraint(form=form, tools=TOOLS, has_text=True)
+    assert accepts(constraint, "Hello <function") and accepts(constraint, 'Hello <function name="get">{}')
+    assert not accepts(constraint, 'Hello <function\n name="x') and not accepts(constraint, 'Hello <functionname="x')
+
+
+def test_a_key_that_a_reader_would_cut_is_refused() -> None:
+    for name in ("a>b", " a"):
+        tools: dict[str, Schema | None] = {"f": {"type": "object", "properties": {name: {}}}}
+        with pytest.raises(RequestError, match="cannot be written"):
+            COMPILER.compile("calls", CallsConstraint(form=TAGGED, tools=tools).to_text())
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
-from tokenloom.frontend.forms.answer_forms.named import HERMES, named_form
+from tokenloom.frontend.forms.answer_forms.named import FORMS, HERMES, named_form
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
@@ -135,6 +135,9 @@ def test_strict_tools_are_constrained_where_their_calls_begin() -> None:
     for fields in ({"tool_choice": "none"}, {"response_format": {"type": "json_object"}}, {"tools": OTHER}):
         assert constraint_of("hermes", "none", **{"tools": tools} | fields)[0] is None, fields
     assert constraint_of("none", "none", tools=tools)[0] is None
+    found, begin, repeats = constraint_of("qwen3_coder", "none", tools=tools)
+    assert found is not None and (found.has_text, begin, repeats) == (True, "", False), "<function= begins calls, too"
+    assert found.others == FORMS["qwen3_coder"].calls[1:] and {"</function>", "<parameter="} < {*found.value_ends}
 
 
 def test_all_markers_of_a_form_are_asked_for() -> None:

@@ -1,0 +1,88 @@
+"""Constraints on the calls of a chat's answers: in the model's own form or, where that has no grammar, as a JSON list.
+
+Knows no prompt and no answer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .....ipc.errors import RequestError
+from .....ipc.params.call_form import first_marker
+from .....ipc.params.sampling_params import SamplingParams
+from .....ipc.params.structured_outputs import StructuredOutputsParams
+from ....forms.answer_forms.form import AnswerForm
+from ....forms.answer_forms.grammar import forced_calls, other_calls, strict_calls
+from ....forms.openai.params import errors_about
+from ....forms.openai.schema import ChatRequest
+from ....forms.openai.tools import CustomTool, NamedTool
+from ....forms.parsers.forced import forcing_schema
+from ...prompts.input_processor import InputProcessor
+
+
+def own_form_calls(
+    body: ChatRequest, params: SamplingParams, form: AnswerForm, inputs: InputProcessor, *, is_inside: bool
+) -> StructuredOutputsParams | None:
+    """Return the constraint on calls in the model's own form, where they are forced or a tool is strict. None if there
+    is none, the form is unknown, or the request has another constraint. is_inside: the answer begins inside a
+    thought."""
+    tools = {tool.called.name: tool.called for tool in body.tools or ()}
+    given, choice = params.structured_outputs, body.tool_choice
+    if not form.calls or not tools:
+        return None
+    has_one_call = body.parallel_tool_calls is False
+    if choice not in (None, "none", "auto"):
+        if given is None or not given.json:  # a text that a custom tool takes
+            return None
+        name = choice.called.name if isinstance(choice, NamedTool) else None
+        schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
+        begin = _begin(form, inputs) if form.calls_end_thought else ""
+        may_think = not is_inside and params.thinking_token_budget is None
+        own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
+        return msgspec.structs.replace(own, begin=begin)
+    strict = {name for name, tool in tools.items() if tool.strict and not isinstance(tool, CustomTool)}
+    if choice == "none" or given is not None or not strict:
+        return None
+    schemas = {each: tool.schema for each, tool in tools.items()}
+    begin = "" if other_calls(form) else _begin(form, inputs)  # "": text may begin calls in each form
+    own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
+    return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
+
+
+def _begin(form: AnswerForm, inputs: InputProcessor) -> str:
+    """Return the token with which calls begin; "" if they begin with text."""
+    marker = first_marker(form.calls[0].start)
+    return marker if inputs.is_added_token(marker) else ""
+
+
+def tools_field(body: ChatRequest) -> str:
+    """Return the name of the request field that holds the tools."""
+    return "functions" if body.functions else "tools"
+
+
+def forced_json(body: ChatRequest) -> StructuredOutputsParams | None:
+    """Return the constraint that forces tool calls; None if tool_choice is null, none or auto.
+
+    The call of a named custom tool with a grammar is text of that grammar; other calls are JSON. RequestError if there
+    are no tools, the named tool is missing, or no tool is named and one has a lark grammar."""
+    choice = body.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return None
+    tool_by_name = {tool.called.name: tool.called for tool in body.tools or ()}
+    name = choice.called.name if isinstance(choice, NamedTool) else None
+    if not tool_by_name:
+        raise RequestError("tool_choice forces a call, but tools is empty: give the tools")
+    if name is not None and name not in tool_by_name:
+        raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(tool_by_name)}")
+    constraints = {each: tool.constraint for each, tool in tool_by_name.items() if isinstance(tool, CustomTool)}
+    with errors_about(tools_field(body)):
+        if name is not None and constraints.get(name):
+            return StructuredOutputsParams.of(constraints[name])
+        if lark := [each for each, found in constraints.items() if name is None and "grammar" in found]:
+            raise RequestError(
+                f"tools: {lark[0]!r:.80} has a lark grammar, which a list cannot hold: name it in tool_choice"
+            )
+        schemas = {each: tool.schema for each, tool in tool_by_name.items()}
+        is_parallel = body.parallel_tool_calls is not False
+        schema = forcing_schema(schemas, name, is_parallel=is_parallel)
+        return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
