@@ -16,6 +16,7 @@ import msgspec
 _EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")  # between two markers
 
 CallKind: TypeAlias = Literal["object", "json", "tagged", "literal"]
+Spelling: TypeAlias = Literal["own", "json", "python"]
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,7 +30,9 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       last value comes `next` or `end`; behind the name of a call without arguments `empty_next` or `empty_end`.
       Texts have no quotes there.
     - literal: the name, `mid`, arguments as in a programming language, and `close`: `f(a='x', b=[1])`, or
-      `call:f{a:<|"|>x<|"|>}`.
+      `call:f{a:<|"|>x<|"|>}`. `texts`, `lists` and `objects` are the spellings of values that stand in no other one: as
+      JSON or as Python writes them, with all that is in them, or in the form's own way: texts without escapes between
+      two quotes, and the values in a list or an object as the arguments are.
     """
 
     kind: CallKind
@@ -51,6 +54,11 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     assign: str = ""  # literal: key → value
     close: str = ""  # literal: behind the arguments
     quote: str = ""  # literal: around a text
+    texts: Spelling = "own"
+    lists: Spelling = "own"
+    objects: Spelling = "own"
+    words: tuple[str, ...] = ()  # literal: null, false and true outside of JSON's and Python's; (): of either
+    has_bare_keys: bool = False  # literal: no quotes around the keys of an `own` object
 
 
 def markers_of(joint: str) -> tuple[str, ...]:

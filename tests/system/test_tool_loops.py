@@ -54,8 +54,7 @@ def test_a_client_runs_both_calls_and_gets_the_answer(engine: ScriptedEngine, fo
     with RecordingProxy(engine.url) as proxy:
         seen: Any = seen_by(proxy.url, python, str(CLIENTS / "tool_loops" / f"{script}.py"))
         assert [*seen] == MODES
-        modes = MODES[:1] if form == "literal" else MODES  # a mask loses its script: test_tool_turns.py says why
-        for mode, name in itertools.product(modes, loops):
+        for mode, name in itertools.product(MODES, loops):
             check(f"{mode}, {name}", seen[mode][name], FORMS[form])
         if form == RECORDED:
             check_recorded(script, version_of(client), proxy.exchanges)

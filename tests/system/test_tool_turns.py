@@ -45,13 +45,6 @@ def http(engine: ScriptedEngine) -> Iterator[httpx2.Client]:
         yield http
 
 
-@pytest.fixture
-def constrained(http: httpx2.Client, form: ToolForm) -> httpx2.Client:
-    if form is FORMS["literal"]:
-        pytest.skip("masks want Python's quotes inside lists, the template has JSON's: the script is lost there")
-    return http
-
-
 def calls_of(message: Any) -> list[Any]:
     return [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in message["tool_calls"]]
 
@@ -123,38 +116,36 @@ def test_message_returns_both_calls_and_goes_on(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("mode", ["required", "named", "strict"])
-def test_constrained_calls_are_written_in_the_models_own_form(
-    constrained: httpx2.Client, form: ToolForm, mode: str
-) -> None:
+def test_constrained_calls_are_written_in_the_models_own_form(http: httpx2.Client, form: ToolForm, mode: str) -> None:
     """The script goes on behind a mask, which allows no prose before a forced call."""
     choices: Any = {"required": "required", "named": {"type": "function", "function": {"name": "weather"}}}
     function = FUNCTION | {"strict": mode == "strict"}
     tools = [{"type": "function", "function": function}]
     body = CHAT | {"tools": tools} | ({"tool_choice": choices[mode]} if mode in choices else {})
-    message = ask(constrained, "/v1/chat/completions", body, messages=ASKED)["choices"][0]["message"]
+    message = ask(http, "/v1/chat/completions", body, messages=ASKED)["choices"][0]["message"]
     assert calls_of(message) == (CALLS[:1] if mode == "named" else CALLS)
     is_thinking = mode == "strict" or form.first.startswith("<think>")  # a forced call begins at white space, too
     assert message["reasoning"] == (form.thought if is_thinking else None)
     if mode != "named":
         check_ids(form, [call["id"] for call in message["tool_calls"]])
-    second = ask(constrained, "/v1/chat/completions", CHAT, messages=[*ASKED, message, *results(message)])
+    second = ask(http, "/v1/chat/completions", CHAT, messages=[*ASKED, message, *results(message)])
     assert second["choices"][0]["message"]["content"].strip() == ANSWER
 
 
-def test_one_call_ends_an_answer_without_parallel_calls(constrained: httpx2.Client) -> None:
+def test_one_call_ends_an_answer_without_parallel_calls(http: httpx2.Client) -> None:
     body = CHAT | {"tool_choice": "required", "parallel_tool_calls": False}
-    answer = ask(constrained, "/v1/chat/completions", body, messages=ASKED)
+    answer = ask(http, "/v1/chat/completions", body, messages=ASKED)
     assert calls_of(answer["choices"][0]["message"]) == [["weather", LIMA]]
-    whole = ask(constrained, "/v1/chat/completions", CHAT | {"tool_choice": "required"}, messages=ASKED)
+    whole = ask(http, "/v1/chat/completions", CHAT | {"tool_choice": "required"}, messages=ASKED)
     assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
 
 
-def test_arguments_of_a_strict_tool_conform_though_the_model_writes_others(constrained: httpx2.Client) -> None:
+def test_arguments_of_a_strict_tool_conform_though_the_model_writes_others(http: httpx2.Client) -> None:
     """The script's second call has a unit that this schema does not allow."""
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"unit": {"const": "celsius"}}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}]
-    message = ask(constrained, "/v1/chat/completions", CHAT | {"tools": tools}, messages=ASKED)["choices"][0]["message"]
+    message = ask(http, "/v1/chat/completions", CHAT | {"tools": tools}, messages=ASKED)["choices"][0]["message"]
     first, *others = calls_of(message)
     assert first == CALLS[0] and [call[1]["unit"] for call in others] == ["celsius"] * len(others)
-    free = ask(constrained, "/v1/chat/completions", CHAT, messages=ASKED)["choices"][0]["message"]
+    free = ask(http, "/v1/chat/completions", CHAT, messages=ASKED)["choices"][0]["message"]
     assert calls_of(free)[1][1]["unit"] == CUSCO["unit"] == "fahrenheit"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -17,6 +18,7 @@ from ...forms.answer_forms.form import AnswerForm, CallForm
 from .call_readers import ObjectPaths, Place, json_places, object_places, spread_places
 from .probe import CONTENT, IDS, KEYS, NAMED_ID, NAMES, ProbeAnswer, ProbeCall, call_id
 from .renderings import SETTINGS, Renderings
+from .spellings import with_spellings
 from .thoughts import Thoughts, without_thought
 from .whole_markers import common_prefix, common_suffix
 
@@ -154,7 +156,7 @@ class CallScenes:
         quote = mid.removeprefix(assign)
         if mid.startswith(assign) and quote and pair.startswith(quote):
             closing = _CLOSINGS.get(first.strip()[-1:], "")
-            return CallForm(
+            form = CallForm(
                 kind="literal",
                 start=start,
                 next=following.removeprefix(quote).removeprefix(closing),
@@ -165,6 +167,7 @@ class CallScenes:
                 close=closing,
                 quote=quote,
             )
+            return with_spellings(form, partial(self._written, form))
         if set(by_type.values()) <= {mid}:
             by_type = {}
         elif len(set(by_type.values())) == 1:
@@ -252,6 +255,12 @@ class CallScenes:
                     mids[kind] = mid
                     break
         return mids
+
+    def _written(self, form: CallForm, value: object) -> str:
+        """Return the text of an argument in a literal form; empty if the template does not show it."""
+        text = self._text((ProbeCall(NAMES[0], {KEYS[0]: value, KEYS[1]: "Zqtwo"}),))
+        behind = text.partition(NAMES[0])[2].partition(KEYS[0] + form.assign)[2]
+        return behind.rpartition(form.pair + KEYS[1])[0]
 
     def _empty_joints(self) -> tuple[str, str]:
         """Return the joints between the names of calls without arguments, and behind the last of them."""

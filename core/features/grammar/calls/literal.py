@@ -6,27 +6,15 @@ from .....ipc.params.call_form import CallForm
 from ..schemas.schema import Schema
 from .arguments import any_of, flat_objects, pairs_of
 from .lark_rules import LarkRules
-from .notation import Notation
+from .notation import literal_notation
 from .noted_schema import NotedSchema
-
-_WORDS = (("null", "None"), ("false", "False"), ("true", "True"))
 
 
 class LiteralArguments(NotedSchema):
-    """Writer of the rules of one tool's arguments, without brackets around them. Texts between quotes of several
-    characters have no escapes; keys have no quotes then."""
+    """Writer of the rules of one tool's arguments, without brackets around them."""
 
     def __init__(self, form: CallForm, rules: LarkRules, schema: Schema, prefix: str) -> None:
-        is_marked = len(form.quote) > 1
-        notation = Notation(
-            rules,
-            form.quote or '"',
-            bare_keys=is_marked,
-            words=tuple(each[:1] for each in _WORDS) if is_marked else _WORDS,
-            comma=rules.exact(form.pair) if form.pair.strip() == "," else "/, ?/",
-            colon=rules.exact(form.assign) if is_marked else "/: ?/",
-        )
-        super().__init__(schema, notation, prefix)
+        super().__init__(schema, literal_notation(form, rules), prefix)
         self._rules_of_call, self._assign = rules, rules.exact(form.assign)
 
     def rule(self) -> str | None:

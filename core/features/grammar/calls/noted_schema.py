@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from .....ipc.errors import RequestError
 from ..schemas.alternatives import Alternatives
 from ..schemas.exact_numbers import FINITE_NUMBER, narrowed
@@ -23,10 +25,18 @@ class NotedSchema(FiniteSchema):
         super().__init__(root, JSON_OPTIONS, notation.rules.name_by_definition, prefix)
         self._notation = notation
         self._comma, self._colon = notation.comma, notation.colon
+        self._inner: dict[str, NotedSchema] = {}  # by the types of values that have another notation
+        for name, inner in (("array", notation.lists), ("object", notation.objects)):
+            if inner is not None:
+                self._inner[name] = NotedSchema(root, inner, f"{prefix}{name[0]}")
 
     @property
     def alternatives(self) -> Alternatives:
         return self._alternatives
+
+    @property
+    def targets(self) -> list[str]:
+        return [*self._targets, *chain.from_iterable(inner.targets for inner in self._inner.values())]
 
     def of_type(self, schema: Schema) -> str | None:
         """Return a rule for a schema that the root does not hold, without $ref, allOf, anyOf or oneOf."""
@@ -46,6 +56,13 @@ class NotedSchema(FiniteSchema):
 
     def _knows(self, schema: Schema) -> bool:
         return True
+
+    def _containers(self, name: str) -> list[str]:
+        written = super()._containers(name)
+        for place, inner in enumerate(map(self._inner.get, ("array", "object"))):
+            if inner is not None:
+                written[place] = str(inner.of_type({"type": ("array", "object")[place]}))
+        return written
 
     def _scalars(self) -> list[str]:
         notation = self._notation
@@ -80,6 +97,8 @@ class NotedSchema(FiniteSchema):
 
     def _of_one_type(self, schema: Schema, name: str) -> str | None:
         own = {each: schema[each] for each in KEYWORDS_BY_TYPE.get(name, ()) if each in schema}
+        if name in self._inner:
+            return self._inner[name].of_type(own | {"type": name})
         if name == "object":
             return self._object(_with_counts_met(own))
         if name == "array":

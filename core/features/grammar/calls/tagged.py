@@ -16,7 +16,7 @@ from .....ipc.params.call_form import CallForm
 from ..schemas.schema import KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, has_type, listed, listed_values
 from .arguments import TOO_MANY, Pair, any_of, flat_objects, pairs_of
 from .lark_rules import Closing, LarkRules, first_held, quoted, without
-from .notation import Notation
+from .notation import json_notation
 from .noted_schema import NotedSchema
 from .text_terminal import LIMITS, conditions
 
@@ -45,7 +45,7 @@ class TaggedArguments:
         closings = [rules.split(joint)[0].marker for joint in (form.pair, self._tail, *value_ends) if joint.strip()]
         self._markers = (*dict.fromkeys(closings), CDATA)
         self._mids = [rules.split(joint)[0].marker for joint in (form.mid, *form.mid_by_type.values())]
-        self._schema = NotedSchema(schema, Notation(rules, '"', self._markers), prefix)
+        self._schema = NotedSchema(schema, json_notation(rules, self._markers), prefix)
         self._num_rules = 0
         self._expanded = expanded
 

@@ -36,15 +36,14 @@ class FiniteSchema(LarkSchema):
         name = f"{self._prefix}any"
         if not self._has_anything:
             self._has_anything = True
-            key, _ = self._other_keys({}, [])[0]
-            pair = f"{key} {self._colon} {name}"
-            values = [
-                f'"[" ({name} ({self._comma} {name})*)? "]"',
-                f'"{{" ({pair} ({self._comma} {pair})*)? "}}"',
-                *self._scalars(),
-            ]
-            self._targets.append(f"{name}: {' | '.join(values)}")
+            self._targets.append(f"{name}: {' | '.join([*self._containers(name), *self._scalars()])}")
         return name
+
+    def _containers(self, name: str) -> list[str]:
+        """Return expressions for lists and for objects of values of the rule `name`."""
+        key, _ = self._other_keys({}, [])[0]
+        pair = f"{key} {self._colon} {name}"
+        return [f'"[" ({name} ({self._comma} {name})*)? "]"', f'"{{" ({pair} ({self._comma} {pair})*)? "}}"']
 
     def _scalars(self) -> list[str]:
         """Return rules for all values but lists and objects."""

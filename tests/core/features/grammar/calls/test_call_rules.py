@@ -57,6 +57,7 @@ MARKED = CallForm(
     pair=",",
     close="}",
     quote='<|"|>',
+    has_bare_keys=True,
 )
 FORMS = {"object": OBJECT, "json": JSON, "tagged": TAGGED, "python": PYTHON, "marked": MARKED}
 ONE = {
