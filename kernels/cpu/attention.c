@@ -402,7 +402,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
 }
 
 const char *take_upcoming(Upcoming *u, int64_t num_bytes) {
-    const StepRows *rows = u->rows;
+    const StepRows *rows = &u->rows;
     int64_t block_size = u->cache.block_size;
     int64_t end = layer_bytes(u->cache.kind, u->cache.num_kv_heads, block_size, u->cache.head_dim);
     for (; u->row < rows->num_rows; u->row++) {

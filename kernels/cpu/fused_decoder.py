@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, byref, c_void_p
 from typing import Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from .linear_packer import CpuLinear
 from .low_rank import CpuAdapterSpace
 from .stored_table import CpuTable
 
+MAX_GROUPS = 8  # of layers that share block tables, in one model
 MAX_POSITIONS = (1 << 31) - 1  # of a model without rotary or position tables: lengths are int32
 
 
@@ -35,6 +37,34 @@ class LayerOwner(Protocol):
     def plan_of(
         self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
     ) -> Plan: ...
+
+
+class Places:
+    """The C structs of the groups' caches and of a step's places in them. Those of the same caches are used again."""
+
+    def __init__(self) -> None:
+        self._caches: list[Callable[[], Tensor | None]] = [lambda: None] * MAX_GROUPS
+        self._structs = (c.CacheGroup * MAX_GROUPS)()
+
+    def of(self, groups: Sequence[CacheGroup]) -> int:
+        """Return the address of the structs, which the next call overwrites; the caller must keep the groups alive."""
+        for index, (kv_cache, metadata) in enumerate(groups):
+            struct = self._structs[index]
+            if self._caches[index]() is not kv_cache:
+                self._describe(index, kv_cache)
+            struct.slots = metadata.slots.data_ptr()
+            struct.block_tables = metadata.block_tables.data_ptr()
+            struct.table_stride = metadata.block_tables.stride(0)
+        return addressof(self._structs)
+
+    def _describe(self, index: int, kv_cache: Tensor) -> None:
+        struct = self._structs[index]
+        assert kv_cache.is_contiguous()
+        struct.kv_cache = kv_cache.data_ptr()
+        struct.block_stride = kv_cache.stride(0) * kv_cache.element_size()
+        struct.block_size = kv_cache.shape[4]
+        struct.kind = c.cache_kind(kv_cache)
+        self._caches[index] = ref(kv_cache)
 
 
 class CpuDecoder:
@@ -62,6 +92,7 @@ class CpuDecoder:
         self._space = space
         self._top_k = max((mlp.routing.top_k for mlp in mlps if not isinstance(mlp, MLPWeights)), default=0)
         self._decoder = self._describe(weights, is_batch_invariant)
+        self._places = Places()
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
         self._logits = torch.empty((0, weights.head.out_features))
@@ -82,12 +113,12 @@ class CpuDecoder:
             token_ids = token_ids.int()
         if self._outputs[0].shape[0] != num_tokens or self._outputs[1].shape[0] != num_logits:
             self._make_room(num_tokens, num_logits)
-        places = (c.CacheGroup * len(groups))(*map(cache_group, groups))
         step = c.Step(
             token_ids.data_ptr(),
             metadata.positions.data_ptr(),
             num_tokens,
-            addressof(places),
+            c.step_rows(metadata),
+            self._places.of(groups),
             self._hidden.data_ptr(),
             logits_indices.data_ptr(),
             num_logits,
@@ -172,6 +203,7 @@ class CpuLayer:
     ) -> None:
         self._owner, self._weights = owner, weights
         self._layer = layer_struct(weights, None)
+        self._places = Places()
         self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.window or 0)
         self._decoder = c.Decoder(
             layers=addressof(self._layer),
@@ -197,31 +229,16 @@ class CpuLayer:
         self._layer.rules.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         self._layer.rules.num_rotated = 0 if cos_sin is None else cos_sin.shape[1]
         self._layer.cache_layer = layer
-        places = cache_group(CacheGroup(kv_cache, metadata))
         step = c.Step(
             positions=positions.data_ptr(),
             num_tokens=num_tokens,
-            groups=addressof(places),
+            groups=self._places.of([CacheGroup(kv_cache, metadata)]),
             hidden=stream.data_ptr(),
         )
         scratch = self._owner.scratch(library.decoder_scratch(byref(self._decoder), num_tokens))
         plan = self._owner.plan_of(metadata, *self._shape)
         library.layer_step(byref(self._decoder), byref(step), plan.address, scratch.data_ptr(), torch.get_num_threads())
         return stream
-
-
-def cache_group(group: CacheGroup) -> Structure:
-    """Build the struct of a group's cache and of a step's places in it; the caller must keep the group alive."""
-    kv_cache, metadata = group
-    assert kv_cache.is_contiguous()
-    return c.CacheGroup(
-        kv_cache.data_ptr(),
-        kv_cache.stride(0) * kv_cache.element_size(),
-        kv_cache.shape[4],
-        c.cache_kind(kv_cache),
-        metadata.slots.data_ptr(),
-        c.step_rows(metadata),
-    )
 
 
 def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:

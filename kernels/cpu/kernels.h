@@ -425,7 +425,7 @@ typedef struct {
 /* A thread's share of the keys and values that the next attention reads: every `step`th block of the rows. A block's keys
  * and values in one layer lie side by side. */
 struct Upcoming {
-    const StepRows *rows;
+    StepRows rows;
     Cache cache;
     int64_t window; /* 0: none */
     int64_t step, row, block; /* block: counted from the first that the row reads */

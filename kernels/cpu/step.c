@@ -56,13 +56,15 @@ typedef struct {
     int64_t block_stride, block_size; /* bytes between blocks; tokens of a block */
     CacheKind kind;
     const int64_t *slots; /* [num_tokens] */
-    StepRows rows; /* the same in all groups but for the block tables */
+    const int32_t *block_tables; /* [num_rows][table_stride] */
+    int64_t table_stride;
 } CacheGroup;
 
 typedef struct {
     const int32_t *token_ids; /* [num_tokens] */
     const int64_t *positions;
     int64_t num_tokens;
+    StepRows rows; /* with the block tables of the first group */
     const CacheGroup *groups;
     element *hidden; /* [num_tokens][hidden_size]: output, after the final norm */
     const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
@@ -231,6 +233,13 @@ static const CacheGroup *group_of(const Run *run, int64_t index) {
     return &run->step->groups[run->decoder->layers[index].group];
 }
 
+static StepRows rows_of(const Step *step, const CacheGroup *group) {
+    StepRows rows = step->rows;
+    rows.block_tables = group->block_tables;
+    rows.table_stride = group->table_stride;
+    return rows;
+}
+
 /* Returns the layer's part of the cache. */
 static Cache cache_of(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
@@ -275,7 +284,7 @@ static void foresee(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     run->team->upcoming = index < d->num_layers ? run->upcoming : NULL;
     if (run->team->upcoming == NULL) return;
-    *run->upcoming = (Upcoming){.rows = &group_of(run, index)->rows, .cache = cache_of(run, index), .window = d->layers[index].window,
+    *run->upcoming = (Upcoming){.rows = rows_of(run->step, group_of(run, index)), .cache = cache_of(run, index), .window = d->layers[index].window,
                                 .step = run->team->size, .block = omp_get_thread_num()};
 }
 
@@ -351,8 +360,9 @@ static bool make_plans(const Decoder *d, const Step *step, Plans *all) {
         if (at == MAX_PLANS) return false;
         if (all->layers[at] != NULL) continue;
         all->layers[at] = layer;
-        all->plans[at] = make_attention_plan(&step->groups[layer->group].rows, d->num_heads, d->num_kv_heads, d->head_dim,
-                                             layer->window, d->is_batch_invariant);
+        StepRows rows = rows_of(step, &step->groups[layer->group]);
+        all->plans[at] = make_attention_plan(&rows, d->num_heads, d->num_kv_heads, d->head_dim, layer->window,
+                                             d->is_batch_invariant);
         if (all->plans[at] == NULL) return false;
     }
     return true;
