@@ -115,8 +115,7 @@ FORMS = {
     ),
     "literal": ToolForm(
         template="literal/python_calls",
-        first=f"{SAID}<|tool_call_start|>[{_python(LIMA)}, {_python(CUSCO)}]<|tool_call_end|>",
-        said=SAID,
+        first=f"<|tool_call_start|>[{_python(LIMA)}, {_python(CUSCO)}]<|tool_call_end|>",
         markers=["<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"],
         end="<|im_end|>",
     ),
