@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
+from ..ipc.kv.pool_shape import PoolShape
 from ..ipc.messages.base import FinishReason, MemoryTag, PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.supervisor import Progress
@@ -46,7 +47,7 @@ class EngineCore:
     def __init__(
         self,
         spec: EngineSpec,
-        num_blocks: int,
+        pool: PoolShape,
         executor: Executor,
         surroundings: Surroundings,
         *,
@@ -69,7 +70,7 @@ class EngineCore:
         self.open_requests = self._request_by_id.values()  # a view
         self.stats = CoreStats()
         self.scheduler = Scheduler(
-            KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record),
+            KVCacheManager(pool.num_blocks(), config.block_size, spec.shares_prefixes, record),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,

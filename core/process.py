@@ -123,10 +123,10 @@ class CoreProcess:
         if spec.config.enable_prefix_caching and not spec.shares_prefixes:
             logger.info("prefix caching is off: layers of %s keep states", spec.model.architecture)
         if spec.shares_prefixes:
-            record = BlockRecord(spec.own_file("blocks"), message.num_blocks, self._generation)
+            record = BlockRecord(spec.own_file("blocks"), message.pool.num_blocks(), self._generation)
         self._engine = EngineCore(
             spec,
-            message.num_blocks,
+            message.pool,
             self._executor,
             Surroundings(
                 self._grammar_helper,
@@ -142,7 +142,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
-        self._frontends.num_blocks = message.num_blocks
+        self._frontends.pool = message.pool
         if spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, spec.config, events.take, self._zap, spec.replica)

@@ -182,7 +182,7 @@ class WorkerProcess:
         self.supervisor.send(measured)
         sizes = self._wait_for(messages.Initialize)
         start_time = time.monotonic()
-        worker.initialize(sizes.num_blocks, self._map_arena(sizes))
+        worker.initialize(sizes.pool, self._map_arena(sizes))
         self.supervisor.send(messages.Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
         self._adapters = worker.adapters
         if self._adapters is not None:

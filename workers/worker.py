@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..ipc.kv.pool_shape import PoolShape
 from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
 from ..ipc.process.arena import Arena
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenloom.worker")
 
 COMPILE_SHARE = 0.8  # of the start timeout, so that a hanging compiler is named before the supervisor gives up
-MAX_BLOCKS = 2**31 - 1  # more than any pool has
+MAX_BYTES = 2**63 - 1  # more than any pool has
 AHEAD_BYTES = 256 << 20  # of the pool, taken beyond the highest block that was used; with KV tiers it is the longest
 # request, if that is more: its blocks may come faster than the kernel finds pages for them
 
@@ -79,7 +80,7 @@ class Worker:
         self._sampler: Sampler | None = None  # only on rank 0
         self._folder = Path(spec.model_folder)
         self._asleep: list[MemoryTag] = []  # memory that is not held
-        self._num_blocks = 0
+        self._pool: PoolShape | None = None  # from initialize on
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
         self._media: MediaRunner | None = None  # with the model, if it takes media
@@ -132,16 +133,16 @@ class Worker:
             yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 
     def measure(self) -> Measured:
-        """Measure how many KV blocks fit; on a GPU this runs the largest steps. ConfigError if too few. If memory is
-        asleep, measure nothing and return MAX_BLOCKS."""
-        if self._asleep:  # it replaces a worker of an engine that has its number of blocks
+        """Measure how much memory the KV pool gets; on a GPU this runs the largest steps. ConfigError if too little. If
+        memory is asleep, measure nothing and return MAX_BYTES."""
+        if self._asleep:  # it replaces a worker of an engine that has its pool's size
             return Measured(
-                max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._loader.kernels
+                pool_bytes=MAX_BYTES, block_bytes=(), device=str(self._device), kernels=self._loader.kernels
             )
         assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=self._loader.kv_cache_spec(self._model).block_bytes,
-            max_blocks_per_row=self._spec.max_blocks_per_row,
+            block_bytes=(self._loader.kv_cache_spec(self._model).block_bytes,),
+            blocks_per_row=self._spec.num_held(self._spec.max_model_len),
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
             num_bytes=self._spec.config.kv_cache_memory_bytes,
@@ -153,36 +154,36 @@ class Worker:
             available = self._available()
             free_bytes = available // self._num_local_workers
             check_adapters(self._adapter_bytes, free_bytes, config.max_loras, config.max_lora_rank)
-            max_blocks = fit_on_cpu(limits, available - taken * self._num_local_workers, self._num_local_workers)
+            pool_bytes = fit_on_cpu(limits, available - taken * self._num_local_workers, self._num_local_workers)
         else:
             utilization = self._spec.config.gpu_memory_utilization
             taken += self._measure_activations(self._model)
-            max_blocks = fit_on_gpu(limits, self._device, taken, utilization)
+            pool_bytes = fit_on_gpu(limits, self._device, taken, utilization)
         return Measured(
-            max_blocks=max_blocks,
-            block_bytes=limits.block_bytes,
+            pool_bytes=pool_bytes,
+            block_bytes=tuple(limits.block_bytes),
             device=device_check.describe_device(self._device),
             kernels=self._loader.kernels,
             has_exact_drafts=self._loader.has_exact_drafts,
             free_bytes=self._available() * len(self._local_ranks) // self._num_local_workers,
         )
 
-    def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
-        """Allocate the KV cache, run one token so that the first request does not pay for lazy set-up, and make the
+    def initialize(self, pool: PoolShape, arena: Arena | None = None) -> None:
+        """Allocate the KV pool, run one token so that the first request does not pay for lazy set-up, and make the
         runner. If weights or KV cache are asleep, only store the arguments. The `arena` of KV tiers is pinned for a
         GPU."""
-        self._num_blocks = num_blocks
+        self._pool = pool
         if arena is not None and self._arena is None and self._device.type == "cuda":
             pin_arena(arena)
         self._arena = arena
         if self._model is None or "kv_cache" in self._asleep:
             return
-        self._kv_cache = self._loader.kv_cache_spec(self._model).allocate(num_blocks, self._device)
+        self._kv_cache = self._loader.kv_cache_spec(self._model).allocate(pool.num_blocks(), self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self.runner = self._make_runner(self._model, self._kv_cache)
         if self._device.type == "cpu":
-            pool = self._kv_cache.view(torch.uint8).flatten().numpy().data
-            self._pool_pages = PageRange(pool, 0)
+            memory = self._kv_cache.view(torch.uint8).flatten().numpy().data
+            self._pool_pages = PageRange(memory, 0)
             of_arena = [] if arena is None else [PageRange(arena.memory, arena.shape.num_bytes, is_shared=True)]
             self._page_supply = PageSupply([*of_arena, self._pool_pages])
 
@@ -258,7 +259,7 @@ class Worker:
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
         New weights replace the old ones, which are freed first. The worker is unusable after an error."""
-        assert self._num_blocks, "initialize comes before hold"
+        assert self._pool is not None, "initialize comes before hold"
         self._forget_rows()
         self._asleep = holding.asleep
         self.runner = None
@@ -276,7 +277,7 @@ class Worker:
             self._model = self._load_model()
             self._media = self._load_media(self._model)
         if self._kv_cache is None:
-            self.initialize(self._num_blocks, self._arena)
+            self.initialize(self._pool, self._arena)
         elif self._model is not None:
             self.runner = self._make_runner(self._model, self._kv_cache)
 

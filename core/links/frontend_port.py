@@ -18,6 +18,7 @@ import zmq
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import ConfigError, ProtocolError, error_info
+from ...ipc.kv.pool_shape import PoolShape
 from ...ipc.messages.base import (
     LEASE_S,
     PING_INTERVAL_S,
@@ -94,7 +95,7 @@ class FrontendPort:
             self.use_weights(model_folder)
         self._loads = FrontendLoads()
         self._has_routers = spec.config.data_parallel_size > 1 or spec.core_listen is not None
-        self.num_blocks = 0  # blocks of the KV pool; 0 until it is known
+        self.pool: PoolShape | None = None  # None until it is known; the engine is made then
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes] | int]:
@@ -166,7 +167,11 @@ class FrontendPort:
             if self._blobs is not None:
                 self._blobs.needed.add_frontend(self._frontend_by_identity[identity])
             self._judged_at = self._heard_at[identity] = time.monotonic()
-            welcome = GatewayWelcome(model=self._model, num_blocks=self.num_blocks)
+            assert self.pool is not None, "there is an engine"
+            max_model_len = self._spec.fitted_model_len(self.pool)
+            welcome = GatewayWelcome(
+                model=self._model, num_blocks=self.pool.num_usable + 1, max_model_len=max_model_len
+            )
             self._channel.send_to(identity, welcome)
             return
         self._channel.send_to(identity, Refused(error=error_info(error)))

@@ -48,12 +48,12 @@ class StartReport:
 
     def announce_sizes(self, spec: EngineSpec, sizes: Initialize, measured: Measured) -> None:
         """Announce the size of the KV pool, and of the arena if there are KV tiers."""
-        num_blocks, block_size = sizes.num_blocks, spec.config.block_size
+        pool, block_size = sizes.pool, spec.config.block_size
         self.announce(
             "supervisor",
-            f"KV cache: {num_blocks - 1} blocks of {block_size} = {(num_blocks - 1) * block_size} tokens, "
-            f"{num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on {measured.device}; "
-            f"max_model_len {spec.fitted_model_len(num_blocks)}",
+            f"KV cache: {pool.num_usable} blocks of {block_size} = {pool.num_usable * block_size} tokens, "
+            f"{pool.num_bytes / 2**20:.0f} MiB per rank on {measured.device}; "
+            f"max_model_len {spec.fitted_model_len(pool)}",
         )
         if (arena := sizes.arena) is not None:
             size = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"

@@ -17,6 +17,7 @@ from ...core.features.new import Surroundings
 from ...core.links.frontend_port import handle
 from ...core.links.order_runner import OrderRunner
 from ...ipc.errors import ConfigError
+from ...ipc.kv.pool_shape import PoolShape
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ...ipc.messages.core import CoreToFrontend
@@ -102,10 +103,10 @@ class InProcessEngine:
             for _ in self._worker.load():
                 pass
             measured = self._worker.measure()
-            num_blocks = measured.max_blocks
-            self._worker.initialize(num_blocks)
+            pool = PoolShape.of(measured.pool_bytes, measured.block_bytes)
+            self._worker.initialize(pool)
             surroundings = Surroundings(LocalGrammarHelper(self.spec), has_exact_drafts=measured.has_exact_drafts)
-            self._core = EngineCore(self.spec, num_blocks, self._steps, surroundings)
+            self._core = EngineCore(self.spec, pool, self._steps, surroundings)
             self._replica = _Replica(self.spec.model_folder)
             self._runner = OrderRunner(
                 self._core, lambda held: self._orders.on_held(self._replica, held), self._reload, self._profile
@@ -130,7 +131,9 @@ class InProcessEngine:
             raise
         self._to_client: list[FrontendMessage] = []
         self._client = self._frontend.open_local(self._to_client.append).identity
-        self._frontend.on_control_message(Initialize(num_blocks=num_blocks, num_all_blocks=num_blocks - 1))
+        max_model_len = self.spec.fitted_model_len(pool)
+        sizes = Initialize(pool=pool, num_all_blocks=pool.num_usable, max_model_len=max_model_len)
+        self._frontend.on_control_message(sizes)
         self._frontend.on_control_message(StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
         self._deliver()

@@ -87,6 +87,7 @@ class GatewayWelcome(Message, frozen=True, kw_only=True, tag="gateway_welcome"):
 
     model: ModelDigest
     num_blocks: int  # blocks of the KV pool, the null block included
+    max_model_len: int  # the longest request that model and pool allow
 
 
 class WeightsChanged(Message, frozen=True, kw_only=True, tag="weights_changed"):

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..errors import ErrorInfo
+from ..kv.pool_shape import PoolShape
 from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .adapter import AdaptersProgress
@@ -35,10 +36,10 @@ class PhaseProgress(Message, frozen=True, kw_only=True, tag="phase_progress"):
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
-    """Report of a rank: its capacity in KV blocks, its device and its kernels."""
+    """Report of a rank: the memory that it has for the KV pool, its device and its kernels."""
 
-    max_blocks: int
-    block_bytes: int
+    pool_bytes: int
+    block_bytes: tuple[int, ...]  # of a block of each KV group; empty: memory is asleep, and nothing was measured
     device: str
     kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
     has_exact_drafts: bool = False  # a token has the same bits alone and with drafts after it
@@ -198,11 +199,12 @@ ChildToSupervisor: TypeAlias = (
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
     """Order to children to start with these sizes of the KV pool, the minimum over all ranks, and of the arena."""
 
-    num_blocks: int
+    pool: PoolShape
     arena: ArenaShape | None = None  # None: no KV tiers
     kernels: str = ""  # those of all ranks' Measured, without repetitions
     has_exact_drafts: bool = False  # whether all ranks have them
-    num_all_blocks: int = 0  # to frontends: usable blocks of all replicas; num_blocks is then the least of a replica
+    num_all_blocks: int = 0  # to frontends: usable blocks of all replicas; `pool` is then the smallest replica's
+    max_model_len: int = 0  # to frontends: the longest request that all replicas have room for
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

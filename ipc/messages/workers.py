@@ -79,7 +79,10 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     counts: bytes  # int32 [n], each ≥ 1
     freed_rows: bytes = b""  # int32
     new_rows: list[NewRow] = []
-    block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
+    block_appends: bytes = b""  # int32 [m, 3]: row, KV group, block id; in table order for each row and group. In a
+    # group with a window the id may be 0, the null block, for tokens that no later token sees
+    block_frees: bytes = b""  # int32 [m, 3]: row, KV group, n: the first n entries of the table are the null block from
+    # this step on, which appends a block to it. They end behind the window of the first token that may be computed next
     token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, after its sampled ones
     drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses, the last n of its `counts`
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples

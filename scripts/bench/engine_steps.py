@@ -23,6 +23,7 @@ from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Welcome
 from tokenloom.ipc.messages.client import Credit, Submit
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
@@ -89,7 +90,8 @@ class CoreSteps:
         max_tokens = STEPS_AHEAD + num_steps + 4
         num_blocks = num_rows * (-(-(max_tokens + 4) // config.block_size) + 1) + 2
         self._worker, self._executor = NullWorker(spec), _Executor()
-        self.core = EngineCore(spec, num_blocks, self._executor, Surroundings(LocalGrammarHelper(spec)))
+        pool = PoolShape(num_blocks, 1, (1,))
+        self.core = EngineCore(spec, pool, self._executor, Surroundings(LocalGrammarHelper(spec)))
         for key in range(num_rows):
             self.core.add_request(0, _decode_request(key, max_tokens))
         for _ in range(STEPS_AHEAD):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Holding, MemoryTag
 from tokenloom.ipc.messages.supervisor import Measured, Phase
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
@@ -61,9 +62,9 @@ class NullWorker:
         self.reset()
 
     def measure(self) -> Measured:
-        return Measured(max_blocks=self._num_blocks, block_bytes=0, device="none")
+        return Measured(pool_bytes=self._num_blocks, block_bytes=(1,), device="none")
 
-    def initialize(self, num_blocks: int, arena: object = None) -> None:
+    def initialize(self, pool: PoolShape, arena: object = None) -> None:
         self.reset()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:

@@ -15,6 +15,7 @@ from tokenloom.core.engine import EngineCore
 from tokenloom.core.features.grammar.local_helper import LocalGrammarHelper
 from tokenloom.core.features.new import Surroundings
 from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from tokenloom.ipc.params.sampling_params import SamplingParams
@@ -90,7 +91,7 @@ class ExactReplica:
         self.next_at = NEVER
         num_blocks = max(sizes.pool_tokens // spec.config.block_size, 1) + 1
         self._worker = CostedWorker(spec, cost)
-        self._core = EngineCore(spec, num_blocks, self, Surroundings(LocalGrammarHelper(spec)))
+        self._core = EngineCore(spec, PoolShape(num_blocks, 1, (1,)), self, Surroundings(LocalGrammarHelper(spec)))
         self._steps: deque[SchedulerOutput] = deque()
         self._running: ModelRunnerOutput | None = None
         self._num_keys = 0

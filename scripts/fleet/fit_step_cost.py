@@ -27,6 +27,7 @@ from tokenloom.core.features.new import Surroundings
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
 from tokenloom.ipc.messages.workers import SchedulerOutput, TokenMask
 from tokenloom.ipc.params.sampling_params import SamplingParams
@@ -60,10 +61,11 @@ def run_steps(config: EngineConfig, seconds: float, most_rows: int, most_tokens:
         worker = Worker(spec, rank=0, generation=0)
         for _ in worker.load():
             pass
-        num_blocks = worker.measure().max_blocks
-        worker.initialize(num_blocks)
+        measured = worker.measure()
+        pool = PoolShape.of(measured.pool_bytes, measured.block_bytes)
+        worker.initialize(pool)
         steps = _Steps()
-        core = EngineCore(spec, num_blocks, steps, Surroundings(LocalGrammarHelper(spec)))
+        core = EngineCore(spec, pool, steps, Surroundings(LocalGrammarHelper(spec)))
         sizes, draw, key = StepSizes(config.max_num_seqs), random.Random(0), 0
         most_tokens = min(most_tokens, spec.max_model_len - 200)
         ends_at, wanted = time.monotonic() + seconds, 1

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Hello, Welcome
 from tokenloom.ipc.messages.core import CoreToFrontend, EngineCoreOutputs
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready, WorkersUp
@@ -144,7 +145,7 @@ class Bench:
 
     def start(self) -> None:
         self.pump(Hello)
-        self.order(Initialize(num_blocks=64))
+        self.order(Initialize(pool=PoolShape(64, 1, (1,))))
         self.pump(Ready)
         self.say(self.hello())
         self.pump(Welcome)

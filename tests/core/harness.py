@@ -20,6 +20,7 @@ from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.request import Request
 from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
@@ -156,7 +157,7 @@ class Harness:
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
         self.core = EngineCore(
             self.spec,
-            self.num_blocks,
+            PoolShape(self.num_blocks, 1, (1,)),
             self.worker,
             Surroundings(self.grammars, self.prover, tiers),
             core_epoch=self.core_epoch,

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Hello, Holding, Ping, Pong, Rank, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.core import AbortRequests, CoreToFrontend, EngineCoreOutputs
 from tokenloom.ipc.messages.orders import Held, Hold
@@ -138,7 +139,7 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     """The first group says nothing, the second is lost while it is probed; all others are answered all the time."""
     bench.is_mute = True
     bench.pump(Hello)
-    bench.order(Initialize(num_blocks=64))
+    bench.order(Initialize(pool=PoolShape(64, 1, (1,))))
     bench.pump(Probe)
     bench.order(Ping())
     assert not any(isinstance(message, ReplaceWorkers) for message in bench.pump(Pong))

@@ -13,6 +13,7 @@ import zmq
 from tokenloom.core.links import frontend_port as module
 from tokenloom.core.links.frontend_port import FrontendPort
 from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Ping, Pong, Refused, Unknown
 from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
 from tokenloom.ipc.messages.orders import Order, Ordered
@@ -58,7 +59,7 @@ class Rig:
         self.orders: list[Order] = []
         touched = TouchedAnswers(folder / "touched")
         self.port, self.engine = FrontendPort(self.context, spec, touched, self.orders.append), Engine()
-        self.port.num_blocks = 9
+        self.port.pool = PoolShape(9, 1, (1,))
         self.gateway = new_socket(self.context, zmq.DEALER, identity=b"run/frontend-0")
         self.keys.secure_client(self.gateway)
         self.gateway.connect(f"tcp://127.0.0.1:{port}")
@@ -96,7 +97,7 @@ def test_a_gateway_of_an_equal_model_is_welcome_and_another_is_told_what_differs
     assert isinstance(rig.ask(GatewayHello(protocol_version=PROTOCOL_VERSION + 1, model=MODEL)), Refused)
     without_weights = msgspec.structs.replace(MODEL, weights="")
     welcome = rig.ask(GatewayHello(protocol_version=PROTOCOL_VERSION, model=without_weights))
-    assert welcome == GatewayWelcome(model=MODEL, num_blocks=9)
+    assert welcome == GatewayWelcome(model=MODEL, num_blocks=9, max_model_len=MODEL.max_model_len)
     assert rig.ask(Ping()) == Pong()
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.worker_harness import make_spec
 from tokenloom.workers.worker import Worker
@@ -27,5 +28,6 @@ def test_a_start_compiles_nothing_once_the_weights_are_loaded(
     assert not phases[-1].detail.startswith("0 "), phases
     late: list[str] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **facts: late.append(str(facts["repr"])))
-    worker.initialize(worker.measure().max_blocks)
+    measured = worker.measure()
+    worker.initialize(PoolShape.of(measured.pool_bytes, measured.block_bytes))
     assert late == []

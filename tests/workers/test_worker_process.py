@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Hello, Holding, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
@@ -68,6 +69,12 @@ def fresh(checkpoint: Path, tmp_path: Path) -> Iterator[WorkerHarness]:
     harness.close()
 
 
+def pool_of(worker: Worker) -> PoolShape:
+    """The pool of a loaded worker."""
+    measured = worker.measure()
+    return PoolShape.of(measured.pool_bytes, measured.block_bytes)
+
+
 def check_copies(core: WorkerHarness) -> None:
     """A block that is stored, overwritten and loaded elsewhere gives the tokens that its prompt gave."""
     expected = core.generate(PROMPT, 3, GREEDY)  # begins in block 1
@@ -84,19 +91,19 @@ def check_copies(core: WorkerHarness) -> None:
 def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path: Path) -> None:
     worker, step = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), message()
     assert len(list(worker.load())) == 1
-    measured = worker.measure()
-    shape, fd = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=measured.block_bytes), new_arena()
+    pool = pool_of(worker)
+    shape, fd = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=pool.slab_bytes), new_arena()
     Arena.resize(fd, shape)
     arena = Arena(fd, shape)
-    arena.slot(1)[:] = bytes([7]) * measured.block_bytes
-    worker.initialize(measured.max_blocks, arena)
+    arena.slot(1)[:] = bytes([7]) * pool.slab_bytes
+    worker.initialize(pool, arena)
     worker.hold(Holding(asleep=["kv_cache"]))
     assert worker.runner is None
     worker.hold(Holding())
     assert worker.runner is not None
     execute(worker.runner, msgspec.structs.replace(step, loads=frame(1, 9)))
     execute(worker.runner, msgspec.structs.replace(step, stores=frame(9, 2)))
-    assert bytes(arena.slot(2)) == bytes([7]) * measured.block_bytes
+    assert bytes(arena.slot(2)) == bytes([7]) * pool.slab_bytes
     os.close(fd)
 
 
@@ -130,13 +137,13 @@ def test_memory_is_taken_ahead_for_all_blocks_that_a_tier_may_bring_a_request(
     spec = make_spec(checkpoint, tmp_path)
     worker = Worker(spec, rank=0, generation=0, ahead_bytes=PAGE)
     list(worker.load())
-    measured, fd = worker.measure(), new_arena()
-    shape = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=measured.block_bytes)
+    pool, fd = pool_of(worker), new_arena()
+    shape = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=pool.slab_bytes)
     Arena.resize(fd, shape)
-    worker.initialize(measured.max_blocks, Arena(fd, shape) if has_tiers else None)
-    request_bytes = spec.max_blocks_per_row * measured.block_bytes
+    worker.initialize(pool, Arena(fd, shape) if has_tiers else None)
+    request_bytes = spec.max_blocks_per_row * pool.slab_bytes
     assert request_bytes > PAGE and worker.page_supply is not None and worker._pool_pages is not None
-    wanted = measured.block_bytes + (request_bytes if has_tiers else PAGE)  # the null block, and those ahead
+    wanted = pool.slab_bytes + (request_bytes if has_tiers else PAGE)  # the null block, and those ahead
     assert worker._pool_pages.num_missing == -(-wanted // PAGE) * PAGE
     while not worker.page_supply.is_done:
         worker.page_supply.take_piece()
@@ -220,7 +227,7 @@ def test_the_start_sends_hello_phases_and_measured_and_stop_ends_the_process(
         assert phase.name == name and phase.duration_s >= 0
     measured = next(messages)[1]
     assert isinstance(measured, Measured)
-    assert measured.max_blocks == 64
+    assert measured.pool_bytes == 64 * measured.block_bytes[0]
     fresh.tell_raw(b"\xc1")
     with caplog.at_level(logging.INFO):
         assert fresh.stop() == [0]

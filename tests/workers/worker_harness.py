@@ -16,6 +16,7 @@ import numpy as np
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
@@ -154,9 +155,10 @@ class WorkerHarness:
     def start(self, num_slots: int = NUM_SLOTS) -> None:
         """Start the workers, up to their replies to a first probe."""
         measured = [self.wait_for(Measured) for _ in range(self.size)]
-        arena = ArenaShape(num_slots=num_slots, slot_bytes=sum(each.block_bytes for each in measured))
+        pool = PoolShape.of(min(each.pool_bytes for each in measured), measured[0].block_bytes)
+        arena = ArenaShape(num_slots=num_slots, slot_bytes=self.size * pool.slab_bytes)
         Arena.resize(self._arena_fd, arena)
-        self.tell(Initialize(num_blocks=min(each.max_blocks for each in measured), arena=arena))
+        self.tell(Initialize(pool=pool, arena=arena))
         for _ in range(self.size):
             self.wait_for(Ready)
         self.new_core()

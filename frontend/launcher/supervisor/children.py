@@ -114,7 +114,7 @@ class Children:
             return None
         return msgspec.structs.replace(
             group[0],
-            max_blocks=min(each.max_blocks for each in group),
+            pool_bytes=min(each.pool_bytes for each in group),
             kernels=self.kernels(),
             has_exact_drafts=all(each.has_exact_drafts for each in group),
             free_bytes=min(each.free_bytes for each in group),

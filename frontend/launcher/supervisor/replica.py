@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ....ipc.kv.pool_shape import PoolShape
 from ....ipc.messages.progress_sum import add_up, totals_of
 from ....ipc.messages.supervisor import Initialize, Measured, Progress
 from ....ipc.messages.tier import TiersProgress
@@ -46,16 +47,16 @@ class Replica:
     def fit(self, group: Measured) -> Initialize:
         """Decide the sizes of the replica from the values that hold for all its workers, and return them. ConfigError
         if the memory of the KV tiers does not fit."""
-        arena = self.arena.fit(group, group.max_blocks)
-        self.sizes = Initialize(
-            num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
-        )
+        pool = PoolShape.of(group.pool_bytes, group.block_bytes)
+        arena = self.arena.fit(group, pool)
+        self.sizes = Initialize(pool=pool, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts)
         return self.sizes
 
     def check(self, group: Measured) -> None:
         """Log a warning if new workers have less room than their predecessors had."""
-        if self.sizes is not None and group.max_blocks < (needed := self.sizes.num_blocks):
-            logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
+        if self.sizes is not None and group.pool_bytes < self.sizes.pool.num_bytes:
+            pool, num_blocks = self.sizes.pool, group.pool_bytes // self.sizes.pool.block_bytes[0]
+            logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, pool.num_blocks())
 
     def note(self, progress: Progress) -> bool:
         """Record a report of the core; return whether steps have ended since the last report."""

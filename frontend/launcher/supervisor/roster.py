@@ -27,7 +27,7 @@ class Roster:
     generation and a core's epoch."""
 
     def __init__(self, spec: EngineSpec, children: Children) -> None:
-        self._children = children
+        self._spec, self._children = spec, children
         num_replicas = 0 if spec.remote_cores else spec.config.data_parallel_size  # a gateway starts no cores
         share = cache(lambda: available_bytes() // num_replicas)  # computed once, before any replica takes memory
         self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
@@ -119,9 +119,14 @@ class Roster:
         sizes = replica.fit(group)
         self._children.send_to(replica.workers, sizes)  # later ranks get it when they have measured
         self._children.announce(sizes, replica.core, replica.tier)
-        pools = [each.sizes.num_blocks for each in self.replicas if each.sizes is not None]
-        num_all = sum(pools) - len(pools)  # each pool has a null block
-        joint = msgspec.structs.replace(sizes, num_blocks=min(pools), num_all_blocks=num_all)
+        pools = [each.sizes.pool for each in self.replicas if each.sizes is not None]
+        smallest = min(pools, key=lambda pool: pool.num_bytes)
+        joint = msgspec.structs.replace(
+            sizes,
+            pool=smallest,
+            num_all_blocks=sum(pool.num_usable for pool in pools),
+            max_model_len=self._spec.fitted_model_len(smallest),
+        )
         self._children.announce(joint, *self.frontends)
         return sizes
 

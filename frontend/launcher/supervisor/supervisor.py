@@ -1,6 +1,6 @@
 """Supervisor: starts, watches, replaces and stops frontends, cores and workers. No request passes through it.
 
-Start: every rank sends Measured → all get the smallest number of blocks in Initialize → every child sends Ready.
+Start: every rank sends Measured → all get the smallest pool in Initialize → every child sends Ready.
 Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
 lost core is restarted while the workers keep running, a lost frontend at its address. Requests resume from their
 tokens. A tier process ends with its core, which gives it its orders; if it is lost, the engine runs without it until it

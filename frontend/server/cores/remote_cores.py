@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import zmq
 
+from ....ipc.kv.pool_shape import PoolShape
 from ....ipc.messages.base import PING_INTERVAL_S, PROTOCOL_VERSION, Welcome
 from ....ipc.messages.blobs import GetBlob
 from ....ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest, WeightsChanged
@@ -50,7 +51,7 @@ class RemoteCores:
         self._orders = RemoteOrders(self._cores, reply)
         self._blobs = BlobSender(spec, wake)
         self._folder = ""  # folder, on the engines' machines, of the weights reloaded last
-        self._run_id, self._model = spec.run_id, spec.digest
+        self._run_id, self._model, self._max_model_len = spec.run_id, spec.digest, spec.max_model_len
         self._own_progress = NO_PROGRESS  # the report of the gateway's supervisor
         self._begun_at = time.monotonic()
         self.next_at = self._begun_at + PING_INTERVAL_S
@@ -111,8 +112,13 @@ class RemoteCores:
             logger.info("the core at %s serves the weights in %s now", core.address, message.model_folder)
 
     def _sizes(self) -> Initialize:
-        pools = [core.sizes.num_blocks for core in self._cores if core.sizes is not None]
-        return Initialize(num_blocks=min(pools), num_all_blocks=sum(pools) - len(pools))
+        sizes = [core.sizes for core in self._cores if core.sizes is not None]
+        pools = [each.num_blocks for each in sizes]
+        return Initialize(
+            pool=PoolShape(min(pools), 1, (1,)),
+            num_all_blocks=sum(pools) - len(pools),
+            max_model_len=min(self._max_model_len, *(each.max_model_len for each in sizes)),
+        )
 
     def _progress(self) -> Progress:
         own = self._own_progress

@@ -269,7 +269,7 @@ class Frontend:
         """Handle a message of the supervisor. Stop is handled by the process, not here."""
         if isinstance(message, Initialize):
             self.metrics.on_sizes(message)
-            self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
+            self.inputs.shorten(message.max_model_len)
         elif isinstance(message, Progress):
             self._queries.on_progress(message)
         elif isinstance(message, StartPhases):

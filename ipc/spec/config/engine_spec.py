@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_right
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import zmq
 
+from ...kv.pool_shape import PoolShape
 from ...messages.base import PROTOCOL_VERSION, Hello, Rank, Welcome
 from ...messages.core import GatewayHello, ModelDigest
 from ...sockets.endpoints import Endpoints
 from ...sockets.keys import Keys
+from ..kv.kv_groups import KVGroup, is_grouped, kv_groups, num_held
 from ..models.model_config import ModelConfig
 from .cache_folder import triton_environment
 from .engine_config import EngineConfig
 from .gateway_places import core_addresses
 from .option_ranges import AUTO_LENGTH
+from .speculation import MAX_DRAFTS
 
 VARIABLE = "TOKENLOOM_SPEC"
 
@@ -197,12 +201,26 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """KV blocks of a request of max_model_len tokens."""
         return -(-self.max_model_len // self.config.block_size)
 
-    def fitted_model_len(self, num_blocks: int) -> int:
-        """Return max_model_len; if it is `auto`, cut to the tokens of a pool of `num_blocks`, one of them the null
-        block."""
+    @property
+    def kv_groups(self) -> list[KVGroup]:
+        """The KV groups of the model's layers. ConfigError if there are too many."""
+        grouped = is_grouped(self.model, uses_tiers=self.uses_tiers)
+        return kv_groups(self.model, self.max_model_len, is_grouped=grouped)
+
+    def num_held(self, num_tokens: int) -> list[int]:
+        """Return the most KV blocks of each group that a request of `num_tokens` holds at a time."""
+        step_tokens = self.max_num_batched_tokens + self.config.steps_in_flight * (1 + MAX_DRAFTS)
+        return num_held(self.kv_groups, num_tokens, step_tokens, self.config.block_size)
+
+    def fitted_model_len(self, pool: PoolShape) -> int:
+        """Return max_model_len; if it is `auto`, cut to the longest request, in whole blocks, that the pool has room
+        for."""
         if self.config.max_model_len != AUTO_LENGTH:
             return self.max_model_len
-        return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)
+        size = self.config.block_size
+        counts = range(1, self.max_blocks_per_row + 1)
+        num_blocks = bisect_right(counts, pool.num_slabs, key=lambda n: pool.num_slabs_for(self.num_held(n * size)))
+        return min(self.max_model_len, num_blocks * size)
 
     @property
     def ranks(self) -> list[Rank]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Hello
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
 from tokenloom.ipc.messages.tier import (
@@ -83,7 +84,7 @@ class TierBench:
 
     def start(self) -> None:
         self.hear(Hello)
-        self.order(Initialize(num_blocks=64, arena=self.shape))
+        self.order(Initialize(pool=PoolShape(64, 1, (1,)), arena=self.shape))
         self.hear(Ready)
 
     def log(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from tokenloom.frontend.checkpoint.downloads.progress import HubProgress
 from tokenloom.frontend.checkpoint.start_report import MIN_INTERVAL_S, StartReport, ThrottledWriter
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.supervisor import Initialize, Measured
 from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.ipc.process.awake_clock import AwakeClock
@@ -42,9 +43,9 @@ def test_a_download_is_shown_as_log_lines(capsys: pytest.CaptureFixture[str]) ->
 def test_the_sizes_of_pool_and_arena_are_announced() -> None:
     lines, spec = list[str](), new_spec()
     report = StartReport(lines.append, AwakeClock(1.0))
-    measured = Measured(max_blocks=9, block_bytes=1 << 20, device="cpu, 2 threads")
+    measured = Measured(pool_bytes=9 << 20, block_bytes=(1 << 20,), device="cpu, 2 threads")
     for arena in (None, ArenaShape(num_slots=64, slot_bytes=2 << 20)):
-        report.announce_sizes(spec, Initialize(num_blocks=9, arena=arena), measured)
+        report.announce_sizes(spec, Initialize(pool=PoolShape(9, 1 << 20, (1 << 20,)), arena=arena), measured)
     pool = "KV cache: 8 blocks of 16 = 128 tokens, 9 MiB per rank on cpu, 2 threads; max_model_len 512"
     tiers = "KV tiers: 64 blocks of 2097152 bytes, 0.12 GiB of shared memory"
     assert [line.partition("supervisor: ")[2] for line in lines] == [pool, pool, tiers]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 from .....ipc.errors import ConfigError
+from .....ipc.kv.pool_shape import PoolShape
 from .....ipc.messages.supervisor import Measured
 from .....ipc.process.arena import Arena, ArenaShape, new_arena
 from .....ipc.process.machine_memory import available_bytes, gib
@@ -34,18 +35,19 @@ class KVArena:
     def arguments_on(self, host: int) -> list[str]:
         return [f"--arena-fd={fd}" for fd in self.fds_on(host)]
 
-    def fit(self, measured: Measured, num_blocks: int) -> ArenaShape | None:
-        """Size the arena of this host, and return its shape for the blocks of all ranks, next to a pool of `num_blocks`
-        on each rank; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the free memory of a
-        host."""
+    def fit(self, measured: Measured, pool: PoolShape) -> ArenaShape | None:
+        """Size the arena of this host, and return its shape for the blocks of all ranks, next to a `pool` of one KV
+        group on each rank; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the free memory
+        of a host."""
         if not self.fds:
             return None
         num_ranks, local = len(self._spec.ranks), [len(self._spec.ranks_on(host)) for host in self._spec.hosts]
-        pool_bytes = max(local) * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
+        pool_bytes = max(local) * pool.num_bytes if self._spec.device == "cpu" else 0
         free_bytes = min(self._free_bytes(), measured.free_bytes or self._free_bytes())
         rest_bytes = max(free_bytes - pool_bytes, 0)  # a pool on the CPU takes its memory only when written
-        largest = arena_shape(max(local) * measured.block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
-        shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * measured.block_bytes)
+        (block_bytes,) = pool.block_bytes
+        largest = arena_shape(max(local) * block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
+        shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * block_bytes)
         Arena.resize(self.fds[0], shape.share(len(self._spec.ranks_on(0)), num_ranks))
         return shape
 

@@ -54,7 +54,7 @@ class RemoteProcess:
         self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.send(engine.hello)
         if spec.unit.role == "worker":
-            self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
+            self.send(Measured(pool_bytes=9, block_bytes=(1,), device="none"))
         elif spec.unit.role in ("core", "tier", "launcher") or spec.number:
             if spec.host:
                 self.send(TierListening(address=f"tcp://10.0.0.{spec.host}:{9 + spec.number}"))

@@ -13,6 +13,7 @@ import pytest
 from tokenloom.frontend.launcher.supervisor.launcher import CORE, FRONTEND, LAUNCHER, TIER, WORKERS, ProcessSpec, Unit
 from tokenloom.frontend.launcher.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.ipc.errors import ConfigError, EngineDead, error_info
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import Ping, Rank
 from tokenloom.ipc.messages.supervisor import (
     ArenaLost,
@@ -201,7 +202,7 @@ def test_workers_and_tier_process_inherit_one_arena_that_outlives_them(
     assert os.fstat(fd).st_size == 256 * 4096  # a slot takes a page
     assert all(f"--arena-fd={fd}" in process.spec.arguments for process in users)
     assert [process.spec.arguments[0] for process in engine.of(TIER)] == ["--number=0", "--number=1"]
-    sizes = Initialize(num_blocks=9, arena=ArenaShape(num_slots=256, slot_bytes=2))  # a byte of each rank
+    sizes = Initialize(pool=PoolShape(9, 1, (1,)), arena=ArenaShape(num_slots=256, slot_bytes=2))  # a byte of each rank
     assert all(sizes in process.received for process in (*users, engine.core))
     assert "state: tier: pid 7 on host-1, ready, number 1, 5 MiB" in caplog.messages
     engine.supervisor.stop()
@@ -308,7 +309,7 @@ def test_an_engine_that_uses_no_tiers_has_no_tier_process_and_no_arena(engine: R
     assert engine.of(TIER) == []
     worker = engine.workers[0]
     assert list(worker.spec.inherited_fds) == [] and not any("arena" in word for word in worker.spec.arguments)
-    assert Initialize(num_blocks=9) in worker.received
+    assert Initialize(pool=PoolShape(9, 1, (1,))) in worker.received
 
 
 @of({"kv_host_bytes": 4095})

@@ -19,6 +19,7 @@ from tokenloom.frontend.server.cores.remote_cores import RemoteCores
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import LEASE_S, Ping, Refused, Welcome
 from tokenloom.ipc.messages.blobs import BlobChunk, BlobReply, GetBlob, NoBlob
 from tokenloom.ipc.messages.core import (
@@ -106,7 +107,13 @@ class Rig:
         self.links.send([[self.spec.hello_to_core] if each == number else [] for each in range(2)])
         core = self.cores[number]
         self.until(lambda: any(isinstance(each, GatewayHello) for each in core.received))
-        core.send(GatewayWelcome(model=msgspec.structs.replace(MODEL, weights=weights), num_blocks=num_blocks))
+        core.send(
+            GatewayWelcome(
+                model=msgspec.structs.replace(MODEL, weights=weights),
+                num_blocks=num_blocks,
+                max_model_len=16 * num_blocks,
+            )
+        )
 
     def join(self, *numbers: int, **welcome: Any) -> None:
         """Greet cores, and wait until the gateway uses them."""
@@ -132,7 +139,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_cores_join_and_their_pools_and_totals_add_up(rig: Rig) -> None:
     rig.join(0)
     rig.join(1, num_blocks=5)
-    assert rig.last(Initialize) == Initialize(num_blocks=5, num_all_blocks=12)
+    assert rig.last(Initialize) == Initialize(pool=PoolShape(5, 1, (1,)), num_all_blocks=12, max_model_len=80)
     rig.links.complete(Progress(step=0, step_age_s=0, num_running=0, num_waiting=0, num_restarts=2, frontends=["f"]))
     for core, step in zip(rig.cores, (3, 4), strict=True):
         core.send(Progress(step=step, step_age_s=0.0, num_running=1, num_waiting=0))

@@ -6,6 +6,7 @@ import msgspec
 
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.client import (
     Control,
     Deltas,
@@ -54,7 +55,9 @@ def test_an_idle_or_suspended_engine_is_not_stalled(bench: Bench) -> None:
 
 
 def test_info_describes_the_served_model(bench: Bench) -> None:
-    bench.frontend.on_control_message(Initialize(num_blocks=65, num_all_blocks=64, kernels="C kernels"))
+    bench.frontend.on_control_message(
+        Initialize(pool=PoolShape(65, 1, (1,)), num_all_blocks=64, max_model_len=512, kernels="C kernels")
+    )
     (info,) = bench.say(GetInfo(query_id=4))
     assert isinstance(info, Info) and (info.query_id, info.model, info.num_kv_blocks) == (4, "sample", 64)
     assert info.kernels == "C kernels", "at once, also before the phases of the start"

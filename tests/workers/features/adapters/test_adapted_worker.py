@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.errors import ConfigError, ProtocolError
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
@@ -67,7 +68,8 @@ def started(checkpoint: Path, run_directory: Path, **options: Any) -> Steps:
     worker = Worker(make_spec(checkpoint, run_directory, **{**LORA, **options}), rank=0, generation=0)
     for _ in worker.load():
         pass
-    worker.initialize(worker.measure().max_blocks)
+    measured = worker.measure()
+    worker.initialize(PoolShape.of(measured.pool_bytes, measured.block_bytes))
     return Steps(worker)
 
 
@@ -280,7 +282,7 @@ def test_slots_take_their_memory_from_the_cache(checkpoint: Path, tmp_path: Path
         for _ in worker.load():
             pass
         measured = worker.measure()
-        return measured.max_blocks * measured.block_bytes, worker.adapters.num_bytes if worker.adapters else 0
+        return measured.pool_bytes, worker.adapters.num_bytes if worker.adapters else 0
 
     with_slots, slot_bytes = measure(max_lora_rank=32)
     without, _ = measure(enable_lora=False)

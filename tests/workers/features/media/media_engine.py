@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenloom.ipc.blobs.media_file import MediaFile, media_header
 from tokenloom.ipc.blobs.store import BlobStore
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.media import Encode, MediaKind
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
@@ -38,7 +39,7 @@ class Engine:
         self.store = BlobStore(run_directory / "media", 1 << 24)
         self.worker = Worker(self.spec, 0, 7)
         self.phases = [phase.name for phase in self.worker.load()]
-        self.worker.initialize(64)
+        self.worker.initialize(PoolShape(64, 1, (1,)))
 
     def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
         digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))

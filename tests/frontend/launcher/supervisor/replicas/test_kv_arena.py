@@ -10,6 +10,7 @@ import pytest
 
 from tokenloom.frontend.launcher.supervisor.replicas.kv_arena import KVArena, arena_shape
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.supervisor import Measured
 from tokenloom.ipc.process.arena import Arena, ArenaShape
 from tokenloom.ipc.process.machine_memory import available_bytes
@@ -18,6 +19,12 @@ from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.support.engine_specs import new_spec
 
 MIB = 1 << 20
+
+
+def measured_pool(block_bytes: int, **measured: Any) -> tuple[Measured, PoolShape]:
+    """A pool of 9 blocks, and the report of a rank with as much memory."""
+    pool = PoolShape(9, block_bytes, (block_bytes,))
+    return Measured(pool_bytes=pool.num_bytes, block_bytes=pool.block_bytes, **measured), pool
 
 
 @pytest.mark.parametrize(
@@ -49,18 +56,18 @@ def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
     free_bytes = available_bytes()
     for device in ("cpu", "cuda"):
         spec = new_spec(config=EngineConfig(kv_host_bytes=free_bytes // 2), device=device)
-        measured = Measured(max_blocks=9, block_bytes=free_bytes // 9, device=device)
+        measured, pool = measured_pool(free_bytes // 9, device=device)
         with closing(KVArena(spec)) as arena:
             if device == "cuda":
-                assert arena.fit(measured, 9) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
+                assert arena.fit(measured, pool) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
             else:
                 with pytest.raises(ConfigError, match="beside the KV pool"):
-                    arena.fit(measured, 9)
+                    arena.fit(measured, pool)
 
 
 def test_the_memory_is_made_once_and_any_process_with_the_descriptor_maps_it() -> None:
     arena = KVArena(new_spec(config=EngineConfig(kv_disk="/nowhere")))
-    shape = arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cpu"), 9)
+    shape = arena.fit(*measured_pool(MIB, device="cpu"))
     assert shape is not None
     one, other = Arena(arena.fds[0], shape), Arena(arena.fds[0], shape)
     one.slot(64)[:3] = b"end"
@@ -79,16 +86,15 @@ def hosts_spec(**options: Any) -> EngineSpec:
 def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -> None:
     spec = hosts_spec(kv_host_bytes=64 * MIB, tensor_parallel_size=3)
     with closing(KVArena(spec)) as arena:
-        measured = Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=64 * MIB)
-        shape = arena.fit(measured, 9)
+        shape = arena.fit(*measured_pool(MIB, device="cuda", free_bytes=64 * MIB))
         assert shape == ArenaShape(num_slots=32, slot_bytes=3 * MIB)
         assert [shape.share(len(spec.ranks_on(host)), 3).slot_bytes for host in (0, 1)] == [2 * MIB, MIB]
         assert os.fstat(arena.fds[0]).st_size == 64 * MIB
         assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
         with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
-            arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=63 * MIB), 9)
+            arena.fit(*measured_pool(MIB, device="cuda", free_bytes=63 * MIB))
     spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
     assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
     with closing(KVArena(spec)) as arena:
-        assert arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda"), 9) == ArenaShape(4, MIB)
+        assert arena.fit(*measured_pool(MIB, device="cuda")) == ArenaShape(4, MIB)
         assert os.fstat(arena.fds[0]).st_size == 0

@@ -1,0 +1,58 @@
+"""PoolShape: the division of the KV pool's memory into slabs and blocks.
+
+    group 0  |      0      |      1      |      2      |      3      | …
+    group 1  |  0  |  1  |  2  |  3  |  4  |  5  |  6  |  7  |  8  |  9  …
+    slabs    |             0             |             1             | …
+
+Block k of a group whose blocks have b bytes is the bytes [k · b, (k + 1) · b) of one memory, for every group. A slab
+belongs to one group at a time, which uses only blocks that lie wholly in its slabs, so that the blocks in use of two
+groups never overlap. Slab 0 belongs to none: it has the null block of each. With one group a slab is a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+MIN_BLOCKS_OF_SLAB = 32  # of each group but that with the largest: a slab's end may cut a block, 1 in 33 at most
+
+
+class PoolShape(msgspec.Struct, frozen=True):
+    """Sizes of the pool on each rank; all ranks have the same."""
+
+    num_slabs: int
+    slab_bytes: int
+    block_bytes: tuple[int, ...]  # of a block of each group
+
+    @classmethod
+    def of(cls, num_bytes: int, block_bytes: Sequence[int]) -> PoolShape:
+        """Return the shape of a pool of at most `num_bytes`. A slab is the smallest multiple of the largest block that
+        holds MIN_BLOCKS_OF_SLAB of each smaller one."""
+        largest = max(block_bytes)
+        smaller = max((size for size in block_bytes if size < largest), default=0)
+        slab_bytes = max(-(-MIN_BLOCKS_OF_SLAB * smaller // largest), 1) * largest
+        return cls(num_bytes // slab_bytes, slab_bytes, tuple(block_bytes))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slabs * self.slab_bytes
+
+    @property
+    def num_usable(self) -> int:
+        """The blocks of group 0 that all slabs but slab 0 have room for."""
+        return (self.num_slabs - 1) * self.slab_bytes // self.block_bytes[0]
+
+    def num_blocks(self, group: int = 0) -> int:
+        """Return the number of a group's blocks in the whole pool, the null block and those that cross the ends of
+        slabs included."""
+        return self.num_bytes // self.block_bytes[group]
+
+    def num_slabs_for(self, num_blocks: Iterable[int]) -> int:
+        """Return how many slabs have room for these numbers of blocks of the groups, slab 0 included."""
+        counts = zip(num_blocks, self.block_bytes, strict=True)
+        return 1 + sum(-(-count // self._num_whole(size)) for count, size in counts)
+
+    def _num_whole(self, block_bytes: int) -> int:
+        """Return how many blocks of this size lie wholly in any slab."""
+        return self.slab_bytes // block_bytes - (self.slab_bytes % block_bytes > 0)

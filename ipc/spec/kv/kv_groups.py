@@ -1,0 +1,78 @@
+"""KVGroup: layers of a model that share a block table for each request and a size of block.
+
+Layers are grouped by the tokens that they see and by the shape of their keys and values. So the keys behind a window
+can be freed while layers without one keep theirs. Knows sizes alone: where blocks lie is said by PoolShape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...errors import ConfigError
+from ..models.model_config import ModelConfig
+
+MAX_GROUPS = 8
+IS_GROUPED = False  # False: every model has one group
+
+
+class KVGroup(msgspec.Struct, frozen=True):
+    """A group of layers. `layers`: those with keys and values of their own, in order; a layer that reads the keys of an
+    earlier one is in that one's group."""
+
+    window: int | None  # tokens that a layer sees, its own included; None: all
+    layers: tuple[int, ...]
+    num_kv_heads: int  # of the model, not of a rank
+    head_dim: int
+
+    def num_needed(self, num_blocks: int, block_size: int) -> int:
+        """Return how many blocks, the last ones of a row's first `num_blocks`, a row needs to continue after them."""
+        if self.window is None:
+            return num_blocks
+        return min(-(-(self.window - 1) // block_size), num_blocks)
+
+    def num_held(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        """Return the most blocks that a row of `num_tokens` holds at a time. step_tokens: its tokens in one step, and
+        those that steps in flight sample."""
+        num_blocks = -(-num_tokens // block_size)
+        if self.window is None:
+            return num_blocks
+        return min(-(-(self.window - 1 + step_tokens) // block_size) + 1, num_blocks)
+
+
+def is_grouped(model: ModelConfig, *, uses_tiers: bool) -> bool:
+    """Return whether the layers of a model are divided into groups. They are not if KV blocks are also kept outside the
+    pool, or if all layers have to share their tables: those of transformers, and those with cross attention."""
+    return IS_GROUPED and model.implementation == "native" and model.cross is None and not uses_tiers
+
+
+def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> list[KVGroup]:
+    """Return the groups of a model's layers: first the one that sees all tokens, then by falling window. A window of
+    max_model_len or more is none. If the model is not grouped, all layers are in one group that sees all tokens and has
+    the shape of the layer with the most elements. ConfigError if there are more than MAX_GROUPS groups."""
+    own = [layer for layer in range(model.num_layers) if model.layers[layer].kv_layer is None]
+    shapes = {layer: model.at_layer(layer) for layer in own}
+    if not is_grouped or not own:
+        widest = max(shapes.values(), key=lambda each: each.num_kv_heads * each.head_dim, default=model)
+        return [KVGroup(None, tuple(own), widest.num_kv_heads, widest.head_dim)]
+    layers_by_kind: dict[tuple[int, int, int], list[int]] = {}
+    for layer in own:
+        window = min(model.layers[layer].window or max_model_len, max_model_len)
+        kind = (-window, shapes[layer].num_kv_heads, shapes[layer].head_dim)
+        layers_by_kind.setdefault(kind, []).append(layer)
+    if len(layers_by_kind) > MAX_GROUPS:
+        raise ConfigError(
+            f"the layers of {model.architecture} have {len(layers_by_kind)} kinds of windows and KV heads, "
+            f"{MAX_GROUPS} are the most: choose another model"
+        )
+    kinds = sorted(layers_by_kind, key=lambda kind: (kind[0], layers_by_kind[kind][0]))
+    return [
+        KVGroup(None if -window >= max_model_len else -window, tuple(layers_by_kind[window, heads, dim]), heads, dim)
+        for window, heads, dim in kinds
+    ]
+
+
+def num_held(groups: Sequence[KVGroup], num_tokens: int, step_tokens: int, block_size: int) -> list[int]:
+    """Return the most blocks of each group that a row of `num_tokens` holds at a time; see KVGroup.num_held."""
+    return [group.num_held(num_tokens, step_tokens, block_size) for group in groups]
