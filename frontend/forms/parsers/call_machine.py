@@ -17,7 +17,7 @@ from .joints import Found, JointFinder, JointTable
 from .json_calls import CallReader, CallShape
 from .literals import LiteralScanner, read_arguments
 from .parts import Arguments, CallBegin, CallEnd, Part, content, new_call_id
-from .tagged_arguments import TaggedArguments
+from .tagged_arguments import TaggedArguments, ending_joints
 
 MAX_NAME = 256  # most characters of a call's name, and of white space around it
 _NAME = re.compile(rf"\s{{0,{MAX_NAME}}}+[^\s<>{{}}()\[\]\"'=,;|`]{{0,{MAX_NAME}}}+\s{{0,{MAX_NAME}}}+")
@@ -43,7 +43,7 @@ class CallMachine:
         self._name = ""
         self._num_calls = 0
         self._now: Forms = ()  # forms that the call may be in
-        self._end = CallEnd("")  # end of a complete call, held until the text behind it is read
+        self._end: CallEnd | None = None  # of a call that may be content, held until the text behind it is read
         self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
             "head": self._read_head,
             "object": self._read_object,
@@ -74,7 +74,7 @@ class CallMachine:
         if self._state == "object":
             return [], "".join(self._raw) + self._reader.held
         if self._state == "after":
-            return [self._end], ""
+            return self._held_end(), ""
         if self._state == "tagged":
             return [CallEnd("".join([*self._raw, *self._arguments.raw]))], ""
         return [], "".join([*self._raw, *self._text])
@@ -135,15 +135,29 @@ class CallMachine:
             return self._fail(), reader.rest
         *parts, end = parts
         assert isinstance(end, CallEnd)
-        self._complete(end)
-        return parts, reader.rest
+        return [*parts, *self._complete(end.raw, is_object=reader.has_object)], reader.rest
 
-    def _complete(self, end: CallEnd) -> None:
-        """Enter the state behind a call that needs no joint at its end."""
-        self._end = end
+    def _complete(self, raw: str, *, is_object: bool = True) -> list[Part]:
+        """Enter the state behind a call's arguments. Return its end, unless it will be content, with all of its text,
+        since its arguments are no object."""
+        self._go_behind()
+        if is_object:
+            return [CallEnd(raw)]
+        self._end = CallEnd(raw)
+        return []
+
+    def _go_behind(self) -> None:
         self.forms = self._now
         self.is_behind = True
         self._enter("after")
+
+    def _held_end(self, more: str = "") -> list[Part]:
+        """Return the end of the last call, if it is still held. `more`: the last of the call's text."""
+        end = self._end
+        self._end = None
+        if end is None:
+            return []
+        return [CallEnd(end.raw + more)]
 
     def _read_name(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         before, found, rest = self._finder.feed(text, is_last=is_last)
@@ -154,7 +168,7 @@ class CallMachine:
             return self._fail(name[:end]), name[end:] + self._finder.taken(found) + rest
         self._text = [name]
         if found is None:
-            return [], rest
+            return self._begin_ended(name), rest
         joint = self._joints[found.joint]
         if joint.goal == "restart":
             return self._fail(name), found.text + rest
@@ -162,7 +176,8 @@ class CallMachine:
         if not self._name:
             return self._fail(name, found.text), rest
         self._raw.append(name)
-        self._values = self._values | found.values
+        if joint.goal != "head":  # its values are those of the next call
+            self._values = self._values | found.values
         if joint.goal == "json":
             return self._begin_json(), found.text + rest
         if joint.goal in ("key", "between", "head", "end"):
@@ -211,9 +226,8 @@ class CallMachine:
 
     def _begin_empty(self, written: str) -> list[Part]:
         """Return the parts of a call without arguments. `written`: the text in their place."""
-        parts: list[Part] = [self._begin_call(), Arguments("{}")]
-        self._complete(CallEnd("".join([*self._raw, written])))
-        return parts
+        begin = self._begin_call()
+        return [begin, Arguments("{}"), *self._complete("".join([*self._raw, written]))]
 
     def _read_literal(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         rest = self._scanner.append(text, is_last=is_last)
@@ -225,9 +239,8 @@ class CallMachine:
         arguments = read_arguments(written[:-1], form)
         if arguments is None or written[-1] != form.close.strip()[:1]:
             return self._fail(written), rest
-        parts: list[Part] = [self._begin_call(), Arguments(arguments)]
-        self._complete(CallEnd("".join([*self._raw, written])))
-        return parts, rest
+        begin = self._begin_call()
+        return [begin, Arguments(arguments), *self._complete("".join([*self._raw, written]))], rest
 
     def _begin_tagged(self, joint: Joint, found: Found) -> list[Part]:
         begin = self._begin_call()
@@ -236,46 +249,61 @@ class CallMachine:
         self._arguments.begin(joint, found)
         return [begin, Arguments("{"), *self._end_tagged()]
 
+    def _begin_ended(self, name: str) -> list[Part]:
+        """Return a call with tags if it is certain that it ends behind its name, though not yet before which joint."""
+        joints = ending_joints(self._joints, self._finder)
+        if not joints or not name.strip() or any("{" in joint.text for joint in joints if joint.goal == "end"):
+            return []
+        self._name = name.strip()
+        self._raw.append(name)
+        begin = self._begin_call()
+        self._arguments = TaggedArguments(self._table, self._now, None)
+        self._arguments.end_before(self._joints, self._finder)
+        self._state = "tagged"
+        return [begin, Arguments("{"), *self._end_tagged()]
+
     def _read_tagged(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         parts, rest = self._arguments.read(text, is_last=is_last)
-        if self._arguments.left is None:
-            return parts, rest
         return [*parts, *self._end_tagged()], rest
 
     def _end_tagged(self) -> list[Part]:
-        """Return the last parts of a call with tags, if a joint has ended it."""
-        left = self._arguments.left
-        if left is None:
-            return []
-        self._complete(CallEnd("".join([*self._raw, *self._arguments.raw])))
-        return [Arguments("}"), *self._leave(*left), *content("".join(self._arguments.stray))]
+        """Return the last parts of a call with tags, once it is certain that a joint ends it."""
+        arguments = self._arguments
+        parts: list[Part] = []
+        if arguments.is_over:
+            arguments.is_over = False
+            parts = [Arguments("}"), CallEnd("".join([*self._raw, *arguments.raw]))]
+            parts += content("".join(arguments.stray))
+        if arguments.left is not None:
+            self._go_behind()
+            self._leave(*arguments.left)
+        return parts
 
     def _read_after(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         """Read the text behind a complete call: its end, the next call, or other text."""
         before, found, rest = self._finder.feed(text, is_last=is_last)
         if found is not None:
-            self._end = CallEnd(self._end.raw + before)
-            return self._leave(self._joints[found.joint], found), rest
+            return self._leave(self._joints[found.joint], found, before), rest
         if not self._finder.has_failed:
             return [], rest
         begun = rest.lstrip()
         if begun.startswith("{") and self._objects():  # a call without a joint before it
             self._raw = [rest[: len(rest) - len(begun)]]
             self._begin_object()
-            return [self._end], begun
+            return self._held_end(), begun
         self.is_over = True
-        return [self._end], rest
+        return self._held_end(), rest
 
-    def _leave(self, joint: Joint, found: Found) -> list[Part]:
-        """Go on behind the joint that follows a call. Return the call's end."""
-        end = self._end
+    def _leave(self, joint: Joint, found: Found, before: str = "") -> list[Part]:
+        """Go on behind the joint that follows a call. Return the call's end, if it is still held. `before`: the text
+        between the two."""
         if joint.goal == "head":
             closing, opening = self._parted(found.text)
             self._next(joint.forms, opening, found.values)
-            return [CallEnd(end.raw + closing)]
+            return self._held_end(before + closing)
         self.is_over = True
         self.is_closed = joint.is_last
-        return [CallEnd(end.raw + found.text)]
+        return self._held_end(before + found.text)
 
     def _parted(self, between: str) -> tuple[str, str]:
         """Split the text between two calls into what closes the first and what opens the second: each call's raw text

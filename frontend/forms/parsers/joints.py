@@ -93,6 +93,14 @@ class JointFinder:
             return held
         return found.text
 
+    @property
+    def next_joints(self) -> set[int]:
+        """The joints of which one is found in any case, whatever text follows, where the held text begins; empty if
+        none is certain, or if it may begin elsewhere."""
+        if self._best is None or any(start != self._best[1] for start in self._starts):
+            return set()
+        return {self._best[0], *(joint for group in self._node.groups for joint, _ in group)}
+
     def _scan(self, text: str, position: int) -> bool:
         """Read the characters from `position` on. Return whether it is certain which joint comes first, or that none
         comes."""

@@ -81,6 +81,7 @@ class CallReader:
         self._head: list[str] = []
         self._begin_of_head = ""  # first characters of the head, which decide whether parts are returned early
         self._raw: list[str] = []
+        self._given: list[str] = []  # the arguments of a call that is streamed
         self._whole = JsonScanner()
         self._arguments: JsonScanner | None = JsonScanner() if has_name else None
         self._has_tail = not has_name
@@ -98,6 +99,11 @@ class CallReader:
         if self.is_over:
             return []
         return [self._end(), *content("".join(self._tail))] if self.is_call else content(self.before + self.held)
+
+    @property
+    def has_object(self) -> bool:
+        """Whether the arguments of the call, which is over, are a JSON object."""
+        return not self._given or is_object("".join(self._given))
 
     @property
     def held(self) -> str:
@@ -144,6 +150,7 @@ class CallReader:
             end = self._arguments.append(text)
             parts += [Arguments(text[:end])] if end else []
             self._raw.append(text[:end])
+            self._given.append(text[:end])
             text = text[end:]
             if not self._arguments.is_over:
                 return parts

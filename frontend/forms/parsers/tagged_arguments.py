@@ -6,7 +6,7 @@ Values are texts without quotes; the joint before a value or the tool's schema d
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..answer_forms.joint_plan import Forms, Joint
 from .argument_types import ArgumentTypes
@@ -16,11 +16,13 @@ from .markers import MarkerFinder
 from .parts import Arguments, Part
 
 CDATA_END = "]]>"
+_ENDS = ("head", "end")  # goals of joints that end a call
 
 
 class TaggedArguments:
     """Reader of the arguments of one call, from the joint behind its name to the one that ends it, which is `left`
-    then. `raw`: the text so far. `stray`: other text between the arguments."""
+    then. `is_over`: it is certain that a joint ends the call, though a longer one may come. `raw`: the text so far.
+    `stray`: other text between the arguments."""
 
     def __init__(self, table: JointTable, forms: Forms, types: ArgumentTypes | None) -> None:
         """`types`: those of the tool's arguments; None for an unknown tool: its arguments are texts."""
@@ -42,6 +44,8 @@ class TaggedArguments:
         self.raw: list[str] = []
         self.stray: list[str] = []
         self.left: tuple[Joint, Found] | None = None
+        self.is_over = False
+        self._has_ended = False  # before a joint that is held
 
     def begin(self, joint: Joint, found: Found) -> None:
         """Begin behind the joint after the name, which may already end the call."""
@@ -53,7 +57,33 @@ class TaggedArguments:
             return [], self._read_cdata(text, is_last=is_last)
         before, found, rest = self._finder.feed(text, is_last=is_last)
         self.raw.append(before)
-        return self._reads[self._state](before, found), rest
+        if self._has_ended:
+            if found is not None:
+                self._leave(self._joints[found.joint], found)
+            return [], rest
+        parts = self._reads[self._state](before, found)
+        if found is None:
+            parts += self._end(ending_joints(self._joints, self._finder))
+        return parts, rest
+
+    def end_before(self, joints: Sequence[Joint], finder: JointFinder) -> None:
+        """Begin with joints behind the name of which one, that `finder` holds, ends the call."""
+        self._joints = joints
+        self._finder = finder
+        self._has_ended = self.is_over = True
+        self._state = "between"
+
+    def _end(self, joints: list[Joint]) -> list[Part]:
+        """End the call before one of these joints, which is held, if there are any. Return the argument that ends
+        there, if there is one and it ends alike before all of them."""
+        is_in_value = self._state == "value"
+        if not joints or (is_in_value and (len({joint.before for joint in joints}) > 1 or _repeats_key(joints))):
+            return []
+        self._has_ended = self.is_over = True
+        if is_in_value:
+            return [self._argument(joints[0])]
+        self._add_stray()
+        return []
 
     def _enter(self, state: str) -> None:
         self._state = state
@@ -68,6 +98,7 @@ class TaggedArguments:
             self._enter(joint.goal)
         else:
             self.left = (joint, found)
+            self.is_over = not self._has_ended
 
     def _read_key(self, before: str, found: Found | None) -> list[Part]:
         self._text.append(before)
@@ -119,11 +150,14 @@ class TaggedArguments:
     def _read_between(self, before: str, found: Found | None) -> list[Part]:
         self._text.append(before)
         if found is not None:
-            stray = "".join(self._text)
-            if stray.strip():
-                self.stray.append(stray)
+            self._add_stray()
             self._leave(self._joints[found.joint], found)
         return []
+
+    def _add_stray(self) -> None:
+        stray = "".join(self._text)
+        if stray.strip():
+            self.stray.append(stray)
 
     def _argument(self, joint: Joint) -> Part:
         """Return the argument that ends at `joint`."""
@@ -142,3 +176,13 @@ class TaggedArguments:
         if value_type or self._types is None:
             return json.dumps(text, ensure_ascii=False)
         return self._types.written(self._key, text)
+
+
+def ending_joints(joints: Sequence[Joint], finder: JointFinder) -> list[Joint]:
+    """Return the joints that may be the one that `finder` of `joints` holds, if all of them end the call; else none."""
+    found = [joints[number] for number in finder.next_joints]
+    return found * all(joint.goal in _ENDS for joint in found)
+
+
+def _repeats_key(joints: Sequence[Joint]) -> bool:
+    return any("{KEY}" in joint.text for joint in joints)

@@ -16,7 +16,16 @@ from tests.support.template_answers import ANSWERS
 from tests.support.template_shapes import SHAPES, template_of
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.parsers.names import new_parsers
-from tokenloom.frontend.forms.parsers.parts import CallBegin, Content, Part, Thought, whole_calls
+from tokenloom.frontend.forms.parsers.parts import (
+    Arguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Part,
+    Thought,
+    parsed,
+    whole_calls,
+)
 from tokenloom.frontend.server.answer_forms.learn import learn
 from tokenloom.frontend.server.answer_forms.renderings import Renderings
 from tokenloom.frontend.server.answer_forms.thoughts import learn_thoughts
@@ -76,6 +85,18 @@ def test_two_calls(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, answer in ANSWERS.items() if answer.cut])
 def test_last_closing_marker_may_be_missing(name: str) -> None:
     assert read(name, ANSWERS[name].cut) == ("", "", [WEATHER])
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_calls_end_in_a_stream_with_their_closing_text(name: str) -> None:
+    """Not only at the answer's end: a client may act on a call as soon as it is whole."""
+    text = ANSWERS[name].two or ANSWERS[name].one
+    parsers = new_parsers(learned(name), SCHEMAS, is_inside_thought=False)
+    parts = [part for letter in text.rstrip() for part in parsed(parsers, letter, is_last=False)]
+    content, calls = whole_calls(parts)
+    assert (content.strip(), len(calls)) == ("", sum(isinstance(part, CallBegin) for part in parts)), parts
+    assert [call.name for call in calls] == ["weather", "clock"][: 1 + bool(ANSWERS[name].two)]
+    assert not [part for part in parsed(parsers, "", is_last=True) if isinstance(part, Arguments | CallEnd)]
 
 
 @pytest.mark.parametrize("name", ANSWERS)

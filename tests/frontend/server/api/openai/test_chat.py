@@ -11,6 +11,8 @@ import pytest
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.answer_forms.named import FORMS, HERMES, named_form
+from tokenloom.frontend.forms.anthropic.blocks import BlockWriter
+from tokenloom.frontend.forms.openai.items import ItemWriter
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
@@ -185,6 +187,26 @@ def test_a_call_has_the_form_in_which_its_function_was_given(fields: Any, name: 
     assert function == {"name": "f", "arguments": '{"x": 1}'}
     chunk = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"").chunk(delta)
     assert chunk is not None and chunk["finish_reason"] == reason and name in chunk["delta"]
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes", "qwen3_coder"])
+def test_each_api_streams_the_end_of_a_call_with_its_closing_tag(tool_parser: str) -> None:
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}, ChatRequest)
+    call = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}',
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>",
+    }[tool_parser]
+    schemas = {"f": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+    style = new_style(tool_parser=tool_parser, reasoning_parser="none", schemas=schemas)
+    deltas = [Delta(request_id="r", text=letter) for letter in call]
+    chat = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"")
+    chunks = filter(None, map(chat.chunk, deltas))
+    calls = [each["function"]["arguments"] for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
+    assert "".join(calls) == '{"x": 1}'
+    text, items, blocks = AnswerText(style), ItemWriter("r"), BlockWriter()
+    parts = [part for delta in deltas for part in text.read(delta)]
+    assert [kind for kind, _ in items.write(parts)][-1] == "response.output_item.done"
+    assert [kind for kind, _ in blocks.write(parts)][-1] == "content_block_stop" and blocks.has_calls
 
 
 def test_functions_are_shown_to_parsers_as_tools_are() -> None:
