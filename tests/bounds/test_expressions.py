@@ -19,6 +19,7 @@ from tokenloom.frontend.forms.openai import response_body, schema
 from tokenloom.frontend.forms.openai.params import _SCHEMA
 from tokenloom.frontend.forms.parsers.joints import compile_joints
 from tokenloom.frontend.forms.parsers.json_calls import CallShape, compile_head
+from tokenloom.frontend.forms.parsers.literal_values import STRINGS
 from tokenloom.frontend.forms.parsers.markers import compile_markers
 from tokenloom.tests.bounds.expressions import ANYWHERE, Expression, expressions
 from tokenloom.tests.bounds.growth import fast_growth
@@ -128,10 +129,15 @@ TABLE: dict[str, Read | Ours] = {
         "match",
         (compile_head(CallShape()), compile_head(CallShape(("f", "name"), ("f", "arguments"), ("id",)))),
     ),
-    "frontend/forms/parsers/literals.py _BARE": MODEL,
-    "frontend/forms/parsers/literals.py _ESCAPE": MODEL,
-    "frontend/forms/parsers/literals.py _SPACE": MODEL,
-    "frontend/forms/parsers/literals.py _STRING": MODEL,
+    "frontend/forms/parsers/literal_values.py _BARE": MODEL,
+    "frontend/forms/parsers/literal_values.py _BASED": MODEL,
+    "frontend/forms/parsers/literal_values.py _ESCAPE": MODEL,
+    "frontend/forms/parsers/literal_values.py _FLOAT": MODEL,
+    "frontend/forms/parsers/literal_values.py _INTEGER": MODEL,
+    "frontend/forms/parsers/literal_values.py _SPACE": MODEL,
+    "frontend/forms/parsers/literal_values.py _strings#1": Read(
+        "an answer", (Hostile("'", "' "), Hostile("'", "\\"), Hostile("'", "'a")), "match", tuple(STRINGS.values())
+    ),
     "frontend/forms/parsers/custom.py _BEGIN": MODEL,
     "frontend/forms/parsers/custom.py _WHOLE": MODEL,
     "frontend/forms/parsers/custom.py _ESCAPE": MODEL,

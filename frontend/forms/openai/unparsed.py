@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
-from ..parsers.parts import CallEnd, Content, Part, ToolUse
+from ..parsers.parts import CallEnd, Content, Part, ToolUse, UnreadCall
 
 Reason: TypeAlias = Literal["marker", "arguments", "cut"]
 REASONS: tuple[Reason, ...] = ("marker", "arguments", "cut")
@@ -48,7 +48,10 @@ class UnparsedFinder:
 
     def read(self, part: Part, use: ToolUse | None) -> None:
         """Read the next part. `use`: the call that it ends, if it is one that was read."""
-        if isinstance(part, CallEnd) and use is None and self._reason is None:
+        if isinstance(part, UnreadCall) and self._reason is None:
+            self._reason = "arguments"
+            self._tail = part.text[:MAX_SHAPE]
+        elif isinstance(part, CallEnd) and use is None and self._reason is None:
             self._reason = "arguments"
             self._tail = part.raw[:MAX_SHAPE]
         elif isinstance(part, Content) and self._reason == "marker":

@@ -30,8 +30,8 @@ class CallMachine:
     """Reader of calls that follow one another.
 
     Once it `is_over`, no call follows the text so far: `failed` is text that looked like the begin of one, and with
-    `is_closed` the calls have all of their end. `forms`: those of the last call; `has_begun`: a call's name is known;
-    `is_behind`: a call is complete."""
+    `is_closed` the calls have all of their end. `is_unread`: that text is a call of a tool, whose arguments cannot be
+    read. `forms`: those of the last call; `has_begun`: a call's name is known; `is_behind`: a call is complete."""
 
     def __init__(self, form: AnswerForm, table: JointTable, schemas: Mapping[str, JsonObject]) -> None:
         self._form = form
@@ -56,11 +56,13 @@ class CallMachine:
         self.forms: Forms = ()
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
         self.failed = ""
+        self.is_unread = False
 
     def begin(self, forms: Forms, start: str, values: dict[str, str]) -> None:
         """Begin behind the `start` of calls of `forms`. `values`: the texts in it in place of {ID} and its like."""
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
         self.failed = ""
+        self.is_unread = False
         self._next(forms, start, values)
 
     def read(self, text: str, *, is_last: bool) -> tuple[list[Part], str]:
@@ -186,7 +188,7 @@ class CallMachine:
         self._enter(joint.goal)
         if joint.goal == "literal":
             self._now = joint.forms
-            self._scanner = LiteralScanner(self._form.calls[joint.forms[0]].quote)
+            self._scanner = LiteralScanner(self._form.calls[joint.forms[0]])
         return [], rest
 
     def _begin_call(self) -> CallBegin:
@@ -238,6 +240,7 @@ class CallMachine:
         written = "".join(self._text)
         arguments = read_arguments(written[:-1], form)
         if arguments is None or written[-1] != form.close.strip()[:1]:
+            self.is_unread = self._name in self._types
             return self._fail(written), rest
         begin = self._begin_call()
         return [begin, Arguments(arguments), *self._complete("".join([*self._raw, written]))], rest

@@ -13,7 +13,7 @@ from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
 from .call_machine import CallMachine
 from .joints import Found, JointFinder, joint_table
-from .parts import BlankFilter, Part, Thought, content
+from .parts import BlankFilter, Part, Thought, UnreadCall, content
 
 MAX_OPENED = 1024  # most characters of other text inside a start
 _SPACE = " \n\t\r\f\v"
@@ -169,7 +169,10 @@ class AnswerMachine:
         if self._call.failed:
             if self._call.is_behind:
                 self._outer = "closing"
-            parts += self._said(self._call.failed)
+            said = self._said(self._call.failed)
+            if self._call.is_unread and self._outer != "thought":
+                said = [UnreadCall(self._call.failed)]
+            parts += said
         else:
             self._outer = _BEHIND_CALLS[self._call.is_closed]
         self._enter(self._outer, self._call.forms)

@@ -26,6 +26,10 @@ class Content(msgspec.Struct, frozen=True):
     text: str
 
 
+class UnreadCall(Content, frozen=True):
+    """Content that is a call of a tool up to the end of its arguments, which cannot be read."""
+
+
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
@@ -117,6 +121,10 @@ class BlankFilter:
                 continue
             text = self._space + part.text
             self._has_text = self._has_text or bool(text.strip())
+            if isinstance(part, UnreadCall):
+                read += [*content(self._space), part]
+                self._space = ""
+                continue
             self._space = "" if self._has_text else text
             read += content(text) if self._has_text else []
         return read

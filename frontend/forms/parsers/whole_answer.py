@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .parts import CallEnd, Content, Parser, Part, content, whole_calls
+from .parts import CallEnd, Content, Parser, Part, UnreadCall, content, whole_calls
 
 
 class WholeCalls:
@@ -42,12 +42,19 @@ class WholeCalls:
         return self._parts
 
     def _read(self, parts: Iterable[Part]) -> list[Part]:
+        unread = ""
         for part in parts:
             if not isinstance(part, Content):
                 self._parts.append(part)
             elif part.text.strip():
+                if isinstance(part, UnreadCall) and not self._is_content:
+                    unread = part.text
                 self._is_content = True
         if not self._is_content:
             return []
         self._parts = []
-        return content("".join(self._held))
+        held = "".join(self._held)
+        if not unread:
+            return content(held)
+        end = held.index(unread) + len(unread)
+        return [UnreadCall(held[:end]), *content(held[end:])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 
@@ -16,9 +18,9 @@ SHAPE = "<tool_call><xxxxxxxx=xxx><xxxxxxxxx=xxx>Xxx, 00</xxxxxxxxx></xx"
 TORN = '<tool_call>{"name": "f", "arguments": {"x": nope}}</tool_call>'
 
 
-def unparsed(pieces: list[str], reason: FinishReason = "stop", tool_parser: str = "hermes") -> list[UnparsedCall]:
+def unparsed(pieces: list[str], reason: FinishReason = "stop", **changes: Any) -> list[UnparsedCall]:
     found: list[UnparsedCall] = []
-    text = AnswerText(new_style(tool_parser=tool_parser), found.append)
+    text = AnswerText(new_style(**changes), found.append)
     for position, piece in enumerate(pieces):
         end = reason if position == len(pieces) - 1 else None
         text.read(Delta(request_id="r", text=piece, finish_reason=end))
@@ -60,6 +62,9 @@ def test_reports_do_not_depend_on_the_deltas(answer: str, places: list[int]) -> 
 
 def test_a_form_without_a_marker_reports_torn_arguments_alone() -> None:
     assert unparsed(['[a list] {"name": 5}'], tool_parser="pythonic") == []
+    assert [each.reason for each in unparsed(["[f(x=nope)]"], tool_parser="pythonic", schemas={"f": {}})] == [
+        "arguments"
+    ]
     assert unparsed([OTHER], tool_parser="none") == []
 
 

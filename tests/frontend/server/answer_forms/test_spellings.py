@@ -1,4 +1,4 @@
-"""A literal form has the spellings of its template, and grammars of the form take what the template writes."""
+"""A literal form has the spellings of its template, and grammars of the form take its renderings."""
 
 from __future__ import annotations
 
