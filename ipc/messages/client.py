@@ -106,6 +106,14 @@ class PutMedium(Message, frozen=True, kw_only=True, tag="put_medium"):
     data: memoryview  # decoded without a copy: it keeps the whole frame in memory
 
 
+class ThoughtTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The texts around the thoughts of an answer."""
+
+    opening: str = ""  # empty: answers begin inside
+    closing: str = ""  # empty: answers have no thoughts
+    begins_inside: bool = False  # answers begin inside a thought, though no prompt opens it
+
+
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     """Request for answers. Exactly one of prompt, prompt_token_ids and chat is set."""
 
@@ -129,6 +137,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     adapter_digest: bytes = b""  # for a resumed request: from Accepted; the name may have other weights by now
     shown_token_ids: bytes = b""  # special tokens that are part of the text in any case: a parser's markers
     media: list[Medium] = []  # in the order of their placeholders in the prompt; parts of `chat` name them by index
+    thoughts: ThoughtTexts | None = None  # of a prompt that another template made; nil: those of the model's answers
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):

@@ -31,8 +31,8 @@ from ...forms.ollama.errors import has_ollama_errors, ollama_error
 from ...forms.openai.errors import HttpError, json_response, to_http_error
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
-from ..api.openai.body_reader import WARNING
 from ..api.openai.events import SERVER_SEND
+from ..api.response_warnings import collect_warnings
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
 from .web.files import ASSETS
@@ -87,6 +87,7 @@ class HttpMiddleware:
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
         is_anthropic = has_message_errors(scope["path"], headers)
         extra = _headers_to_add(headers, trace, is_anthropic)
+        warnings = collect_warnings()
         has_started, is_open = False, True
 
         async def send_with_headers(message: Message) -> None:
@@ -97,8 +98,8 @@ class HttpMiddleware:
             if message["type"] == "http.response.start":
                 has_started = True
                 message["headers"] = [*message.get("headers", ()), *extra]
-                if (warning := scope.get(WARNING)) is not None:  # RFC 7234, 5.5
-                    text = str(warning).replace("\\", r"\\").replace('"', r"\"")
+                if warnings:  # RFC 7234, 5.5
+                    text = "; ".join(warnings).replace("\\", r"\\").replace('"', r"\"")
                     message["headers"].append((b"warning", f'299 - "{text}"'.encode()))
             await send(message)
 

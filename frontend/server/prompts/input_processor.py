@@ -235,7 +235,8 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
-        begins = self.thoughts.begins_of(params, prompt.token_ids)
+        thoughts = self.thoughts.of_request(submit)
+        begins = thoughts.begins_of(params, prompt.token_ids)
         core = EngineCoreRequest(
             children=[],
             prompt_token_ids=prompt.token_ids,
@@ -247,7 +248,7 @@ class InputProcessor:
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
-            thought_markers=self.thoughts.of_budget(params, begins),
+            thought_markers=thoughts.of_budget(params, begins),
             constraint_begins=begins,
             constraint_repeats=params.structured_outputs is not None and params.structured_outputs.repeats,
             media=prompt.spans,

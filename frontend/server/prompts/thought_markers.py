@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import RequestError
+from ....ipc.messages.client import Submit, ThoughtTexts
 from ....ipc.messages.core import ConstraintBegin
 from ....ipc.params.sampling_params import SamplingParams
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import THOUGHTS
+from ...forms.parsers.names import find_form
 from ..text.tokenizer import Tokenizer
 
+MAX_TEXTS = 512  # characters of the texts around a request's own thoughts
 MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
 
 
@@ -31,6 +36,25 @@ class ThoughtMarkers:
         self._has_thoughts = form.thought is not None
         self._texts = form.thought or THOUGHTS["think"]
         self._begins_inside = form.begins_inside
+
+    def of_form(self, form: AnswerForm) -> ThoughtMarkers:
+        """Return the markers of another form, for the same model."""
+        return ThoughtMarkers(form, self._tokenizer, self._check_ids)
+
+    def of_request(self, submit: Submit) -> ThoughtMarkers:
+        """Return the markers for a request: its own or, if it has another template than the model, those that stand
+        there. RequestError for texts that are too long."""
+        texts = submit.thoughts
+        if texts is not None:
+            if len(texts.opening) + len(texts.closing) > MAX_TEXTS:
+                raise RequestError(f"the texts of `thoughts` have more than {MAX_TEXTS} characters: shorten them")
+            form = AnswerForm(begins_inside=texts.begins_inside)
+            if texts.closing:
+                form = msgspec.structs.replace(form, thought=(texts.opening, texts.closing))
+            return self.of_form(form)
+        if submit.chat_form is not None and submit.chat_form.template is not None:
+            return self.of_form(find_form(submit.chat_form.template))
+        return self
 
     def are_open(self, prompt_token_ids: bytes) -> bool:
         """Return whether the answer starts inside a reasoning block; False without a reasoning parser.
@@ -88,3 +112,11 @@ class ThoughtMarkers:
         marker = encode_ids(self._tokenizer.encode(text, add_special_tokens=False))
         self._check_ids(marker, "the marker of a thought")
         return marker
+
+
+def thought_texts(form: AnswerForm) -> ThoughtTexts:
+    """Return the texts around the thoughts of a form."""
+    if form.thought is None:
+        return ThoughtTexts()
+    opening, closing = form.thought
+    return ThoughtTexts(opening=opening, closing=closing, begins_inside=form.begins_inside)

@@ -30,6 +30,7 @@ from tokenloom.ipc.messages.client import (
     SpeechModel,
     Submit,
     TextPart,
+    ThoughtTexts,
 )
 from tokenloom.ipc.messages.metrics import Counter, Gauge, Histogram
 from tokenloom.ipc.params.pooling_params import PoolingParams
@@ -45,6 +46,7 @@ STRUCTS: dict[str, Any] = {
     "media_part": MediaPart,
     "medium": Medium,
     "chat_form": ChatForm,
+    "thought_texts": ThoughtTexts,
     "speech_model": SpeechModel,
     "child": Child,
     "params": SamplingParams,

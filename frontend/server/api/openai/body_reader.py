@@ -30,6 +30,7 @@ from ...bodies.form_parser import parse_form
 from ...helpers.intake import IntakeHelper, IntakePool, ask_intake
 from ...helpers.pool import PoolJob
 from ...helpers.task import Then, in_event_loop, reply_of
+from ..response_warnings import warn
 from .events import until_disconnect
 from .response_store import MAX_RECORD_BYTES
 
@@ -37,7 +38,6 @@ logger = logging.getLogger("tokenloom.http")
 
 _JSON = re.compile(r"application/([^/]+\+)?json")
 
-WARNING = "tokenloom.warning"  # key in a scope: the text of the response's warning header
 LOG_EVERY_S = 60.0  # interval between log lines about unknown fields
 MAX_HELD_BYTES = 1 << 30  # limit of all bodies being received or decoded together
 
@@ -69,7 +69,7 @@ class BodyReader:
     async def read(
         self, request: Request, body_type: type[BodyT], *, takes_any_type: bool = False
     ) -> ParsedBody[BodyT]:
-        """Receive the body and return it decoded; name removed unknown fields in `request.scope[WARNING]`. With
+        """Receive the body and return it decoded; name removed unknown fields in a warning of the response. With
         `takes_any_type` the body is JSON whatever the content type says.
 
         HttpError if the headers do not announce plain JSON (or a form, for a form's type), or if the body is empty, too
@@ -101,7 +101,7 @@ class BodyReader:
     def _warn(self, request: Request, ignored: str) -> None:
         """Name the ignored fields in a response header, and at most once per LOG_EVERY_S in the log."""
         warning = f"unknown fields were ignored: {ignored}"
-        request.scope[WARNING] = warning
+        warn(warning)
         if (now := time.monotonic()) >= self._log_at:
             self._log_at = now + LOG_EVERY_S
             logger.warning("%s: %s; --strict-fields refuses them", request.scope["path"], warning)

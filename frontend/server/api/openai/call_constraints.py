@@ -40,13 +40,28 @@ def own_form_calls(
         may_think = not is_inside and params.thinking_token_budget is None
         own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
         return msgspec.structs.replace(own, begin=begin)
-    strict = {name for name, tool in tools.items() if tool.strict and not isinstance(tool, CustomTool)}
+    strict = _strict_names(body)
     if choice == "none" or given is not None or not strict:
         return None
     schemas = {each: tool.schema for each, tool in tools.items()}
     begin = "" if other_calls(form) else _begin(form, inputs)  # "": text may begin calls in each form
     own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
     return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
+
+
+def strict_without_effect(body: ChatRequest, params: SamplingParams, form: AnswerForm) -> str:
+    """Return why `strict` of a tool has no effect on an answer that no `own_form_calls` constrain; "" if there is no
+    such tool, or if the calls are forced, which all conform. `params`: of the request."""
+    if body.tool_choice not in (None, "auto") or not _strict_names(body):
+        return ""
+    if params.structured_outputs is not None:
+        return "strict of tools has no effect beside response_format or structured_outputs"
+    return "strict of tools has no effect: the form of this model's calls has no grammar; force calls with tool_choice"
+
+
+def _strict_names(body: ChatRequest) -> set[str]:
+    tools = [tool.called for tool in body.tools or ()]
+    return {tool.name for tool in tools if tool.strict and not isinstance(tool, CustomTool)}
 
 
 def _begin(form: AnswerForm, inputs: InputProcessor) -> str:

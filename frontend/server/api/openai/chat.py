@@ -9,7 +9,7 @@ import msgspec
 
 from .....ipc.codec import JsonObject, decode_ids
 from .....ipc.errors import RequestError
-from .....ipc.messages.client import Delta, Submit
+from .....ipc.messages.client import Delta, Submit, ThoughtTexts
 from .....ipc.params.sampling_params import SamplingParams
 from ....forms.answer_forms.grammar import form_behind_thought
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
@@ -21,7 +21,9 @@ from ....forms.openai.text import AnswerStyle, AnswerText
 from ....forms.openai.tools import NamedTool
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 from ...bodies.body_parser import ParsedBody
-from .call_constraints import forced_json, own_form_calls, tools_field
+from ...prompts.thought_markers import thought_texts
+from ..response_warnings import warn
+from .call_constraints import forced_json, own_form_calls, strict_without_effect, tools_field
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine, Run
 
@@ -59,7 +61,7 @@ class ChatCompletion(ChoicesResponse):
         form = await engine.answer_form(body.chat_template)  # behind the prompt, which a template not to be taken ends
         if not shows_tools(body):
             form = form.without_calls()
-        is_inside = engine.inputs.thoughts.are_open(prompt.token_ids or b"")
+        is_inside = engine.inputs.thoughts.of_form(form).are_open(prompt.token_ids or b"")
         if body.continue_final_message and forced is None:
             is_inside = prompt.is_inside_thought
         own = own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
@@ -67,6 +69,8 @@ class ChatCompletion(ChoicesResponse):
             params = params.replace(structured_outputs=own)
             if is_inside:
                 form = form_behind_thought(form, own.begin)
+        elif why := strict_without_effect(body, params, form):
+            warn(why)
         style = AnswerStyle(
             form=form,
             schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
@@ -78,11 +82,15 @@ class ChatCompletion(ChoicesResponse):
             is_inside_thought=is_inside,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
+        thoughts: ThoughtTexts | None = None
+        if body.chat_template is not None:
+            thoughts = thought_texts(form)
         submit = Submit(
             request_id=answer_id("chatcmpl", body.request_id),
             params=params,
             prompt_token_ids=prompt.token_ids,
             media=prompt.media,
+            thoughts=thoughts,
             shown_token_ids=engine.inputs.special_ids_of(style.markers),
         )
         return cls(engine, body, model, submit, style, prompt.text or "")

@@ -15,7 +15,7 @@ from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit, ThoughtTexts
 from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.messages.intake import ReadPrompt
 from tokenloom.ipc.messages.media import MediaSpan
@@ -289,6 +289,32 @@ def test_a_begin_that_cannot_be_found_in_an_answer_is_refused(fields: dict[str, 
     with pytest.raises(RequestError, match=message):
         params = SamplingParams(structured_outputs={"regex": "a", **fields})  # type: ignore[arg-type]
         process(inputs, params, prompt="Why?<think>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "markers", "is_awaited"),
+    [
+        ({"thoughts": ThoughtTexts(opening="[T]", closing="[/T]")}, ["[T]", "[/T]"], True),
+        ({"thoughts": ThoughtTexts(closing="[/T]", begins_inside=True)}, ["", "[/T]"], True),
+        ({"thoughts": ThoughtTexts()}, ["<think>", "</think>"], False),
+        ({"chat_form": ChatForm(template="{{ x }}[THINK]{{ y }}[/THINK]")}, ["[THINK]", "[/THINK]"], False),
+        ({}, ["<think>", "</think>"], False),
+    ],
+)
+def test_thoughts_of_a_requests_own_template_go_before_those_of_the_model(
+    fields: dict[str, Any], markers: list[str], is_awaited: bool
+) -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
+    core = process(inputs, SamplingParams(thinking_token_budget=3), prompt="Why?[T]", **fields)
+    assert [inputs.detokenize(each) for each in core.thought_markers] == markers
+    params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    begins = process(inputs, params, prompt="Why?[T]", **fields).constraint_begins
+    assert [inputs.detokenize(begin.token_ids) for begin in begins] == markers[1:] * is_awaited
+
+
+def test_texts_around_thoughts_are_short() -> None:
+    with pytest.raises(RequestError, match="512 characters"):
+        process(new_inputs(), prompt="x", thoughts=ThoughtTexts(closing="x" * 513))
 
 
 # ── prompts behind a clip ────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,9 +18,10 @@ from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.server.api.openai.local_engine import Run
+from tokenloom.frontend.server.api.response_warnings import collect_warnings
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages.client import Delta, Submit
+from tokenloom.ipc.messages.client import Delta, Submit, ThoughtTexts
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.params.calls_constraint import CallsConstraint
 from tokenloom.tests.frontend.forms.parsers.cuts import new_style
@@ -41,7 +42,7 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     inputs: Any = SimpleNamespace(
         chat_template=None,
         cut_side=lambda params: None,
-        thoughts=SimpleNamespace(are_open=lambda ids: False),
+        thoughts=SimpleNamespace(of_form=lambda form: SimpleNamespace(are_open=lambda ids: False)),
         special_ids_of=special_ids_of,
         is_added_token=lambda text: text == "[TOOL_CALLS]",
     )
@@ -75,6 +76,33 @@ def test_a_template_that_is_not_taken_from_requests_is_not_rendered_to_learn_its
     with pytest.raises(RequestError, match="not taken from requests"):
         asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m"))
     assert learned == []
+
+
+def test_a_template_of_a_request_gives_its_thoughts_too() -> None:
+    submit, _ = started("hermes", "seed_oss", {"chat_template": "{{ x }}"})
+    assert submit.thoughts == ThoughtTexts(opening="<seed:think>", closing="</seed:think>")
+    assert started("hermes", "seed_oss", {})[0].thoughts is None
+    assert started("hermes", "none", {"chat_template": "{{ x }}"})[0].thoughts == ThoughtTexts()
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "fields", "warning"),
+    [
+        ("llama", {}, "the form of this model's calls has no grammar"),
+        ("none", {}, "the form of this model's calls has no grammar"),
+        ("hermes", {"response_format": {"type": "json_object"}}, "beside response_format"),
+        ("hermes", {}, ""),
+        ("llama", {"tool_choice": "required"}, ""),
+        ("llama", {"tool_choice": "none"}, ""),
+        ("llama", {"tools": OTHER}, ""),
+    ],
+)
+def test_strict_without_effect_is_a_warning_of_the_response(
+    tool_parser: str, fields: dict[str, object], warning: str
+) -> None:
+    warnings = collect_warnings()
+    started(tool_parser, "none", {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]} | fields)
+    assert [warning in each for each in warnings] == [True] * bool(warning)
 
 
 @pytest.mark.parametrize(
