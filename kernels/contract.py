@@ -47,7 +47,8 @@ class CacheGroup(NamedTuple):
     """The KV cache of layers that share block tables, and one step's metadata for them.
 
     The metadata of a step's groups differ in `slots` and `block_tables` only. In a group whose layers have a window,
-    the entries of a table whose blocks lie wholly before the window may be 0.
+    the entries of a table whose blocks lie wholly before the window may be 0. The bits of a step depend on no slot that
+    its tokens do not attend to: NaN may be in block 0, and past the rows' ends.
     """
 
     kv_cache: Tensor  # [num_blocks, layers of the group, 2, kv_heads, block_size, width]

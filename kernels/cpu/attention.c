@@ -298,7 +298,7 @@ INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t coun
             continue;
         }
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
-            score_tile(t, at, head_dim, head_dim); /* keys past `count` are read to the block's end: finite and masked */
+            score_tile(t, at, head_dim, head_dim); /* keys past `count` are read to the block's end, and masked */
             continue;
         }
 #endif

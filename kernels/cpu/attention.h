@@ -74,10 +74,19 @@ INLINE Piece piece_at(const AttentionPlan *plan, const AttentionTask *task, cons
 }
 
 /* Finds the addresses of keys or values [first, first + count); of a cache of bytes also their scales, followed by 0 up to
- * a multiple of 32. */
+ * a multiple of 32. Keys in blocks before that of the task's first key are masked, but a weight of 0 times NaN is NaN, and
+ * their block may be the null block: each stands for the first key of that block, with scale 0. */
 INLINE void locate(const char **at, float *scales, const AttentionPlan *plan, const AttentionTask *task,
                    const Cache *cache, int side, int64_t first, int64_t count) {
     int64_t num_bytes = numbers_bytes(cache->kind, cache->head_dim), i = 0;
+    int64_t start = task->first_key / cache->block_size * cache->block_size;
+    if (first < start) {
+        const char *known = piece_at(plan, task, cache, side, start, 1).tile;
+        for (; first + i < start; i++) {
+            at[i] = known;
+            if (cache->kind != ELEMENT_CACHE) scales[i] = 0;
+        }
+    }
     while (i < count) {
         Piece piece = piece_at(plan, task, cache, side, first + i, count - i);
         const char *from = piece.tile + piece.offset * num_bytes;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from tokenloom.kernels.batch_invariant import BatchInvariantOps
 from tokenloom.kernels.contract import GATED_SILU, AttentionSpec, LowRankPart, LowRankUpdate, Routing
 from tokenloom.kernels.reference import ReferenceOps, route
+from tokenloom.tests.kernels.gpu.shapes import as_bytes
 from tokenloom.tests.kernels.spans import dense_attention, with_spans
+from tokenloom.tests.kernels.unseen import with_unseen_nan
 from tokenloom.tests.workers.paged_run import make_metadata
 
 Row = tuple[int, int, list[int]]  # computed tokens, new tokens, block ids
@@ -119,6 +122,27 @@ def test_an_overflowed_request_does_not_poison_the_next_owner_of_its_block(poiso
     key, value, query = torch.randn(3, 3, 1, 8)
     ops.store_kv(key, value, kv_cache, 0, metadata)
     assert ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0)).isfinite().all()
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps(), BatchInvariantOps()], ids=["plain", "batch_invariant"])
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.uint8], ids=["elements", "int8", "e4m3"])
+@pytest.mark.parametrize("schedule", ["decode, one far longer", "later chunks", "mixed"])
+def test_nan_behind_the_windows_and_past_the_rows_ends_changes_no_bit(
+    ops: ReferenceOps, stored: torch.dtype | None, schedule: str
+) -> None:
+    torch.manual_seed(0)
+    for (window, block_size, softcap), dtype in product(
+        [(None, 5, 0.0), (1, 8, 1.5), (20, 5, 0.0), (40, 32, 1.5)], [torch.float32, torch.bfloat16, torch.float16]
+    ):
+        metadata = make_metadata(scatter_rows(SCHEDULES[schedule], block_size, 300, 0), block_size)
+        query = torch.randn(metadata.query_starts_host[-1], 4, 16, dtype=dtype)
+        kv_cache = torch.randn(300, 2, 2, 2, block_size, 16).to(dtype)
+        if stored is not None:
+            kv_cache = as_bytes(kv_cache.float(), stored)
+        spec, results = AttentionSpec(0.3, window, softcap), []
+        for cache, placed in ((kv_cache, metadata), with_unseen_nan(kv_cache, metadata, window)):
+            results.append(ops.paged_attention(query, cache, 1, placed, spec))
+        assert torch.equal(*results) and results[0].isfinite().all()
 
 
 def test_equal_scores_go_to_the_experts_of_lower_ids() -> None:

@@ -67,6 +67,7 @@ def attend_tile(
     scale_bases,
     table,  # block table of the row
     start,  # first key of the tile
+    begin,  # with HAS_WINDOW the first key that any of the queries attends to
     end,  # number of keys of the row
     scale,  # factor of scores × log2(e), and × 2 / softcap with HAS_SOFTCAP
     cap,  # the soft cap × log2(e)
@@ -82,20 +83,25 @@ def attend_tile(
     LARGEST: tl.constexpr,
 ):
     """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED all these keys must exist,
-    and every query must attend to all of them."""
+    and every query must attend to all of them.
+
+    Keys before `begin` in other blocks are not read: their block may be the null block, and 0 * NaN is NaN."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
     blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)
     offsets = (blocks * block_stride + places * HEAD_DIM)[:, None] + dims[None, :]
+    is_read = keys < end
+    if IS_MASKED and HAS_WINDOW and BLOCK_SIZE % TILE != 0:
+        is_read = is_read & (keys >= begin)
     if IS_MASKED or HEAD_DIM != DIM_PAD:
-        exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
+        exists = is_read[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(keys_base + offsets, mask=exists, other=0.0)
     else:
         key = tl.load(keys_base + offsets)
     score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
     if LARGEST > 0:
         scale_offsets = blocks * (block_stride // 4) + places
-        score = score * tl.load(scale_bases[0] + scale_offsets, mask=keys < end, other=0.0)[None, :]
+        score = score * tl.load(scale_bases[0] + scale_offsets, mask=is_read, other=0.0)[None, :]
     if HAS_SOFTCAP:  # tanh(z) is 1 − 2 / (1 + e^2z)
         score = cap - 2.0 * cap / (1.0 + tl.exp2(score))
     if IS_MASKED:
@@ -108,12 +114,12 @@ def attend_tile(
     alpha = tl.exp2(m_i - m_new)
     l_i = l_i * alpha + tl.sum(weight, axis=1)
     if IS_MASKED or HEAD_DIM != DIM_PAD:
-        exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
+        exists = is_read[:, None] & (dims < HEAD_DIM)[None, :]
         value = tl.load(values_base + offsets, mask=exists, other=0.0)
     else:
         value = tl.load(values_base + offsets)
     if LARGEST > 0:  # weight × scale alone could be a subnormal float16
-        value_scale = tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)
+        value_scale = tl.load(scale_bases[1] + scale_offsets, mask=is_read, other=0.0)
         weight = weight * (value_scale * LARGEST)[None, :]
     weight = weight.to(query.dtype)
     acc = tl.dot(weight, value.to(query.dtype), acc * alpha[:, None], input_precision="ieee")

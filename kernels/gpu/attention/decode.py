@@ -118,6 +118,7 @@ def decode_kernel(
         first, num_tiles, tiles = split_tiles(length, window, TILE, MIN_TILES, NUM_SPLITS, HAS_WINDOW)
         start = (first + split * tiles) * TILE
         stop = tl.minimum(start + tiles * TILE, length)
+        begin = tl.maximum(length - window, 0)
         q = tl.load(query + row * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
         positions = tl.full([GROUP_PAD], 0, tl.int32) + (length - 1)
         table = block_tables + row * table_stride
@@ -127,9 +128,9 @@ def decode_kernel(
         # All tiles are masked: an extra masked tile outside the pipelined loop would wait for its own loads.
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length,
-                scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP,
-                LARGEST,
+                q, positions, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, begin,
+                length, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW,
+                HAS_SOFTCAP, LARGEST,
             )  # fmt: skip
         acc = mean_value(acc, l_i, LARGEST)
         at = row * (NUM_KV_HEADS * GROUP) + heads

@@ -85,26 +85,29 @@ def prefill_kernel(
     acc, m_i, l_i = no_keys(sinks, heads, lanes < TOKENS * GROUP, BLOCK_M, DIM_PAD, HAS_SINKS)
     diagonal = (offset + first + 1) // TILE * TILE  # every token attends to all earlier keys that are in its window
     body_start = first * 0
+    begin = body_start
     if HAS_WINDOW:
-        left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
+        begin = tl.maximum(offset + first - window + 1, 0)
+        left = begin // TILE * TILE
         body_start = left
         if not IS_BATCH_INVARIANT:
             body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
+                q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end,
+                scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP,
+                LARGEST,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
+            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
+            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
         )  # fmt: skip
     acc = mean_value(acc, l_i, LARGEST)

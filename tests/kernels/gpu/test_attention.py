@@ -21,6 +21,7 @@ from tokenloom.kernels.gpu.table import DecodeShape
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_bytes, far_away, from_bytes, paged_step
 from tokenloom.tests.kernels.spans import with_spans
+from tokenloom.tests.kernels.unseen import with_unseen_nan
 from tokenloom.tests.support.today import some
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -77,6 +78,19 @@ def check_step(step: PagedStep, architecture: int = 90, kind: type[TritonOps] = 
 def test_attention_is_the_references_over_random_steps(seed: int) -> None:
     """Some have spans of tokens that see each other, as of images."""
     check_step(random_step(seed), kind=(TritonOps, BatchInvariantTritonOps)[seed % 2])
+
+
+@pytest.mark.parametrize("seed", some(range(40), 4))
+def test_nan_behind_the_windows_and_past_the_rows_ends_changes_no_bit(seed: int) -> None:
+    step, ops = random_step(seed), (TritonOps, BatchInvariantTritonOps)[seed % 2](90)
+    window = step.spec.window or 10
+    results = []
+    for kv_cache, metadata in (
+        (step.kv_cache, step.metadata),
+        with_unseen_nan(step.kv_cache, step.metadata, window),
+    ):
+        results.append(ops.paged_attention(step.query, kv_cache, 1, metadata, replace(step.spec, window=window)))
+    assert torch.equal(*results) and results[0].isfinite().all()
 
 
 LARGE = [(*shape, architecture) for shape in [(512, 8), (512, 16), (64, 71), (128, 48)] for architecture in (80, 90)]
