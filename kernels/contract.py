@@ -79,7 +79,7 @@ class BatchColumns:
 
     last_tokens: Tensor  # [rows] int64: the sampled token that the next step computes
     num_computed: Tensor  # [rows] int32: tokens before it, already in the KV cache
-    block_tables: Tensor  # [rows, max_blocks_per_row] int32
+    block_tables: Tensor  # [KV groups, rows, max_blocks_per_row] int32
     adapter_slots: Tensor | None = None  # [rows + 1] int32, see AdapterSpace; the last one, for row −1, is 0
     rope_deltas: Tensor | None = None  # [rows] int32: position of a token minus its index in its request; None: zeros
 

@@ -44,6 +44,7 @@ from .plain_weights import plain_table as plain_table
 from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
 from .reference_attention import attend, gather, mask_of
+from .reference_rows import advance_rows
 from .stored_rows import StoredRows
 
 
@@ -106,7 +107,7 @@ class ReferenceOps:
         self,
         row_ids: Tensor,
         rows: BatchColumns,
-        metadata: AttentionMetadata,
+        groups: Sequence[AttentionMetadata],
         block_size: int,
         table: Tensor | PackedLinear,
         first_id: int,
@@ -114,24 +115,16 @@ class ReferenceOps:
         """Prepare a decode step of the rows `row_ids` [n] int64, each at most once; return their last tokens'
         embeddings [n, hidden].
 
-        Writes the metadata's positions, slots, seq_lens and block tables (at least the entries that a row uses), adds 1
-        to the rows' num_computed, and passes the rows' adapter slots to AdapterSpace.begin_step. Row −1 is padding:
-        position 0, slot −1, length 0 and an embedding of zeros.
+        groups: the step's metadata for each KV group; their positions and seq_lens are the same tensors. Writes these,
+        and each group's slots and block tables (at least the entries that a row uses), adds 1 to the rows'
+        num_computed, and passes the rows' adapter slots to AdapterSpace.begin_step. Row −1 is padding: position 0, slot
+        −1, length 0 and an embedding of zeros.
         """
-        is_padding = row_ids < 0
-        live = row_ids.clamp(min=0)
-        positions, tables = rows.num_computed[live], rows.block_tables[live]
-        blocks = tables.gather(1, (positions // block_size).long()[:, None])[:, 0].long()
-        slots = blocks * block_size + positions % block_size
-        places = positions if rows.rope_deltas is None else positions + rows.rope_deltas[live]
-        metadata.positions.copy_(places.masked_fill(is_padding, 0))
-        metadata.slots.copy_(slots.masked_fill(is_padding, -1))
-        metadata.seq_lens.copy_((positions + 1).masked_fill(is_padding, 0))
-        metadata.block_tables[:, : tables.shape[1]] = tables
-        rows.num_computed.index_add_(0, live, (~is_padding).int())
+        advance_rows(row_ids, rows, groups, block_size)
         if self._plain_space is not None and rows.adapter_slots is not None:
             self._plain_space.begin_step(rows.adapter_slots[row_ids])
-        return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
+        last_tokens = rows.last_tokens[row_ids.clamp(min=0)].masked_fill(row_ids < 0, first_id - 1)
+        return self.embedding(last_tokens, table, first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         """Pack weight [out, in] and bias [out] for `linear`. The result may refer to them or hold copies; they are not

@@ -6,7 +6,7 @@ It chooses the kernels, and compiles those of a GPU in advance. It keeps no mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import torch
 from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import gib
 from ..ipc.spec.config.engine_spec import EngineSpec
+from ..ipc.spec.kv.kv_groups import KVGroup, is_grouped, kv_groups
 from ..ipc.spec.models.model_config import ModelConfig
 from ..kernels.byte_cache import CACHE_DTYPES
 from ..kernels.select import Ops, select_ops
@@ -110,6 +111,7 @@ class ModelLoader:
                 on_progress,
                 is_dummy=is_dummy,
                 adapters=adapters,
+                groups=self._kv_groups(config),
             )
         except torch.OutOfMemoryError as error:
             if adapters is None:
@@ -119,6 +121,11 @@ class ModelLoader:
                 f"{gib(adapters.space.nbytes)} already: lower --max-loras or --max-lora-rank, or give fewer "
                 "--lora-target-modules"
             ) from error
+
+    def _kv_groups(self, config: ModelConfig) -> list[KVGroup]:
+        """Return the KV groups of the layers of `config`, which are some of the model's."""
+        grouped = is_grouped(self._spec.model, uses_tiers=self._spec.uses_tiers)
+        return kv_groups(config, self._spec.max_model_len, is_grouped=grouped)
 
     def _new_filler(self, folder: Path, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
         spec, cpu = self._spec, torch.device("cpu")
@@ -138,10 +145,9 @@ class ModelLoader:
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
 
-    def kv_cache_spec(self, model: Model) -> KVCacheSpec:
-        """Return the shape of the model's KV cache, in the dtype that the options name."""
-        (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._cache_dtype)  # rows have one block table
-        return spec
+    def kv_cache_specs(self, model: Model) -> Sequence[KVCacheSpec]:
+        """Return the shape of each KV group of the model, in the dtype that the options name."""
+        return model.kv_cache_specs(self._spec.config.block_size, self._cache_dtype)
 
     # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +208,7 @@ class ModelLoader:
             model = self._load_native(Path(spec.model_folder), layers, ops, group, META_DEVICE, is_dummy=is_dummy)
             launch_steps(
                 model,
-                self.kv_cache_spec(model).allocate(1, META_DEVICE),
+                [spec.allocate(1, META_DEVICE) for spec in self.kv_cache_specs(model)],
                 StepLimits.of(spec),
                 group,
                 self.has_graphs,

@@ -83,7 +83,7 @@ class ModelRunner:
         self,
         model: Model,
         batch: InputBatch,
-        kv_cache: Tensor,
+        kv_caches: Sequence[Tensor],
         group: ParallelGroup,
         device_runner: DeviceRunner | None = None,
         sampler: Sampler | None = None,
@@ -91,14 +91,15 @@ class ModelRunner:
         features: Sequence[RunnerFeature] = (),
         logits_bytes: int = LOGITS_BYTES,
     ) -> None:
-        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n."""
+        """kv_caches: of each KV group. `device_runner` runs the steps that sample without the host. `trace(n)`
+        surrounds the start of step n."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
         self._last_finish = 0.0
         self._logits_bytes = logits_bytes
-        self._batch, self._kv_cache, self._group = batch, kv_cache, group
-        self._drawer = TokenDrawer(sampler or Sampler(), kv_cache.device)
+        self._batch, self._kv_caches, self._group = batch, kv_caches, group
+        self._drawer = TokenDrawer(sampler or Sampler(), kv_caches[0].device)
         self._trace, self._features = trace, RunnerFeatures(features)
         self.stage = "idle"
 
@@ -168,9 +169,9 @@ class ModelRunner:
         return is_sampled and (pending is None or pending.is_here)
 
     @property
-    def highest_block(self) -> int:
-        """The highest block that a row has had."""
-        return self._batch.highest_block
+    def highest_blocks(self) -> list[int]:
+        """The highest block of each KV group that a row has had."""
+        return self._batch.highest_blocks
 
     @property
     def unfinished_step(self) -> int | None:
@@ -236,11 +237,9 @@ class ModelRunner:
         for new_row in step.new_rows:
             self._batch.admit(new_row)
         self._features.update(step)
-        if step.block_appends:
-            appends = ids_of(step.block_appends)
-            if len(appends) % 3:
-                raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
-            self._batch.append_blocks(appends.reshape(-1, 3))
+        if step.block_appends or step.block_frees:
+            appends, frees = step.block_appends, step.block_frees
+            self._batch.append_blocks(_triples("block_appends", appends), _triples("block_frees", frees))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
 
@@ -281,7 +280,7 @@ class ModelRunner:
             logits = self._device_runner.decode_logits(inputs, sampling)
             if logits is not None:
                 return logits[:0], logits
-        return compute(self._model, inputs, self._kv_cache)
+        return compute(self._model, inputs, self._kv_caches)
 
     def _sample(
         self,
@@ -328,6 +327,14 @@ class ModelRunner:
                 first_position = span.first_position + start
                 positions = range(first_position, first_position + len(token_ids))
                 yield to_columns(scored, [span.row] * len(token_ids), positions)
+
+
+def _triples(name: str, frame: bytes) -> I32:
+    """Decode triples of numbers [m, 3]; ProtocolError if they make none."""
+    numbers = ids_of(frame)
+    if len(numbers) % 3:
+        raise ProtocolError(f"{name} holds {len(numbers)} numbers, which make no triples")
+    return numbers.reshape(-1, 3)
 
 
 def _run_lengths(rows: I32) -> tuple[I32, I32]:

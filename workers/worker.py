@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ..ipc.kv.pool_shape import PoolShape
 from ..ipc.messages.base import Holding, MemoryTag, Rank
@@ -42,6 +41,7 @@ from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
+from .step.kv_cache import KVPool
 from .step.model_step import Model
 from .step.profile import StepLimits, activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
 from .weights.readahead import drop_pages
@@ -80,11 +80,11 @@ class Worker:
         self._sampler: Sampler | None = None  # only on rank 0
         self._folder = Path(spec.model_folder)
         self._asleep: list[MemoryTag] = []  # memory that is not held
-        self._pool: PoolShape | None = None  # from initialize on
+        self._pool_shape: PoolShape | None = None  # from initialize on
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
         self._media: MediaRunner | None = None  # with the model, if it takes media
-        self._kv_cache: Tensor | None = None
+        self._kv_pool: KVPool | None = None
         self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
         self._page_supply: PageSupply | None = None  # with them
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
@@ -141,7 +141,7 @@ class Worker:
             )
         assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=(self._loader.kv_cache_spec(self._model).block_bytes,),
+            block_bytes=[spec.block_bytes for spec in self._loader.kv_cache_specs(self._model)],
             blocks_per_row=self._spec.num_held(self._spec.max_model_len),
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -172,18 +172,19 @@ class Worker:
         """Allocate the KV pool, run one token so that the first request does not pay for lazy set-up, and make the
         runner. If weights or KV cache are asleep, only store the arguments. The `arena` of KV tiers is pinned for a
         GPU."""
-        self._pool = pool
+        self._pool_shape = pool
         if arena is not None and self._arena is None and self._device.type == "cuda":
             pin_arena(arena)
         self._arena = arena
         if self._model is None or "kv_cache" in self._asleep:
             return
-        self._kv_cache = self._loader.kv_cache_spec(self._model).allocate(pool.num_blocks(), self._device)
-        run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
-        self.runner = self._make_runner(self._model, self._kv_cache)
+        specs = self._loader.kv_cache_specs(self._model)
+        self._kv_pool = KVPool(specs, pool, self._device)
+        step = dummy_step([1], [1], self._spec.config.block_size, len(specs))
+        run_dummy(self._model, step, self._kv_pool.caches, self._sampler)
+        self.runner = self._make_runner(self._model, self._kv_pool)
         if self._device.type == "cpu":
-            memory = self._kv_cache.view(torch.uint8).flatten().numpy().data
-            self._pool_pages = PageRange(memory, 0)
+            self._pool_pages = PageRange(self._kv_pool.buffer.numpy().data, 0)
             of_arena = [] if arena is None else [PageRange(arena.memory, arena.shape.num_bytes, is_shared=True)]
             self._page_supply = PageSupply([*of_arena, self._pool_pages])
 
@@ -191,20 +192,23 @@ class Worker:
     def page_supply(self) -> PageSupply | None:
         """The pages to take while nothing else is to be done: the arena of KV tiers, and those of the pool beyond the
         blocks in use. None on a GPU or without a KV cache."""
-        if self._pool_pages is not None and self._kv_cache is not None and self.runner is not None:
-            block_bytes = self._kv_cache.stride(0) * self._kv_cache.itemsize
-            loaded_bytes = 0 if self._arena is None else self._spec.max_blocks_per_row * block_bytes
-            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + max(self._ahead_bytes, loaded_bytes))
+        if self._pool_pages is not None and self._kv_pool is not None and self.runner is not None:
+            block_bytes = self._kv_pool.block_bytes
+            loaded_bytes = 0 if self._arena is None else self._spec.max_blocks_per_row * block_bytes[0]
+            highest = zip(self.runner.highest_blocks, block_bytes, strict=True)
+            used_bytes = max((block + 1) * size for block, size in highest)
+            self._pool_pages.want(used_bytes + max(self._ahead_bytes, loaded_bytes))
         return self._page_supply
 
-    def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
+    def _make_runner(self, model: Model, pool: KVPool) -> ModelRunner:
         config = self._spec.config
         max_model_len = self._spec.max_model_len
         batch = InputBatch(
             config.max_num_seqs,
             max_model_len,
             config.block_size,
-            num_blocks=len(kv_cache),
+            num_blocks=[len(cache) for cache in pool.caches],
+            windows=[group.window for group in self._spec.kv_groups],
             vocab_size=self._spec.model.vocab_size,
             processors=self._processors,
             max_loras=self._max_loras,
@@ -218,7 +222,7 @@ class Worker:
             recorder = CudaRecorder() if self._loader.has_graphs else None
             device_runner = DeviceRunner(
                 model,
-                kv_cache,
+                pool.caches,
                 config.max_num_seqs,
                 max_model_len,
                 self._group,
@@ -229,14 +233,14 @@ class Worker:
         return ModelRunner(
             model,
             batch,
-            kv_cache,
+            pool.caches,
             self._group,
             device_runner=device_runner,
             sampler=self._sampler,
             trace=self.recorder.step,
             features=new_features(
                 batch,
-                kv_cache,
+                pool.caches,
                 self._group,
                 self._arena,
                 self._local_ranks,
@@ -259,7 +263,7 @@ class Worker:
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
         New weights replace the old ones, which are freed first. The worker is unusable after an error."""
-        assert self._pool is not None, "initialize comes before hold"
+        assert self._pool_shape is not None, "initialize comes before hold"
         self._forget_rows()
         self._asleep = holding.asleep
         self.runner = None
@@ -268,7 +272,7 @@ class Worker:
             if self.adapters is not None:
                 self.adapters.use(None)
         if "kv_cache" in holding.asleep:
-            self._kv_cache = self._pool_pages = self._page_supply = None
+            self._kv_pool = self._pool_pages = self._page_supply = None
         self._give_back()
         if holding.drops_pages:
             drop_pages(self._folder)
@@ -276,10 +280,10 @@ class Worker:
         if self._model is None and "weights" not in holding.asleep:
             self._model = self._load_model()
             self._media = self._load_media(self._model)
-        if self._kv_cache is None:
-            self.initialize(self._pool, self._arena)
+        if self._kv_pool is None:
+            self.initialize(self._pool_shape, self._arena)
         elif self._model is not None:
-            self.runner = self._make_runner(self._model, self._kv_cache)
+            self.runner = self._make_runner(self._model, self._kv_pool)
 
     def _give_back(self) -> None:
         """Collect garbage and, if a part is asleep, return free memory to the machine."""
@@ -315,13 +319,14 @@ class Worker:
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
-        steps = largest_steps(StepLimits.of(self._spec), config.block_size)
+        specs = self._loader.kv_cache_specs(model)
+        steps = largest_steps(StepLimits.of(self._spec), config.block_size, len(specs))
         if config.enable_lora:
             steps = map(with_adapters, steps)
-        null_block = self._loader.kv_cache_spec(model).allocate(1, self._device)
-        measured = activation_bytes(model, steps, null_block, self._sampler, self._spec.max_logprobs)
+        null_blocks = [spec.allocate(1, self._device) for spec in specs]
+        measured = activation_bytes(model, steps, null_blocks, self._sampler, self._spec.max_logprobs)
         shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
-        measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
+        measured += len(specs) * config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
         if not self._loader.has_graphs:
             return measured
         from .device.cuda_graphs import graph_bytes
@@ -334,5 +339,6 @@ class Worker:
             shape.num_layers,
             max_blocks_per_row,
             num_ranks=self._size,
+            num_groups=len(specs),
             has_adapters=config.enable_lora,
         )

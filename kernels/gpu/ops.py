@@ -97,12 +97,12 @@ class TritonOps(ReferenceOps):
         self,
         row_ids: Tensor,
         rows: BatchColumns,
-        metadata: AttentionMetadata,
+        groups: Sequence[AttentionMetadata],
         block_size: int,
         table: Tensor | PackedLinear,
         first_id: int,
     ) -> Tensor:
-        output = begin_decode(row_ids, rows, metadata, block_size, table, first_id)
+        output = begin_decode(row_ids, rows, groups, block_size, table, first_id)
         if self._adapters is not None:
             self._adapters.begin_step(None if rows.adapter_slots is None else rows.adapter_slots[row_ids])
             self._adapters.update_embedding(output, table, first_id, row_ids, rows.last_tokens, is_decode=True)

@@ -2,11 +2,13 @@
 
 One program copies a part of one token's embedding. `begin_decode` has one more program per row, which derives position,
 slot, length and block table from the row's state on the device, so that the host sends no lengths, and counts the token
-as computed.
+as computed. Slots and block tables of further KV groups are written by a launch each.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -48,6 +50,42 @@ def embed_tokens_kernel(
         if token < 0:
             token = tl.load(last_tokens + (-1 - token))
     copy_embedding(token, table, output + index * WIDTH, tl.program_id(1), first_id, num_ids, WIDTH, BLOCK)
+
+
+@triton.jit
+def place_token(position, source, slot, target, BLOCK_SIZE: tl.constexpr, TABLE_BLOCK: tl.constexpr):
+    """Write the slot of a row's token at `position`, and copy the entries that the row uses from `source` to
+    `target`."""
+    block = tl.load(source + position // BLOCK_SIZE).to(tl.int64)
+    tl.store(slot, block * BLOCK_SIZE + position % BLOCK_SIZE)
+    num_blocks = position // BLOCK_SIZE + 1
+    columns = tl.arange(0, TABLE_BLOCK)
+    for start in range(0, num_blocks, TABLE_BLOCK):
+        is_used = start + columns < num_blocks
+        blocks = tl.load(source + start + columns, mask=is_used, other=0)
+        tl.store(target + start + columns, blocks, mask=is_used)
+
+
+@triton.jit
+def place_tokens_kernel(
+    row_ids,  # [n] int64, −1 = padding
+    seq_lens,  # [n] int32, with the step's token
+    row_tables,  # [rows, row_table_stride] int32
+    slots,  # [n] int64
+    block_tables,  # [n, table_stride] int32
+    row_table_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    TABLE_BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(row_ids + index)
+    if row < 0:
+        tl.store(slots + index, -1)
+    else:
+        source = row_tables + row * row_table_stride
+        target = block_tables + index * table_stride
+        place_token(tl.load(seq_lens + index) - 1, source, slots + index, target, BLOCK_SIZE, TABLE_BLOCK)
 
 
 @triton.jit
@@ -95,14 +133,8 @@ def begin_decode_kernel(
         tl.store(positions + index, place.to(tl.int64))
         tl.store(seq_lens + index, position + 1)
         source = row_tables + row * row_table_stride
-        block = tl.load(source + position // BLOCK_SIZE).to(tl.int64)
-        tl.store(slots + index, block * BLOCK_SIZE + position % BLOCK_SIZE)
-        num_blocks = position // BLOCK_SIZE + 1
-        columns = tl.arange(0, TABLE_BLOCK)
-        for start in range(0, num_blocks, TABLE_BLOCK):
-            is_used = start + columns < num_blocks
-            blocks = tl.load(source + start + columns, mask=is_used, other=0)
-            tl.store(block_tables + index * table_stride + start + columns, blocks, mask=is_used)
+        target = block_tables + index * table_stride
+        place_token(position, source, slots + index, target, BLOCK_SIZE, TABLE_BLOCK)
 
 
 def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor | PackedLinear, first_id: int) -> Tensor:
@@ -129,12 +161,13 @@ def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor | 
 def begin_decode(
     row_ids: Tensor,
     rows: BatchColumns,
-    metadata: AttentionMetadata,
+    groups: Sequence[AttentionMetadata],
     block_size: int,
     table: Tensor | PackedLinear,
     first_id: int,
 ) -> Tensor:
     """Compute Ops.begin_decode."""
+    metadata = groups[0]
     table = plain_table(table)
     num_ids, width = table.shape
     output = torch.empty((row_ids.shape[0], width), dtype=table.dtype, device=table.device)
@@ -143,7 +176,7 @@ def begin_decode(
             row_ids,
             rows.last_tokens,
             rows.num_computed,
-            rows.block_tables,
+            rows.block_tables[0],
             rows.num_computed if rows.rope_deltas is None else rows.rope_deltas,
             table,
             output,
@@ -151,7 +184,7 @@ def begin_decode(
             metadata.slots,
             metadata.seq_lens,
             metadata.block_tables,
-            rows.block_tables.stride(0),
+            rows.block_tables.stride(1),
             metadata.block_tables.stride(0),
             first_id,
             num_ids,
@@ -162,4 +195,17 @@ def begin_decode(
             HAS_DELTAS=rows.rope_deltas is not None,
             num_warps=4,
         )
+        for group, row_tables in zip(groups[1:], rows.block_tables[1:], strict=True):
+            place_tokens_kernel[(row_ids.shape[0],)](
+                row_ids,
+                metadata.seq_lens,
+                row_tables,
+                group.slots,
+                group.block_tables,
+                row_tables.stride(0),
+                group.block_tables.stride(0),
+                BLOCK_SIZE=block_size,
+                TABLE_BLOCK=TABLE_BLOCK,
+                num_warps=4,
+            )
     return output

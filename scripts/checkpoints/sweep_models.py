@@ -147,7 +147,7 @@ def agrees(reference: PreTrainedModel, model: Model) -> bool:
     kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1e3)
     bound = TOLERANCE * max(float(each.abs().max()) for each in expected)
     for inputs, spans in packed_steps([row.numpy() for row in rows]):
-        logits = compute(model, inputs, kv_cache)[1]
+        logits = compute(model, inputs, [kv_cache])[1]
         for span in spans:
             if not bool(((logits[span.tokens] - expected[span.row][span.start : span.stop]).abs() <= bound).all()):
                 return False

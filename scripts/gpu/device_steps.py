@@ -39,12 +39,13 @@ class DeviceSteps:
         (spec,) = model.kv_cache_specs(BLOCK_SIZE, dtype)
         cache = torch.randn(spec.shape(num_rows * width + 1), dtype=dtype, device=device)
         self._blocks = np.random.default_rng(0).permutation(num_rows * width).astype(np.int32).reshape(num_rows, width)
-        self._runner = DeviceRunner(model, cache, num_rows, max_model_len, group, CudaRecorder(), sizes_at_start=())
+        self._runner = DeviceRunner(model, [cache], num_rows, max_model_len, group, CudaRecorder(), sizes_at_start=())
 
     def _inputs(self, length: int) -> StepInputs:
         num_rows = len(self._blocks)
         inputs = dummy_step([1] * num_rows, [length] * num_rows, BLOCK_SIZE)
-        return inputs._replace(block_tables=self._blocks + 1)
+        (group,) = inputs.groups
+        return inputs._replace(groups=[group._replace(block_tables=self._blocks + 1)])
 
     @torch.inference_mode()
     def milliseconds(self, sampling: RowSampling) -> float:

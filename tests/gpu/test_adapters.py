@@ -163,9 +163,9 @@ def new_runner(
     device_runner = None
     if has_graphs is not None:
         limits, recorder = (MAX_NUM_SEQS, MAX_MODEL_LEN), CudaRecorder() if has_graphs else None
-        device_runner = DeviceRunner(model, kv_cache, *limits, ParallelGroup(), recorder, has_adapters=True)
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=3)
-    return ModelRunner(model, batch, kv_cache, ParallelGroup(), device_runner=device_runner)
+        device_runner = DeviceRunner(model, [kv_cache], *limits, ParallelGroup(), recorder, has_adapters=True)
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, [NUM_BLOCKS], max_loras=3)
+    return ModelRunner(model, batch, [kv_cache], ParallelGroup(), device_runner=device_runner)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUNTED])

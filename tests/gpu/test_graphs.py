@@ -81,9 +81,9 @@ def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_devic
     device_runner = None
     if is_on_device:
         recorder = CudaRecorder() if has_graphs else None
-        device_runner = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, ParallelGroup(), recorder)
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks)
-    return ModelRunner(model, batch, kv_cache, ParallelGroup(), device_runner=device_runner)
+        device_runner = DeviceRunner(model, [kv_cache], MAX_NUM_SEQS, MAX_MODEL_LEN, ParallelGroup(), recorder)
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, [num_blocks])
+    return ModelRunner(model, batch, [kv_cache], ParallelGroup(), device_runner=device_runner)
 
 
 def drive(runner: ModelRunner, num_steps: int, num_in_flight: int, num_logprobs: int = -1) -> list[list[int]]:

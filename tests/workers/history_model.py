@@ -1,7 +1,8 @@
 """HistoryModel: a model of a few lines that reads its whole context from the KV cache.
 
 Each slot stores its token; the hidden state of a token is a number computed from all tokens of its context, in order,
-through the row's block table. A wrong slot, table, position or query start changes the logits.
+through the row's block table. A wrong slot, table, position or query start changes the logits. Further KV groups store
+the tokens, too; they must hold those in their windows.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
+from tokenloom.kernels.contract import BatchColumns, CacheGroup
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.workers.step.kv_cache import KVCacheSpec
 from tokenloom.workers.step.model_step import StepContext
 
 VOCAB_SIZE = 211
+ONE_GROUP = (None,)  # windows by KV group: one that sees all tokens
 _LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32))
 
 
@@ -37,52 +39,71 @@ def logits_after(history: Sequence[int]) -> Tensor:
 
 
 class HistoryModel:
-    """A token's embedding is its number. Rows of length 0 come last and are padding."""
+    """A token's embedding is its number. Rows of length 0 come last and are padding. The first group sees all
+    tokens."""
 
     weight_bytes = state_bytes = 0
+
+    def __init__(self, windows: Sequence[int | None] = ONE_GROUP) -> None:
+        self._windows = windows
+
     _ops: Ops = ReferenceOps()
     _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
-        return [KVCacheSpec(1, 1, 1, block_size, dtype)]
+        return [KVCacheSpec(1, 1, 1, block_size, dtype) for _ in self._windows]
 
-    def _forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        block_size = kv_cache.shape[4]
-        is_written = metadata.slots >= 0
-        slots = metadata.slots[is_written]
-        kv_cache[slots // block_size, 0, 0, 0, slots % block_size, 0] = token_ids[is_written].to(kv_cache.dtype)
+    def _forward(self, token_ids: Tensor, context: StepContext) -> Tensor:
+        block_size = context.block_size
+        for kv_cache, metadata in context.groups:
+            is_written = metadata.slots >= 0
+            slots = metadata.slots[is_written]
+            kv_cache[slots // block_size, 0, 0, 0, slots % block_size, 0] = token_ids[is_written].to(kv_cache.dtype)
+        metadata = context.metadata
         hidden = torch.zeros(len(token_ids), 1)
         for row, (start, end) in enumerate(pairwise(metadata.query_starts_host)):
             assert (end - start == 1) or row >= metadata.num_decode_rows
-            context = kv_cache[metadata.block_tables[row].long(), 0, 0, 0, :, 0].flatten().long().tolist()
+            history, *others = (
+                kv_cache[each.block_tables[row].long(), 0, 0, 0, :, 0].flatten().long().tolist()
+                for kv_cache, each in context.groups
+            )
             for token in range(start, end):
                 position = int(metadata.positions[token])
                 assert position == metadata.seq_lens_host[row] - (end - token)
-                hidden[token] = summary(context[: position + 1])
+                hidden[token] = summary(history[: position + 1])
+                for window, seen in zip(self._windows[1:], others, strict=True):
+                    first = 0 if window is None else max(position - window + 1, 0)
+                    assert seen[first : position + 1] == history[first : position + 1]
         return hidden
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        hidden = self._forward(token_ids, context.metadata, context.kv_cache)
+        hidden = self._forward(token_ids, context)
         return hidden, self.compute_logits(hidden, logits_indices)
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         # Triton's interpreter would take a quarter of all time over each token of each prompt.
         embedded = ReferenceOps().begin_step(token_ids, rows, self._table, 0)
-        return self._forward(embedded[:, 0].long(), context.metadata, context.kv_cache)
+        return self._forward(embedded[:, 0].long(), context)
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
-        metadata, block_size = context.metadata, context.kv_cache.shape[4]
-        token_ids = self._ops.begin_decode(row_ids, rows, metadata, block_size, self._table, 0)[:, 0].long()
-        n = int((metadata.seq_lens > 0).sum())
-        live = replace(
-            metadata,
-            positions=metadata.positions[:n],
-            slots=metadata.slots[:n],
-            query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
-            seq_lens_host=metadata.seq_lens.tolist()[:n],
-        )
+        groups = [each.metadata for each in context.groups]
+        token_ids = self._ops.begin_decode(row_ids, rows, groups, context.block_size, self._table, 0)[:, 0].long()
+        n = int((context.metadata.seq_lens > 0).sum())
+        live = [
+            CacheGroup(
+                kv_cache,
+                replace(
+                    metadata,
+                    positions=metadata.positions[:n],
+                    slots=metadata.slots[:n],
+                    query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
+                    seq_lens_host=metadata.seq_lens.tolist()[:n],
+                ),
+            )
+            for kv_cache, metadata in context.groups
+        ]
         hidden = torch.zeros(len(token_ids), 1)
-        hidden[:n] = self._forward(token_ids[:n], live, context.kv_cache)
+        hidden[:n] = self._forward(token_ids[:n], StepContext(live))
         return hidden
 
     def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:

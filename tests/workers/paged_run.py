@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenloom.ipc.spec.config.served_model import quantized_on_load
 from tokenloom.ipc.spec.models.model_file import load_model_config
-from tokenloom.kernels.contract import AttentionMetadata, StepMedia
+from tokenloom.kernels.contract import AttentionMetadata, CacheGroup, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel
@@ -124,7 +124,7 @@ class PagedRun:
             row_ids = np.array([self._rows[name] for name in order], np.int32)
             slots = [self.slots.get(name, 0) for name in order for _ in new_tokens[name]]
             token_slots = torch.tensor(slots, dtype=torch.int32, device=self.device) if any(slots) else None
-            context = StepContext(metadata, self.kv_cache, row_ids, token_slots, media)
+            context = StepContext([CacheGroup(self.kv_cache, metadata)], row_ids, token_slots, media)
             logits = self.model.forward_logits(token_ids, every, context)[1].clone()
         if not logits.shape[0]:  # another rank has them
             return {}

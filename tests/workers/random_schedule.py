@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, RowLogprobs, RowSampling, SchedulerOutput
-from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
+from tokenloom.tests.workers.history_model import ONE_GROUP, VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.sampling.row_processors import CustomLogitsProcessor
@@ -29,11 +29,22 @@ def new_runner(
     model: Model | None = None,
     group: ParallelGroup | None = None,
     processors: Sequence[CustomLogitsProcessor] = (),
+    windows: Sequence[int | None] = ONE_GROUP,
     **options: Any,
 ) -> ModelRunner:
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, processors)
-    kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), **options)
+    batch = new_batch(windows, vocab_size=VOCAB_SIZE, processors=processors)
+    model = model or HistoryModel(windows)
+    return ModelRunner(model, batch, new_caches(windows), group or ParallelGroup(), **options)
+
+
+def new_batch(windows: Sequence[int | None] = ONE_GROUP, **options: Any) -> InputBatch:
+    num_blocks = [NUM_BLOCKS * len(windows)] * len(windows)
+    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, windows=windows, **options)
+
+
+def new_caches(windows: Sequence[int | None] = ONE_GROUP) -> list[torch.Tensor]:
+    """Return a view for each KV group of one buffer. Their blocks have one size, so that no two groups use one id."""
+    return [torch.zeros(NUM_BLOCKS * len(windows), 1, 2, 1, BLOCK_SIZE, 1)] * len(windows)
 
 
 def frame(*values: int) -> bytes:
@@ -61,6 +72,7 @@ def message(
     appends: list[int] | None = None,
     forced: list[int] | None = None,
     drafts: list[int] | None = None,
+    frees: list[int] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=1,
@@ -71,6 +83,7 @@ def message(
         freed_rows=frame(*freed or []),
         new_rows=new_rows or [],
         block_appends=frame(*appends or []),
+        block_frees=frame(*frees or []),
         token_appends=frame(*forced or []),
         drafts=frame(*drafts or []),
     )
@@ -112,7 +125,7 @@ class Request:
     outputs: list[int] = field(default_factory=list)
     row: int | None = None
     num_computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)  # blocks by KV group, 0 for those that are freed
 
     @property
     def num_tokens(self) -> int:
@@ -121,12 +134,20 @@ class Request:
 
 class RandomSchedule:
     """Admits, chunks, interleaves and preempts at random, as a core may. A draft is right as often as `accuracy` says;
-    None: there are none. `has_filters`: some requests have top-k or top-p."""
+    None: there are none. `has_filters`: some requests have top-k or top-p. `windows`: of each KV group."""
 
-    def __init__(self, seed: int, accuracy: float | None = None, *, has_filters: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        accuracy: float | None = None,
+        *,
+        has_filters: bool = True,
+        windows: Sequence[int | None] = ONE_GROUP,
+    ) -> None:
         self.rng, self.accuracy, self._has_filters = np.random.default_rng(seed), accuracy, has_filters
         self.num_drafts = self.num_accepted = 0
-        self.free_blocks = list(range(1, NUM_BLOCKS))
+        self.windows, self.num_freed = windows, 0
+        self.free_blocks = list(range(1, NUM_BLOCKS * len(windows)))
         self.requests = [self._request() for _ in range(20)]
 
     def _request(self) -> Request:
@@ -146,20 +167,34 @@ class RandomSchedule:
         freed = self._free()
         new_rows = self._admit()
         running = [request for request in self.open if request.row is not None and self.rng.random() < 0.8]
-        rows, counts, appends, drafts = list[int](), list[int](), list[int](), list[int]()
+        rows, counts, appends, drafts, frees = ([] for _ in range(5))  # type: tuple[list[int], ...]
         for index in self.rng.permutation(len(running)):
             request = running[index]
             count = int(self.rng.integers(1, request.num_tokens - request.num_computed + 1))
             if request.num_computed + count == request.num_tokens and (guesses := self._guess(request)):
                 drafts += [request.row or 0, len(guesses), *guesses]
                 count += len(guesses)
-            while len(request.blocks) * BLOCK_SIZE < request.num_computed + count:
-                request.blocks.append(self.free_blocks.pop(int(self.rng.integers(len(self.free_blocks)))))
-                appends += [request.row or 0, 0, request.blocks[-1]]
+            self._grow(request, request.num_computed + count, appends, frees)
             request.num_computed += count
             rows.append(request.row or 0)
             counts.append(count)
-        return message(rows, counts, freed, new_rows, appends, drafts=drafts)
+        return message(rows, counts, freed, new_rows, appends, drafts=drafts, frees=frees)
+
+    def _grow(self, request: Request, end: int, appends: list[int], frees: list[int]) -> None:
+        """Append blocks for the tokens up to `end` to all tables, and free those behind windows in tables that grow."""
+        for group, window in enumerate(self.windows):
+            table = request.tables[group]
+            num_missing = -(-end // BLOCK_SIZE) - len(table)
+            for _ in range(num_missing):
+                table.append(self.free_blocks.pop(int(self.rng.integers(len(self.free_blocks)))))
+                appends += [request.row or 0, group, table[-1]]
+            first = min(request.num_computed, request.num_tokens - 1)
+            num_behind = 0 if window is None else max(first - window + 1, 0) // BLOCK_SIZE
+            if num_missing > 0 and any(table[:num_behind]):
+                self.free_blocks += filter(None, table[:num_behind])
+                table[:num_behind] = [0] * num_behind
+                frees += [request.row or 0, group, num_behind]
+                self.num_freed += 1
 
     def _guess(self, request: Request) -> list[int]:
         if self.accuracy is None:
@@ -180,8 +215,8 @@ class RandomSchedule:
             is_done = len(request.outputs) == request.limit
             if request.row is not None and (is_done or self.rng.random() < 0.05):  # finished or preempted
                 freed.append(request.row)
-                self.free_blocks += request.blocks
-                request.row, request.num_computed, request.blocks = None, 0, []
+                self.free_blocks += [block for table in request.tables for block in table if block]
+                request.row, request.num_computed = None, 0
         return freed
 
     def _admit(self) -> list[NewRow]:
@@ -190,7 +225,7 @@ class RandomSchedule:
             waiting = [request for request in self.open if request.row is None]
             if waiting and self.rng.random() < 0.5:
                 request = waiting[0]
-                request.row = row
+                request.row, request.tables = row, [[] for _ in self.windows]
                 tokens = [*request.prompt, *request.outputs]
                 new_rows.append(new_row(row, tokens, 0, request.sampling, len(request.prompt)))
         return new_rows

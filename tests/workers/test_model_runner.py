@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.support.today import some_pairs
-from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
+from tokenloom.tests.workers.history_model import ONE_GROUP, VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
     RandomSchedule,
     Sampled,
@@ -25,10 +27,14 @@ from tokenloom.workers.machine.parallel import ParallelGroup
 
 
 @pytest.mark.parametrize(("seed", "accuracy"), some_pairs(range(4), [None, 0.0, 0.7, 1.0], every=2))
-def test_tokens_do_not_depend_on_chunks_batches_preemption_or_drafts(seed: int, accuracy: float | None) -> None:
-    schedule, runner = RandomSchedule(seed, accuracy), new_runner()
+@pytest.mark.parametrize("windows", [ONE_GROUP, (None, 6, 17)])
+def test_tokens_do_not_depend_on_chunks_batches_preemption_or_drafts(
+    seed: int, accuracy: float | None, windows: Sequence[int | None]
+) -> None:
+    schedule, runner = RandomSchedule(seed, accuracy, windows=windows), new_runner(windows=windows)
     schedule.run(runner)
     schedule.check()
+    assert (schedule.num_freed > 0) == (len(windows) > 1)
     if accuracy is None:
         return
     assert schedule.num_drafts > 100

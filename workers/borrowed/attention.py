@@ -146,11 +146,11 @@ class PagedAttention:
         if self._context is None or self._storing is None:
             self._record(module, query, key, value, options)
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-        call, context = self.calls[module], self._context
-        kv_cache, dtype = context.kv_cache, query.dtype
+        call, dtype = self.calls[module], query.dtype
+        kv_cache, metadata = self._context.groups[0]
         heads = torch.cat([self._fit(each, call, kv_cache) for each in (query, key, value)], dim=1)
         fitted = self._ops.qk_norm_rope_cache(heads, None, self._rotary, kv_cache, call.layer, self._storing)
-        attended = self._ops.paged_attention(fitted, kv_cache, call.layer, context.metadata, call.spec)
+        attended = self._ops.paged_attention(fitted, kv_cache, call.layer, metadata, call.spec)
         return attended[None, :, :, : call.value_dim].to(dtype)
 
     def _fit(self, heads: Tensor, call: AttentionCall, kv_cache: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..machine.arrays import I32
-from ..step.step_inputs import StepInputs
+from ..step.step_inputs import GroupInputs, StepInputs
 from .reduced_config import WINDOW
 
 BLOCK_SIZE = 4
@@ -62,16 +62,16 @@ def _inputs(spans: list[Span], starts: I32, tokens: Sequence[I32], blocks: list[
         for span, at in zip(spans, positions, strict=True)
     ]
     widest = max(len(blocks[span.row]) for span in spans)
+    tables = np.stack([np.pad(blocks[span.row], (0, widest - len(blocks[span.row]))) for span in spans])
     rows = np.array([span.row for span in spans], np.int32)
     stops = np.array([span.stop for span in spans], np.int64)
     return StepInputs(
         rows=rows,
         token_ids=np.concatenate([tokens[span.row][span.start : span.stop] for span in spans]),
         positions=np.concatenate(positions),
-        slots=np.concatenate(slots).astype(np.int64),
         query_starts=starts,
         seq_lens=stops.astype(np.int32),
-        block_tables=np.stack([np.pad(blocks[span.row], (0, widest - len(blocks[span.row]))) for span in spans]),
+        groups=[GroupInputs(np.concatenate(slots).astype(np.int64), tables)],
         num_decode_rows=sum(span.stop - span.start == 1 for span in spans),
         sampled_rows=rows,
         sampled_positions=stops,

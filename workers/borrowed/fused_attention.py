@@ -80,12 +80,12 @@ class FusedAttention(PackedModule):
 
     def attended(self, x: Tensor, angles: Angles | None) -> Tensor:
         """Compute the module's output [T, hidden] for x [T, hidden]."""
-        context, call = self._paged.context, self.call
+        (kv_cache, metadata), call = self._paged.context.groups[0], self.call
         rotary, placed = self._paged.rotation(angles if self.is_rotated else None)
         heads = self._ops.linear(x.to(self.output.weight.dtype), self.qkv)
         heads = heads.view(len(heads), -1, call.key_dim)
-        query = self._ops.qk_norm_rope_cache(heads, self.norms, rotary, context.kv_cache, call.layer, placed)
-        attended = self._ops.paged_attention(query, context.kv_cache, call.layer, context.metadata, call.spec)
+        query = self._ops.qk_norm_rope_cache(heads, self.norms, rotary, kv_cache, call.layer, placed)
+        attended = self._ops.paged_attention(query, kv_cache, call.layer, metadata, call.spec)
         output: Tensor = self.output(attended.flatten(1))
         return output
 

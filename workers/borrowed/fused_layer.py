@@ -78,11 +78,9 @@ class FusedLayer(PackedModule):
 
     def _run_fused(self, x: Tensor, angles: Angles | None) -> Tensor:
         assert self._fused is not None
-        attention, context = self.attention, self._paged.context
+        attention, (kv_cache, metadata) = self.attention, self._paged.context.groups[0]
         rotary, placed = self._paged.rotation(angles if attention.is_rotated else None)
-        output: Tensor = self._fused(
-            x, rotary, placed.positions, context.kv_cache, attention.call.layer, context.metadata
-        )
+        output: Tensor = self._fused(x, rotary, placed.positions, kv_cache, attention.call.layer, metadata)
         return output
 
     def _run(self, x: Tensor, angles: Angles | None) -> Tensor:

@@ -91,11 +91,11 @@ def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool, group: Par
     if all(bool((outputs[-1] == outputs[-1][:1]).all()) for outputs in expected):
         raise Unserved("the self-check is void: a reduced model gives the same logits for all tokens")
     (spec,) = served.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    kv_cache = torch.full(spec.shape(NUM_BLOCKS), STALE)
+    kv_caches = [torch.full(spec.shape(NUM_BLOCKS), STALE)]
     kinds = getattr(reference.config.get_text_config(decoder=True), "layer_types", None) or []
     for inputs, spans in packed_steps([row.numpy() for row in rows]):
         with _layer_outputs(twin, len(inputs.token_ids)) as outputs:
-            outputs.append(compute(served, inputs, kv_cache)[1])
+            outputs.append(compute(served, inputs, kv_caches)[1])
         for span in spans:
             for layer, (ours, theirs) in enumerate(zip(outputs, expected[span.row], strict=True)):
                 if not _agrees(ours[span.tokens], theirs[span.start : span.stop]):

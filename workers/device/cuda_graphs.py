@@ -16,7 +16,7 @@ Only the capture itself needs a GPU; tests use a fake `Recorder`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata
+from ...kernels.contract import AttentionMetadata, CacheGroup
 from ..machine.arrays import I32, I64
 from ..step.model_step import Model, StepContext
 from .device_batch import DeviceBatch
@@ -87,6 +87,7 @@ def graph_bytes(
     num_layers: int,
     max_blocks_per_row: int,
     num_ranks: int,
+    num_groups: int = 1,
     has_adapters: bool = False,
 ) -> int:
     """Estimate the bytes of all graphs, for a model without experts.
@@ -99,36 +100,46 @@ def graph_bytes(
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
     num_nodes = NODES_PER_LAYER + has_adapters * (NODES_PER_LAYER + ADAPTER_NODES_PER_LAYER)
-    return pool + sum(sizes) * max_blocks_per_row * 4 + 2 * len(sizes) * num_layers * num_nodes * NODE_BYTES
+    return (
+        pool + sum(sizes) * num_groups * max_blocks_per_row * 4 + 2 * len(sizes) * num_layers * num_nodes * NODE_BYTES
+    )
 
 
 class _Buffers:
     """The inputs and outputs of the graphs of one size."""
 
-    def __init__(self, size: int, max_blocks_per_row: int, device: torch.device) -> None:
+    def __init__(self, size: int, num_groups: int, max_blocks_per_row: int, device: torch.device) -> None:
         def int64() -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
         self.rows = b""  # the rows in row_ids, as bytes of int32
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
-        self.positions, self.slots, self.sampled = int64(), int64(), int64()
+        self.positions, self.sampled = int64(), int64()
+        self.slots = [int64() for _ in range(num_groups)]
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((size, max_blocks_per_row), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((num_groups, size, max_blocks_per_row), dtype=torch.int32, device=device)
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
-    def metadata(self, max_model_len: int) -> AttentionMetadata:
-        """Return a new metadata object for a step: kernels cache derived data by the object's identity."""
+    def groups(self, kv_caches: Sequence[Tensor], max_model_len: int) -> list[CacheGroup]:
+        """Return the caches with new metadata objects for a step: kernels cache derived data by their identity."""
         size = len(self.row_ids)
-        return AttentionMetadata(
-            positions=self.positions,
-            slots=self.slots,
-            query_starts=self.query_starts,
-            seq_lens=self.seq_lens,
-            block_tables=self.block_tables,
-            num_decode_rows=size,
-            query_starts_host=list(range(size + 1)),
-            seq_lens_host=[max_model_len] * size,  # the host knows only a bound
-        )
+        starts, lengths = list(range(size + 1)), [max_model_len] * size  # the host knows only a bound
+        return [
+            CacheGroup(
+                kv_cache,
+                AttentionMetadata(
+                    positions=self.positions,
+                    slots=slots,
+                    query_starts=self.query_starts,
+                    seq_lens=self.seq_lens,
+                    block_tables=block_tables,
+                    num_decode_rows=size,
+                    query_starts_host=starts,
+                    seq_lens_host=lengths,
+                ),
+            )
+            for kv_cache, slots, block_tables in zip(kv_caches, self.slots, self.block_tables, strict=True)
+        ]
 
 
 class _Kind(NamedTuple):
@@ -146,7 +157,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Model,
-        kv_cache: Tensor,
+        kv_caches: Sequence[Tensor],
         rows: DeviceBatch,
         max_num_seqs: int,
         max_model_len: int,
@@ -154,7 +165,7 @@ class DecodeGraphs:
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
     ) -> None:
         self._model = model
-        self._kv_cache = kv_cache
+        self._kv_caches = kv_caches
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._rows = rows
@@ -214,8 +225,8 @@ class DecodeGraphs:
 
     def _buffers_of(self, size: int) -> _Buffers:
         if size not in self._buffers:
-            max_blocks_per_row = self._rows.columns.block_tables.shape[1]
-            self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
+            num_groups, _, max_blocks_per_row = self._rows.columns.block_tables.shape
+            self._buffers[size] = _Buffers(size, num_groups, max_blocks_per_row, self._kv_caches[0].device)
         return self._buffers[size]
 
     def _record(self, kind: _Kind) -> None:
@@ -224,7 +235,7 @@ class DecodeGraphs:
 
     def _compute(self, buffers: _Buffers, kind: _Kind) -> None:
         """Launch the step's kernels. Never waits for the device."""
-        context = StepContext(buffers.metadata(self._max_model_len), self._kv_cache)
+        context = StepContext(buffers.groups(self._kv_caches, self._max_model_len))
         columns = self._rows.columns if kind.has_adapters else self._rows.plain_columns
         hidden = self._model.forward_decode(buffers.row_ids, columns, context)
         logits = self._model.compute_logits(hidden)

@@ -38,9 +38,10 @@ class DeviceBatch:
         group: ParallelGroup,
         has_adapters: bool = False,
         shifts: I64 | None = None,
+        num_groups: int = 1,
     ) -> None:
         """`shifts`: for each row, the position minus the index of the tokens after its media. The caller changes an
-        entry only while the row is not in use. None: all are 0."""
+        entry only while the row is not in use. None: all are 0. `num_groups`: of KV groups."""
         self._shifts = shifts
         self._block_size = block_size
         self._group = group
@@ -49,7 +50,8 @@ class DeviceBatch:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
 
-        self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
+        tables = torch.zeros((num_groups, max_num_seqs, max_blocks_per_row), dtype=torch.int32, device=device)
+        self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), tables)
         if shifts is not None:
             self.columns = replace(self.columns, rope_deltas=zeros(torch.int32))
         self.plain_columns = self.columns
@@ -58,18 +60,21 @@ class DeviceBatch:
             self.columns = replace(self.columns, adapter_slots=slots)
         self._drawing = [torch.from_numpy(array).to(device) for array in SamplingColumns.greedy(max_num_seqs).arrays]
         self._known_computed: I64 = np.full(max_num_seqs, _UNKNOWN, np.int64)
-        self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
+        self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)  # of each group
+        self._known_freed: I64 = np.zeros((num_groups, max_num_seqs), np.int64)
 
     def forget(self, rows: I32) -> None:
         """Record that the device has no state of these rows: `changes` will send everything of the next requests in
         them."""
         self._known_computed[rows] = _UNKNOWN
         self._known_blocks[rows] = 0
+        self._known_freed[:, rows] = 0
 
     def clear(self) -> None:
         """Record that all rows were freed."""
         self._known_computed[:] = _UNKNOWN
         self._known_blocks[:] = 0
+        self._known_freed[:] = 0
 
     def changes(
         self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
@@ -121,17 +126,27 @@ class DeviceBatch:
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Return the cells of the flattened block tables that the device lacks for this step, and their block ids.
         Record them as sent."""
-        known = self._known_blocks[inputs.rows]
-        needed = -(-inputs.seq_lens // self._block_size)
-        if (needed == known).all():
+        rows = inputs.rows.astype(np.int64)
+        known, needed = self._known_blocks[rows], -(-inputs.seq_lens // self._block_size)
+        spans = [] if (needed == known).all() else [(group, known, needed) for group in range(len(inputs.groups))]
+        for group, each in enumerate(inputs.groups):
+            if each.num_freed is not None:
+                freed = self._known_freed[group, rows]
+                if (each.num_freed != freed).any():
+                    spans.append((group, freed, np.minimum(each.num_freed, known)))  # later blocks are sent anyway
+                    self._known_freed[group, rows] = each.num_freed
+        if not spans:
             return [_NO_CELLS, _NO_BLOCKS]
-        rows, counts = inputs.rows.astype(np.int64), needed - known
-        entries = np.repeat(np.arange(len(rows)), counts)
-        ordinals = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
-        table_columns = known[entries] + ordinals
         self._known_blocks[rows] = needed
-        cells = rows[entries] * self.columns.block_tables.shape[1] + table_columns
-        return [cells, inputs.block_tables[entries, table_columns]]
+        cells, block_ids = [], []
+        for group, starts, ends in spans:
+            counts = np.maximum(ends - starts, 0)
+            entries = np.repeat(np.arange(len(rows)), counts)
+            columns = np.arange(len(entries)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+            _, num_rows, width = self.columns.block_tables.shape
+            cells.append((group * num_rows + rows[entries]) * width + columns)
+            block_ids.append(inputs.groups[group].block_tables[entries, columns])
+        return [np.concatenate(cells), np.concatenate(block_ids)]
 
     def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
         """Sample a token for each of the rows row_ids [n], −1 = padding, at `positions` [n] int32; it becomes the row's

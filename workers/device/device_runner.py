@@ -9,13 +9,15 @@ are left to the ModelRunner. All ranks run the same steps, so their collectives 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..machine.arrays import I64
 from ..machine.parallel import ParallelGroup
 from ..machine.staging import Staging
 from ..sampling.sampling_columns import SamplingColumns
-from ..step.model_step import Model, StepContext, cross_of, decoder_of, media_of, positions_of, step_metadata
+from ..step.model_step import Model, StepContext, cache_groups, cross_of, decoder_of, media_of, step_arrays
 from ..step.step_inputs import StepInputs
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Recorder
 from .device_batch import DeviceBatch
@@ -29,7 +31,7 @@ class DeviceRunner:
     def __init__(
         self,
         model: Model,
-        kv_cache: Tensor,
+        kv_caches: Sequence[Tensor],
         max_num_seqs: int,
         max_model_len: int,
         group: ParallelGroup,
@@ -38,19 +40,21 @@ class DeviceRunner:
         has_adapters: bool = False,
         shifts: I64 | None = None,
     ) -> None:
-        """`recorder` makes graphs of decode steps; None: decode steps run kernel by kernel as well. `has_adapters`:
-        whether rows may have adapters. `shifts`: see DeviceBatch."""
+        """kv_caches: of each KV group. `recorder` makes graphs of decode steps; None: decode steps run kernel by kernel
+        as well. `has_adapters`: whether rows may have adapters. `shifts`: see DeviceBatch."""
         self._model = model
-        self._kv_cache = kv_cache
-        device, block_size = kv_cache.device, kv_cache.shape[4]
+        self._kv_caches = kv_caches
+        device, block_size = kv_caches[0].device, kv_caches[0].shape[4]
         max_blocks_per_row = -(-max_model_len // block_size)
-        self.rows = DeviceBatch(max_num_seqs, max_blocks_per_row, block_size, device, group, has_adapters, shifts)
+        self.rows = DeviceBatch(
+            max_num_seqs, max_blocks_per_row, block_size, device, group, has_adapters, shifts, len(kv_caches)
+        )
         self._staging = Staging(device)
         self._return = AsyncTokenCopy(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None
         if recorder is not None:
             self._graphs = DecodeGraphs(
-                model, kv_cache, self.rows, max_num_seqs, max_model_len, recorder, sizes_at_start
+                model, kv_caches, self.rows, max_num_seqs, max_model_len, recorder, sizes_at_start
             )
 
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
@@ -100,15 +104,15 @@ class DeviceRunner:
         """Launch, kernel by kernel, a step of rows with any number of tokens; return the sampled tokens [s]."""
         changes = self.rows.changes(inputs, columns, is_counted_there=False)
         inputs = decoder_of(inputs)
-        arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+        arrays = step_arrays(inputs)
         slots = [] if inputs.token_slots is None else [inputs.token_slots]
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes, *slots])
-        index, *changed = rest[5 : 6 + len(changes)]
+        of_step, (index, *changed) = rest[: len(arrays)], rest[len(arrays) : len(arrays) + 1 + len(changes)]
         self.rows.write(changed)
         token_slots = rest[-1] if slots else None
-        metadata = step_metadata(inputs, *rest[:5])
         media, cross = media_of(inputs), cross_of(inputs)
-        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media, cross=cross)
+        groups = cache_groups(inputs, self._kv_caches, of_step)
+        context = StepContext(groups, token_slots=token_slots, media=media, cross=cross)
         hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):

@@ -11,9 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -26,9 +25,10 @@ from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
 from ..machine.parallel import NullGroup
 from ..sampling.sampling_columns import SamplingColumns
-from ..step.model_step import Model, StepContext, compute, step_metadata
+from ..step.model_step import Model, StepContext, cache_groups, compute, step_arrays
 from ..step.profile import StepLimits, dummy_step, largest_steps, with_adapters
 from ..step.step_inputs import StepInputs
+from ..step.step_layout import MediaInputs
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 
@@ -108,7 +108,7 @@ def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
 
 def launch_steps(
     model: Model,
-    kv_cache: Tensor,
+    kv_caches: Sequence[Tensor],
     limits: StepLimits,
     group: NullGroup,
     has_graphs: bool,
@@ -120,31 +120,31 @@ def launch_steps(
     """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs;
     with `has_adapters` (the model's layers have slots) also with adapters. `has_shifts`: rows have position shifts.
     `has_spans`: also launch a prompt with spans, whose tokens attend to later ones."""
-    block_size = kv_cache.shape[4]
+    block_size, num_groups = kv_caches[0].shape[4], len(kv_caches)
     recorder = run_eagerly if has_graphs else None
     max_num_seqs = limits.max_num_seqs
     longest = limits.max_model_len
     shifts = np.zeros(max_num_seqs, np.int64) if has_shifts else None
     runner = DeviceRunner(
-        model, kv_cache, max_num_seqs, longest, group, recorder, has_adapters=has_adapters, shifts=shifts
+        model, kv_caches, max_num_seqs, longest, group, recorder, has_adapters=has_adapters, shifts=shifts
     )
     most = min(limits.max_num_tokens, max_num_seqs * longest)
-    prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, longest)]
-    steps = [*largest_steps(limits, block_size), *prompts]
+    prompts = [dummy_step(counts, counts, block_size, num_groups) for counts in _doubling_prompts(most, longest)]
+    steps = [*largest_steps(limits, block_size, num_groups), *prompts]
     for inputs in [*steps, *(map(with_adapters, steps) if has_adapters else ())]:
         runner.rows.clear()  # the next dummy step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-    logsumexp(compute(model, prompts[0], kv_cache)[1])
+    logsumexp(compute(model, prompts[0], kv_caches)[1])
     if has_adapters:
-        compute(model, with_adapters(prompts[0]), kv_cache)
+        compute(model, with_adapters(prompts[0]), kv_caches)
     if has_spans:
-        launch_spans(model, prompts[-1], kv_cache)
+        launch_spans(model, prompts[-1], kv_caches)
 
 
-def launch_spans(model: Model, inputs: StepInputs, kv_cache: Tensor) -> None:
+def launch_spans(model: Model, inputs: StepInputs, kv_caches: Sequence[Tensor]) -> None:
     """Launch a step in which tokens attend to later tokens."""
-    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    tensors = [torch.from_numpy(each) for each in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
-    token_ids, logits_indices, *rest = [tensor.to(kv_cache.device) for tensor in tensors]
-    metadata = replace(step_metadata(inputs, *rest), see_until=token_ids.int())
-    model.forward_logits(token_ids, logits_indices, StepContext(metadata, kv_cache))
+    arrays = (inputs.token_ids, inputs.sampled_tokens, *step_arrays(inputs))
+    token_ids, logits_indices, *rest = [torch.from_numpy(each).to(kv_caches[0].device) for each in arrays]
+    seeing = MediaInputs(is_behind_spans=False, see_until=token_ids.int())
+    groups = cache_groups(inputs._replace(media=seeing), kv_caches, rest)
+    model.forward_logits(token_ids, logits_indices, StepContext(groups))

@@ -18,7 +18,7 @@ from .pooling.pooler import Pooler
 
 def new_features(
     batch: InputBatch,
-    kv_cache: Tensor,
+    kv_caches: Sequence[Tensor],
     group: ParallelGroup,
     arena: Arena | None,
     local_ranks: Sequence[int],
@@ -28,11 +28,12 @@ def new_features(
     """Return the features in the order of their parts in a step. `arena` and `local_ranks`: as for KVCopies."""
     features: list[RunnerFeature] = []
     if arena is not None:
+        (kv_cache,) = kv_caches  # with KV tiers all layers share their block tables
         features.append(KVCopies(arena, kv_cache, group, local_ranks))
     if media is not None:
         features.append(media)
     if adapters is not None:
-        features.append(AdapterFills(adapters, batch, is_on_cpu=kv_cache.device.type == "cpu"))
+        features.append(AdapterFills(adapters, batch, is_on_cpu=kv_caches[0].device.type == "cpu"))
     if group.rank == 0:  # which alone returns vectors
         features.append(Pooler())
     return features

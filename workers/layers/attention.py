@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ipc.spec.models.model_config import HeadNormsConfig, ModelConfig
 from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNorms, Norm, Rotary
-from ..step.kv_cache import layer_cache
+from ..step.kv_cache import CachePlace, layer_cache
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
 
@@ -25,15 +25,20 @@ class Attention:
     or reads those of an earlier layer and has none of its own."""
 
     def __init__(
-        self, loader: LayerLoader, prefix: str, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]
+        self,
+        loader: LayerLoader,
+        prefix: str,
+        config: ModelConfig,
+        layer: int,
+        rotaries: Sequence[Rotary],
+        place: CachePlace,
     ) -> None:
         """`prefix`: the prefix of the layer's tensor names, with the dot. `layer`: the layer's index in the model.
-        rotaries: one for each of `config.ropes`."""
+        rotaries: one for each of `config.ropes`. `place`: of its keys and values."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
-        self.layer = layer if own.kv_layer is None else own.kv_layer
+        self.place = place
         self._has_own_kv = own.kv_layer is None
-        self._has_own_shape = any(each.head_dim or each.num_kv_heads for each in config.layers)
         config = config.at_layer(layer)
         rope = config.layers[layer].rope
         self.rotary = NO_ROTATION if rope is None else rotaries[rope]
@@ -78,8 +83,9 @@ class Attention:
         self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
-        metadata, kv_cache, layer = context.metadata, context.kv_cache, self.layer
-        if self._has_own_shape:
+        group, layer, has_own_shape = self.place
+        kv_cache, metadata = context.groups[group]
+        if has_own_shape:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)

@@ -47,7 +47,7 @@ class CrossAttention:
     def __call__(self, x: Tensor, cross: CrossStep, context: StepContext) -> Tensor:
         query = self._heads(x, self._query)
         spec = self.weights.attention
-        attended = self._ops.paged_attention(query, context.kv_cache, self._layer, cross.metadata, spec)
+        attended = self._ops.paged_attention(query, context.groups[0].kv_cache, self._layer, cross.metadata, spec)
         return self._group.all_reduce(self._ops.linear(attended.flatten(1), self._output))
 
     def _heads(self, x: Tensor, packed: PackedLinear) -> Tensor:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...ipc.spec.kv.kv_groups import KVGroup
 from ...ipc.spec.models.model_config import CrossConfig, ModelConfig
 from ...kernels.contract import (
     BatchColumns,
@@ -32,7 +33,7 @@ from ..layers.cross_attention import CrossAttention
 from ..layers.mlp import MLP
 from ..layers.moe import MixedMLP, SparseMLP
 from ..layers.rotary import rotations_at, section_axes
-from ..step.kv_cache import KVCacheSpec
+from ..step.kv_cache import CachePlace, KVCacheSpec, cache_places
 from ..step.model_step import StepContext
 from ..weights.checkpoint import TensorSlice
 from ..weights.loader import LayerLoader
@@ -41,11 +42,13 @@ from ..weights.loader import LayerLoader
 class DecoderLayer:
     """One layer. The residual stream is passed separately from the hidden states, which the norms add to it."""
 
-    def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]) -> None:
+    def __init__(
+        self, loader: LayerLoader, config: ModelConfig, layer: int, rotaries: Sequence[Rotary], place: CachePlace
+    ) -> None:
         names, prefix = config.names, f"{config.names.layers}.{layer}."
         self._ops = loader.ops
         self._scale, self._is_parallel = config.residual_scale, config.is_parallel
-        self._attention = Attention(loader, prefix, config, layer, rotaries)
+        self._attention = Attention(loader, prefix, config, layer, rotaries, place)
         self.cross = None if config.cross is None else CrossAttention(loader, prefix, config, layer)
         own, config = config.layers[layer], config.at_layer(layer)
         self._mlp: MLP | SparseMLP | MixedMLP
@@ -92,7 +95,8 @@ class DecoderLayer:
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
             cross=None if self.cross is None else self.cross.weights,
-            cache_layer=self._attention.layer,
+            group=self._attention.place.group,
+            cache_layer=self._attention.place.layer,
         )
 
     @property
@@ -139,7 +143,10 @@ class DecoderLayer:
 class DecoderModel:
     """Weights and forward pass of one rank. For inference only: call it under `torch.inference_mode()`."""
 
-    def __init__(self, loader: LayerLoader, config: ModelConfig, rotaries: Sequence[Rotary]) -> None:
+    def __init__(
+        self, loader: LayerLoader, config: ModelConfig, rotaries: Sequence[Rotary], groups: Sequence[KVGroup]
+    ) -> None:
+        """rotaries: one for each of `config.ropes`. groups: the layers' KV groups."""
         self._ops, self._group = loader.ops, loader.group
         self._config, names = config, config.names
         self._vocab_size = config.vocab_size
@@ -151,7 +158,11 @@ class DecoderModel:
             shape = (config.num_learned_positions, config.hidden_size)
             self._positions = loader.checkpoint.load(TensorSlice(f"{names.positions}.weight", shape))
             loader.num_bytes += self._positions.nbytes
-        self._layers = [DecoderLayer(loader, config, layer, rotaries) for layer in range(config.num_layers)]
+        self._groups = groups
+        self._layers = [
+            DecoderLayer(loader, config, layer, rotaries, place)
+            for layer, place in enumerate(cache_places(config, groups))
+        ]
         self._cos_sin, self._axes = rotaries[0].cos_sin if rotaries else None, None
         if config.ropes and config.ropes[0].sections:
             axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
@@ -182,10 +193,13 @@ class DecoderModel:
         return 0
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
-        """Return one spec: all layers share their block tables."""
-        shapes = [layer.cache_shape for layer in self._layers]
-        widest = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))  # fp8 adds bytes to each head
-        return [KVCacheSpec(self._config.num_cached_layers, *widest, block_size, dtype)]
+        """Return the spec of each KV group. Its heads are those of the layer with the most elements."""
+        specs = []
+        for group in self._groups:
+            shapes = [self._layers[layer].cache_shape for layer in group.layers]
+            widest = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))  # fp8 adds bytes to each head
+            specs.append(KVCacheSpec(len(group.layers), *widest, block_size, dtype))
+        return specs
 
     def _load_head_bias(self, loader: LayerLoader) -> Tensor:
         shard = self._group.shard_vocab(self._vocab_size)
@@ -224,8 +238,7 @@ class DecoderModel:
         self._begin_step(context)
         if self._fused is not None:
             cross = None if context.cross is None else context.cross.metadata
-            groups = [CacheGroup(context.kv_cache, context.metadata)]
-            return self._fused(token_ids, logits_indices, groups, context.media, cross)
+            return self._fused(token_ids, logits_indices, context.groups, context.media, cross)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
@@ -242,10 +255,10 @@ class DecoderModel:
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         """Compute the last token of each row and return the hidden states [n, hidden]. row_ids: [n], −1 = padding. The
         metadata of `context` is filled in by Ops.begin_decode."""
-        block_size = context.kv_cache.shape[4]
-        embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
+        groups = [group.metadata for group in context.groups]
+        embedded = self._ops.begin_decode(row_ids, rows, groups, context.block_size, self._table, self._first_id)
         if self._config.cross is not None:
-            context = behind_clips(context, self._config.cross, block_size)
+            context = behind_clips(context, self._config.cross)
         return self._run_layers(embedded, context)
 
     def rotations_at(self, positions: Tensor) -> Tensor:
@@ -261,7 +274,7 @@ class DecoderModel:
         if context.cross is not None and context.cross.rows is not None:
             for layer in self._layers:
                 assert layer.cross is not None
-                layer.cross.write(context.cross.rows, context.cross, context.kv_cache)
+                layer.cross.write(context.cross.rows, context.cross, context.groups[0].kv_cache)
 
     def _run_layers(self, embedded: Tensor, context: StepContext) -> Tensor:
         residual = self._group.all_reduce(embedded)
@@ -304,11 +317,11 @@ class DecoderModel:
         return cap * torch.tanh(scores / cap) if cap else scores
 
 
-def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> StepContext:
+def behind_clips(context: StepContext, cross: CrossConfig) -> StepContext:
     """Return the context of a decode step with cross attention, from a context in which each row's block table and
     length begin with those of its audio clip."""
-    whole, num_blocks = context.metadata, cross.num_tokens // block_size
-    assert cross.num_tokens == num_blocks * block_size
+    (kv_cache, whole), num_blocks = context.groups[0], cross.num_tokens // context.block_size
+    assert cross.num_tokens == num_blocks * context.block_size
     lengths, tables = whole.seq_lens, whole.block_tables  # a length of 0 is padding
     own = replace(whole, seq_lens=(lengths - cross.num_tokens).clamp_(min=0), block_tables=tables[:, num_blocks:])
     of_clips = replace(
@@ -317,4 +330,4 @@ def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> S
         block_tables=tables[:, :num_blocks],
         seq_lens_host=[cross.num_rows] * len(whole.seq_lens_host),
     )
-    return replace(context, metadata=own, cross=CrossStep(of_clips))
+    return replace(context, groups=[CacheGroup(kv_cache, own)], cross=CrossStep(of_clips))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
+from ...ipc.spec.kv.kv_groups import KVGroup, kv_groups
 from ...ipc.spec.models.model_config import ModelConfig, TensorNames
 from ...kernels.select import Ops
 from ..layers.rotary import make_rotary
@@ -33,17 +34,18 @@ def load_model(
     *,
     is_dummy: bool = False,
     adapters: Adaptable | None = None,
+    groups: Sequence[KVGroup] | None = None,
 ) -> DecoderModel:
     """Load the model of `config` from this rank's shard of the checkpoint in `folder` to `device` as `dtype`.
 
     `on_progress` is called after each tensor with the number of tensors read and the number of all. `is_dummy`: random
     weights, and nothing is read. `adapters`: slots of `ops` for adapters, and the modules that adapters may update;
-    None: no adapters. ConfigError if the checkpoint lacks a tensor, has one that is not used or of another shape, or is
-    damaged, or if a size is not a multiple of the group's size.
+    None: no adapters. `groups`: the layers' KV groups; None: one for all. ConfigError if the checkpoint lacks a tensor,
+    has one that is not used or of another shape, or is damaged, or if a size is not a multiple of the number of ranks.
     """
     with open_checkpoint(folder, dtype, device, config.quantization, is_dummy=is_dummy) as checkpoint:
         checkpoint.on_progress = on_progress
-        model = read_model(checkpoint, config, max_model_len, ops, group, adapters)
+        model = read_model(checkpoint, config, max_model_len, ops, group, adapters, groups)
         # Other ranks do not read all biases, and a model on the meta device, for warming up kernels, has few layers.
         if device.type != "meta" and group.rank == 0:
             refuse_surplus(checkpoint, config)
@@ -57,15 +59,17 @@ def read_model(
     ops: Ops,
     group: ParallelGroup,
     adapters: Adaptable | None = None,
+    groups: Sequence[KVGroup] | None = None,
 ) -> DecoderModel:
-    """Load the model of `config` from this rank's shard of an open checkpoint."""
+    """Load the model of `config` from this rank's shard of an open checkpoint, see `load_model`."""
+    groups = groups or kv_groups(config, max_model_len, is_grouped=False)
     rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
     names = rooted(config.names, checkpoint)
     adapted = None if adapters is None else AdaptedLayers(*adapters, config.names, names)
     has_head = names.prefers_stored_head and f"{names.head}.weight" in checkpoint
     is_tied = config.tie_word_embeddings and not has_head
     config = msgspec.structs.replace(config, names=names, tie_word_embeddings=is_tied)
-    return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries)
+    return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries, groups)
 
 
 def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -5,7 +5,7 @@ Python loops only if rows change, or have logprobs, processors or forced tokens.
 feed the next step without a round trip to the core.
 
 Trusts no message: a row, block or count that the state does not allow raises ProtocolError, because a wrong slot would
-silently corrupt another request's KV cache.
+silently corrupt another request's KV cache. The block tables are those of GroupTables.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..sampling.drafts import NO_DRAFT, StepDrafts, spread
 from ..sampling.logits_processors import LogitsProcessors
 from ..sampling.row_processors import CustomLogitsProcessor, ids_in
 from ..sampling.sampling_columns import SamplingColumns
+from .group_tables import NO_FREES, GroupTables
 from .step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step_layout import SamplingMetadata, StepLayout
 
@@ -38,33 +39,27 @@ class InputBatch:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         vocab_size: int = 1 << 31,
         processors: Sequence[CustomLogitsProcessor] = (),
         max_loras: int = 0,
         rules: OutputRules | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        """`processors` are the operator's own; rows select them by index. `max_loras`: slots for adapters. `rules`: of
-        the model, for all rows."""
-        self._block_size = block_size
-        self._num_blocks = num_blocks
-        self.highest_block = 0  # that any row has ever had; the pool hands blocks out in their order at first
-        max_blocks_per_row = -(-max_model_len // block_size)
+        """`num_blocks`, `windows`: of each KV group, see GroupTables. `processors` are the operator's own; rows select
+        them by index. `max_loras`: slots for adapters. `rules`: of the model, for all rows."""
+        self._tables = GroupTables(max_num_seqs, max_model_len, block_size, num_blocks, windows)
         # The last sampled token of the longest row is stored, too, though never computed.
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self._block_ids: I32 = np.zeros((max_num_seqs, max_blocks_per_row), np.int32)
         self._is_active = np.zeros(max_num_seqs, np.bool_)
         self._num_admissions: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._is_pooled = np.zeros(max_num_seqs, np.bool_)
         self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
-        self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
-        self._num_slots: I64 = np.zeros(max_num_seqs, np.int64)  # tokens that its blocks hold
-        # Cached from the step before until a row is freed; the tables also until a row gets blocks.
+        # Cached from the step before until a row is freed.
         self._layout: StepLayout | None = None
         self._layout_key = (b"", b"")
-        self._tables: I32 | None = None
         self._sampling_metadata: SamplingMetadata | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
         self._processors = LogitsProcessors(vocab_size, processors, rules)
@@ -74,6 +69,12 @@ class InputBatch:
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
         self._logprob_ids: dict[int, I64] = {}  # by row: score these tokens, not the most likely ones
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: number of most likely tokens, first position
+
+    @property
+    def highest_blocks(self) -> list[int]:
+        """The highest block of each KV group that any row has ever had."""
+        highest: list[int] = self._tables.highest_blocks.tolist()
+        return highest
 
     @property
     def num_active(self) -> int:
@@ -158,8 +159,7 @@ class InputBatch:
         self._num_tokens[row] = len(token_ids)
         self._num_computed_tokens[row] = new_row.num_computed_tokens
         self._num_prompt_tokens[row] = new_row.num_prompt_tokens
-        self._block_ids[row, : self._num_blocks_of_row[row]] = 0  # clears the block ids of the request before
-        self._num_blocks_of_row[row] = self._num_slots[row] = 0
+        self._tables.clear_row(row)
         self._sampling.put(row, new_row.sampling)
         self._num_logprobs[row] = new_row.sampling.num_logprobs
         self._logprob_ids.pop(row, None)
@@ -168,30 +168,12 @@ class InputBatch:
         if new_row.sampling.num_prompt_logprobs >= 0:
             self._prompt_logprobs[row] = new_row.sampling.num_prompt_logprobs, new_row.sampling.prompt_logprobs_start
 
-    def append_blocks(self, appends: I32) -> None:
-        """Append blocks to block tables. appends: [m, 3] row, KV group, block id; in table order for each row."""
-        if len(appends) == 0:
-            return
-        rows, groups, block_ids = appends.T
-        self._check_active(rows, "given blocks")
-        if groups.any():
-            raise ProtocolError(f"KV group {groups.max()} is given blocks, there is only group 0")
-        lowest, highest = int(block_ids.min()), int(block_ids.max())
-        if lowest < 1 or highest >= self._num_blocks:
-            raise ProtocolError(f"blocks [{lowest}, {highest}] are appended, blocks are [1, {self._num_blocks})")
-        self.highest_block = max(self.highest_block, highest)
-        counts = np.bincount(rows, minlength=len(self._is_active))  # of all rows
-        ends = self._num_blocks_of_row + counts
-        if ends.max() > self._block_ids.shape[1]:
-            row = ends.argmax()
-            raise ProtocolError(f"row {row} is given {ends[row]} blocks, a row has at most {self._block_ids.shape[1]}")
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        columns = np.arange(len(rows)) + (self._num_blocks_of_row - np.cumsum(counts) + counts)[rows]
-        self._block_ids[rows, columns] = block_ids[order]
-        self._num_blocks_of_row = ends
-        self._num_slots[rows] = np.minimum(ends[rows] * self._block_size, self._token_ids.shape[1] - 1)
-        self._tables = None
+    def append_blocks(self, appends: I32, frees: I32 = NO_FREES) -> None:
+        """Append blocks to block tables, and free those behind windows, see GroupTables.change. appends: [m, 3] row, KV
+        group, block id; frees: [k, 3] row, KV group, number of blocks."""
+        self._check_active(appends[:, 0], "given blocks")
+        self._check_active(frees[:, 0], "relieved of blocks")
+        self._tables.change(appends, frees, self._num_computed_tokens)
 
     def layout(self, row_frame: bytes, count_frame: bytes) -> StepLayout:
         """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`, in frames of int32;
@@ -208,7 +190,7 @@ class InputBatch:
                 rows, counts, can_sample=~self._is_pooled[rows], adapter_slots=self._adapter_slots[rows]
             )
             self._layout_key = key
-            self._tables = None
+            self._tables.forget_step()
         return self._layout
 
     def prepare(self, layout: StepLayout, drafts: StepDrafts | None = None) -> StepInputs:
@@ -219,10 +201,7 @@ class InputBatch:
         ends = num_tokens if drafts is None else num_tokens + drafts.counts
         self._check_ends(layout.rows, seq_lens, ends)
         token_rows, positions = layout.tokens(computed)
-        blocks = positions // self._block_size
-        slots = (self._block_ids[token_rows, blocks] - blocks) * self._block_size + positions
-        if self._tables is None:
-            self._tables = self._block_ids[layout.rows, : self._num_blocks_of_row[layout.rows].max()]
+        groups = self._tables.of_step(layout.rows, token_rows, positions)
         sampled_rows, sampled_positions, sampled_tokens = layout.rows, num_tokens, layout.last_tokens
         is_sampled = seq_lens == ends
         if layout.can_sample is not None:
@@ -250,10 +229,9 @@ class InputBatch:
             rows=layout.rows,
             token_ids=token_ids,
             positions=positions,
-            slots=slots,
             query_starts=layout.query_starts,
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=self._tables,
+            groups=groups,
             num_decode_rows=layout.num_decode_rows,
             sampled_rows=sampled_rows,
             sampled_positions=sampled_positions,
@@ -317,7 +295,8 @@ class InputBatch:
             start += 2 + count
 
     def _forget_step(self) -> None:
-        self._layout = self._tables = self._sampling_metadata = None
+        self._layout = self._sampling_metadata = None
+        self._tables.forget_step()
 
     def _check_active(self, rows: I32, verb: str) -> None:
         if len(rows) == 0:
@@ -328,7 +307,7 @@ class InputBatch:
             raise ProtocolError(f"row {rows[~self._is_active[rows]][0]} is {verb}, but it is not in use")
 
     def _check_ends(self, rows: I32, ends: I64, num_tokens: I64) -> None:
-        num_slots = self._num_slots[rows]
+        num_slots = self._tables.num_slots[rows]
         if (ends <= np.minimum(num_tokens, num_slots)).all():
             return
         for limits, unit in ((num_tokens, "known tokens"), (num_slots, "slots")):

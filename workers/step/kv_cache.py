@@ -1,18 +1,44 @@
-"""KVCacheSpec: the shape of the KV cache of a group of layers, and the allocation of its pool.
+"""KVPool: the memory of a rank's KV cache; KVCacheSpec: the shape of the blocks of one KV group in it.
 
-A layer's page in a block is as large as the largest layer needs; a layer of another shape uses the first part of it.
+Each group's cache is a plain view of the whole buffer, so blocks of different groups overlap; PoolShape draws it. The
+core gives each byte to one group at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...ipc.errors import ProtocolError
+from ...ipc.kv.pool_shape import PoolShape
+from ...ipc.spec.kv.kv_groups import KVGroup
+from ...ipc.spec.models.model_config import ModelConfig
 from ...kernels.byte_cache import vector_width
+
+
+class CachePlace(NamedTuple):
+    """The place of a layer's keys and values in the KV cache."""
+
+    group: int
+    layer: int  # index in the group's cache
+    has_own_shape: bool  # the layers of the group have several shapes, so that it has to use `layer_cache`
+
+
+def cache_places(config: ModelConfig, groups: Sequence[KVGroup]) -> list[CachePlace]:
+    """Return the place of each layer of the model; a layer that reads the keys of an earlier one has that one's."""
+    places: dict[int, CachePlace] = {}
+    for group, each in enumerate(groups):
+        sizes = [config.at_layer(layer) for layer in each.layers]
+        has_own_shape = len({(own.num_kv_heads, own.head_dim) for own in sizes}) > 1
+        places |= {layer: CachePlace(group, index, has_own_shape) for index, layer in enumerate(each.layers)}
+    owners = [layer if own.kv_layer is None else own.kv_layer for layer, own in enumerate(config.layers)]
+    return [places[owner] for owner in owners]
 
 
 def layer_cache(kv_cache: Tensor, layer: int, num_kv_heads: int, head_dim: int) -> Tensor:
@@ -30,7 +56,7 @@ def layer_cache(kv_cache: Tensor, layer: int, num_kv_heads: int, head_dim: int) 
 @dataclass(frozen=True)
 class KVCacheSpec:
     """Shape of the KV cache, on one rank, of a group of layers that share their block tables. Heads are those of the
-    layer with the most elements."""
+    layer with the most elements; a layer of another shape uses the first part of its page, see `layer_cache`."""
 
     num_layers: int
     num_kv_heads: int  # of this rank
@@ -47,13 +73,35 @@ class KVCacheSpec:
     def block_bytes(self) -> int:
         return torch.Size(self.shape(1)).numel() * self.dtype.itemsize
 
+    def view(self, buffer: Tensor) -> Tensor:
+        """Return as many blocks as there are in a buffer [num_bytes] of uint8, from its first byte on."""
+        num_blocks = len(buffer) // self.block_bytes
+        return buffer[: num_blocks * self.block_bytes].view(self.dtype).view(self.shape(num_blocks))
+
     def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
-        """Allocate a pool of zeros. On the CPU a page takes memory when it is first written, or taken in advance by a
-        PageSupply."""
-        shape = self.shape(num_blocks)
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=device)
-        pages = mmap.mmap(-1, num_blocks * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)  # attention reads blocks from all over the pool
-        return torch.frombuffer(pages, dtype=self.dtype).view(shape)
+        """Allocate blocks of this group alone, of zeros."""
+        return self.view(_allocate(num_blocks * self.block_bytes, device))
+
+
+class KVPool:
+    """Owner of the memory. `buffer`: [num_bytes] uint8, zeros at first. `caches`: the view of each group, as in
+    KVCacheSpec.shape."""
+
+    def __init__(self, specs: Sequence[KVCacheSpec], pool: PoolShape, device: torch.device) -> None:
+        """Allocate the pool. ProtocolError if it is for groups with blocks of other sizes."""
+        self.block_bytes = tuple(spec.block_bytes for spec in specs)
+        if pool.block_bytes != self.block_bytes:
+            raise ProtocolError(f"a pool for blocks of {pool.block_bytes} bytes is given {self.block_bytes}")
+        self.buffer = _allocate(pool.num_bytes, device)
+        self.caches = [spec.view(self.buffer) for spec in specs]
+
+
+def _allocate(num_bytes: int, device: torch.device) -> Tensor:
+    """Allocate zeros [num_bytes] of uint8. On the CPU a page takes memory when it is first written, or taken in advance
+    by a PageSupply."""
+    if device.type != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)  # attention reads blocks from all over the pool
+    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata, BatchColumns, CrossStep, StepMedia
+from ...kernels.contract import AttentionMetadata, BatchColumns, CacheGroup, CrossStep, StepMedia
 from ..machine.arrays import I32, I64
 from .kv_cache import KVCacheSpec
 from .step_inputs import StepInputs
@@ -19,12 +20,20 @@ from .step_inputs import StepInputs
 class StepContext:
     """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
 
-    metadata: AttentionMetadata
-    kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
+    groups: Sequence[CacheGroup]  # by KV group; the layers write the step's keys and values to their group's cache
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
     media: StepMedia | None = None  # None: all embeddings are those of token ids
     cross: CrossStep | None = None  # None: layers leave cross attention out
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """The metadata of the first group, which differs from that of others in slots and block tables only."""
+        return self.groups[0].metadata
+
+    @property
+    def block_size(self) -> int:
+        return self.groups[0].kv_cache.shape[4]
 
 
 class Model(Protocol):
@@ -38,7 +47,7 @@ class Model(Protocol):
         ...
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
-        """Return a spec for each group of layers that share block tables."""
+        """Return the spec of each KV group: of layers that share block tables."""
         ...
 
     def forward_logits(
@@ -52,21 +61,24 @@ class Model(Protocol):
     def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor: ...
 
 
-def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
+def compute(
+    model: Model, inputs: StepInputs, kv_caches: Sequence[Tensor], *, keeps_state: bool = True
+) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
-    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step.
-    Tokens of clips have no hidden states."""
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. kv_caches: of each KV group. keeps_state: whether the rows
+    continue in a later step. Tokens of clips have no hidden states."""
     inputs = decoder_of(inputs)
-    arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
+    arrays = (inputs.token_ids, inputs.sampled_tokens, *step_arrays(inputs))
+    tensors = [torch.from_numpy(array) for array in arrays]
     token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
-    if kv_cache.device.type != "cpu":
-        tensors = [tensor.to(kv_cache.device) for tensor in tensors]
-        token_slots = None if token_slots is None else token_slots.to(kv_cache.device)
+    device = kv_caches[0].device
+    if device.type != "cpu":
+        tensors = [tensor.to(device) for tensor in tensors]
+        token_slots = None if token_slots is None else token_slots.to(device)
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
     media, cross = media_of(inputs), cross_of(inputs)
-    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media, cross)
+    context = StepContext(cache_groups(inputs, kv_caches, rest), rows, token_slots, media, cross)
     return model.forward_logits(token_ids, logits_indices, context)
 
 
@@ -90,20 +102,24 @@ def cross_of(inputs: StepInputs) -> CrossStep | None:
     return None if inputs.media is None else inputs.media.cross
 
 
-def step_metadata(
-    inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
-) -> AttentionMetadata:
-    """Return the step's metadata. The tensors are copies, on the device, of `positions_of` and of the arrays of these
-    names in `inputs`."""
+def step_arrays(inputs: StepInputs) -> list[npt.NDArray[Any]]:
+    """Return the arrays whose copies on the device `cache_groups` takes."""
+    of_groups = [array for group in inputs.groups for array in (group.slots, group.block_tables)]
+    return [positions_of(inputs), inputs.query_starts, inputs.seq_lens, *of_groups]
+
+
+def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequence[Tensor]) -> list[CacheGroup]:
+    """Return the caches with the step's metadata. arrays: copies, on the device, of `step_arrays`."""
+    positions, query_starts, seq_lens, *of_groups = arrays
     media = inputs.media
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
-    return AttentionMetadata(
+    first = AttentionMetadata(
         positions=positions,
-        slots=slots,
+        slots=of_groups[0],
         query_starts=query_starts,
         seq_lens=seq_lens,
-        block_tables=block_tables,
+        block_tables=of_groups[1],
         num_decode_rows=inputs.num_decode_rows,
         query_starts_host=query_starts_host,
         seq_lens_host=seq_lens_host,
@@ -111,3 +127,7 @@ def step_metadata(
         see_until=None if media is None else media.see_until,
         has_drafts=None if inputs.has_drafts is None else torch.from_numpy(inputs.has_drafts),
     )
+    groups = [CacheGroup(kv_caches[0], first)]
+    for kv_cache, slots, block_tables in zip(kv_caches[1:], of_groups[2::2], of_groups[3::2], strict=True):
+        groups.append(CacheGroup(kv_cache, replace(first, slots=slots, block_tables=block_tables)))
+    return groups

@@ -15,7 +15,7 @@ from ..sampling.logprobs import score_tokens
 from ..sampling.sampler import Sampler
 from ..sampling.sampling_columns import SamplingColumns
 from .model_step import Model, compute
-from .step_inputs import StepInputs
+from .step_inputs import GroupInputs, StepInputs
 
 
 class StepLimits(NamedTuple):
@@ -30,20 +30,20 @@ class StepLimits(NamedTuple):
         return cls(spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
 
 
-def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:
+def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int, num_groups: int = 1) -> StepInputs:
     """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample."""
     num_tokens = sum(counts)
     query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
     rows = np.arange(len(counts), dtype=np.int32)
+    tables = np.zeros((len(counts), -(-max(seq_lens) // block_size)), np.int32)
     return StepInputs(
         rows=rows,
         token_ids=np.zeros(num_tokens, np.int32),
         positions=np.concatenate(spans).astype(np.int64),
-        slots=np.full(num_tokens, -1, np.int64),
         query_starts=query_starts,
         seq_lens=np.array(seq_lens, np.int32),
-        block_tables=np.zeros((len(counts), -(-max(seq_lens) // block_size)), np.int32),
+        groups=[GroupInputs(np.full(num_tokens, -1, np.int64), tables)] * num_groups,
         num_decode_rows=len(counts) if max(counts) == 1 else 0,
         sampled_rows=rows,
         sampled_positions=np.array(seq_lens, np.int64),
@@ -51,13 +51,13 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) 
     )
 
 
-def largest_steps(limits: StepLimits, block_size: int) -> Iterator[StepInputs]:
+def largest_steps(limits: StepLimits, block_size: int, num_groups: int = 1) -> Iterator[StepInputs]:
     """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
     count = min(limits.max_num_tokens, limits.max_model_len)
-    yield dummy_step([count], [limits.max_model_len], block_size)
+    yield dummy_step([count], [limits.max_model_len], block_size, num_groups)
     num_rows = min(limits.max_num_seqs, limits.max_num_tokens)
     count = min(limits.max_num_tokens // num_rows, limits.max_model_len)
-    yield dummy_step([count] * num_rows, [count] * num_rows, block_size)
+    yield dummy_step([count] * num_rows, [count] * num_rows, block_size, num_groups)
 
 
 def with_adapters(inputs: StepInputs) -> StepInputs:
@@ -69,7 +69,7 @@ def with_adapters(inputs: StepInputs) -> StepInputs:
 def run_dummy(
     model: Model,
     inputs: StepInputs,
-    kv_cache: Tensor,
+    kv_caches: Sequence[Tensor],
     sampler: Sampler | None,
     sampling: RowSampling | None = None,
     num_logprobs: int | None = None,
@@ -79,7 +79,7 @@ def run_dummy(
     num_logprobs: copy the logits, as for processors, and score this number of most likely tokens beside each sampled
     one; None: do neither.
     """
-    _, logits = compute(model, inputs, kv_cache, keeps_state=False)
+    _, logits = compute(model, inputs, kv_caches, keeps_state=False)
     if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
@@ -91,12 +91,13 @@ def run_dummy(
 
 
 def activation_bytes(
-    model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, sampler: Sampler | None, max_logprobs: int
+    model: Model, steps: Iterator[StepInputs], kv_caches: Sequence[Tensor], sampler: Sampler | None, max_logprobs: int
 ) -> int:
     """Run `steps` with top_p and `max_logprobs`; return their peak CUDA memory above the current allocation."""
     sampling = RowSampling(top_p=0.9)
-    torch.cuda.reset_peak_memory_stats(kv_cache.device)
-    before = torch.cuda.memory_allocated(kv_cache.device)
+    device = kv_caches[0].device
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     for inputs in steps:
-        run_dummy(model, inputs, kv_cache, sampler, sampling, max_logprobs)
-    return torch.cuda.max_memory_allocated(kv_cache.device) - before
+        run_dummy(model, inputs, kv_caches, sampler, sampling, max_logprobs)
+    return torch.cuda.max_memory_allocated(device) - before

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..machine.arrays import I32, I64
 from .step_layout import MediaInputs
+
+
+class GroupInputs(NamedTuple):
+    """Where the step's tokens are in the cache of one KV group."""
+
+    slots: I64  # [T] block_id * block_size + offset; −1: do not write
+    block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block, and for freed blocks
+    num_freed: I64 | None = None  # [n] freed blocks, with which each table begins; None: the group frees none
 
 
 class StepInputs(NamedTuple):
@@ -15,10 +24,9 @@ class StepInputs(NamedTuple):
     rows: I32  # [n]
     token_ids: I32  # [T]; −1 − row stands for the last sampled token of the row, which only the device knows
     positions: I64  # [T] index of each token in its row
-    slots: I64  # [T] block_id * block_size + offset
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
     seq_lens: I32  # [n] context of each row, this step's tokens included
-    block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block
+    groups: Sequence[GroupInputs]  # by KV group
     num_decode_rows: int  # rows with exactly one token
     sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message; with n drafts
     # a row is here 1 + n times in succession

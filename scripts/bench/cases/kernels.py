@@ -70,14 +70,15 @@ def step_of(model: Model, counts: list[int], seq_lens: list[int], cache_dtype: t
     """Return a function that computes a step of different tokens, over rows whose blocks are scattered over a pool of
     noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
-    shape = inputs.block_tables.shape
+    (group,) = inputs.groups
+    shape = group.block_tables.shape
     draw = np.random.default_rng(0)
     tables = draw.permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
     token_ids = draw.integers(256, size=len(inputs.token_ids), dtype=np.int32)
-    inputs = inputs._replace(block_tables=tables, token_ids=token_ids)
+    inputs = inputs._replace(groups=[group._replace(block_tables=tables)], token_ids=token_ids)
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, cache_dtype)
     kv_cache = noisy_pool(spec, tables.size + 1)
-    return lambda: compute(model, inputs, kv_cache)
+    return lambda: compute(model, inputs, [kv_cache])
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -96,13 +96,15 @@ def test_products_of_32_rows_prefetch_the_keys_and_values_of_the_next_layer(
     folder = tiny_checkpoint(tmp_path, "mistral", sliding_window=window, head_dim=32)
     model = load(folder, torch.bfloat16, ops=CpuOps(counted, torch.bfloat16))
     inputs = dummy_step([1] * 32, [48] * 32, 16)
-    inputs = inputs._replace(block_tables=np.arange(1, 97, dtype=np.int32).reshape(32, 3))
+    inputs = inputs._replace(
+        groups=[inputs.groups[0]._replace(block_tables=np.arange(1, 97, dtype=np.int32).reshape(32, 3))]
+    )
     kv_cache = model.kv_cache_specs(16, torch.bfloat16)[0].allocate(97, torch.device("cpu"))
 
     def fetches(block: int) -> set[int]:
         """Return how often lines of the block were prefetched, in the last layer."""
         part = kv_cache[block, -1]
-        reads = count_reads(counted, part.data_ptr(), part.nbytes // 64, lambda: compute(model, inputs, kv_cache))
+        reads = count_reads(counted, part.data_ptr(), part.nbytes // 64, lambda: compute(model, inputs, [kv_cache]))
         return set(reads.num_fetches)
 
     last, first = fetches(3), fetches(1)

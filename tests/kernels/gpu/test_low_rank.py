@@ -218,12 +218,12 @@ def test_look_ups_with_adapters_are_the_references(is_tied: bool) -> None:
         columns = BatchColumns(
             last_tokens=torch.tensor([60, 70, 51]),
             num_computed=torch.zeros(3, dtype=torch.int32),
-            block_tables=torch.ones(3, 2, dtype=torch.int32),
+            block_tables=torch.ones(1, 3, 2, dtype=torch.int32),
             adapter_slots=torch.tensor([1, 0, 1, 0], dtype=torch.int32),
         )
         space.begin_step(slots)
         looked_up = [ops.embedding(ids.clamp(min=0), whole, first_id), ops.begin_step(ids, columns, whole, first_id)]
-        decoded = ops.begin_decode(rows, columns, unwritten(4, 2), 16, whole, first_id)
+        decoded = ops.begin_decode(rows, columns, [unwritten(4, 2)], 16, whole, first_id)
         results.append([*looked_up, decoded])
         if is_tied:  # the head has no slots
             assert torch.equal(ops.logits(table[:4], whole), table[:4] @ table.T)

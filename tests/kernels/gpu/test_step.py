@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,14 +23,16 @@ def random_table(rng: random.Random) -> tuple[torch.Tensor, int]:
     return torch.randn(num_ids, width).to(rng.choice([torch.float32, torch.float16])), rng.choice([0, 1, 50])
 
 
-def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int) -> BatchColumns:
+def random_columns(
+    rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int, num_groups: int = 1
+) -> BatchColumns:
     """Make rows with num_computed around block limits, and last tokens partly outside the rank's table."""
     edges = [0, 1, 15, 16, 17, max_num_tokens - 1]
     computed = [rng.choice([*edges, rng.randrange(max_num_tokens)]) for _ in range(NUM_ROWS)]
     return BatchColumns(
         last_tokens=torch.randint(0, first_id + 2 * num_ids, (NUM_ROWS,)),
         num_computed=torch.tensor(computed, dtype=torch.int32).clamp(max=max_num_tokens - 1),
-        block_tables=torch.randint(1, 1 << 30, (NUM_ROWS, width), dtype=torch.int32),
+        block_tables=torch.randint(1, 1 << 30, (num_groups, NUM_ROWS, width), dtype=torch.int32),
         rope_deltas=torch.randint(-5, 5, (NUM_ROWS,), dtype=torch.int32) if rng.random() < 0.5 else None,
     )
 
@@ -48,6 +51,11 @@ def unwritten(num_rows: int, width: int) -> AttentionMetadata:
     )
 
 
+def unwritten_groups(num_groups: int, num_rows: int, width: int) -> list[AttentionMetadata]:
+    first, *others = [unwritten(num_rows, width) for _ in range(num_groups)]
+    return [first, *(replace(each, positions=first.positions, seq_lens=first.seq_lens) for each in others)]
+
+
 def copy(columns: BatchColumns) -> BatchColumns:
     clones = columns.last_tokens.clone(), columns.num_computed.clone(), columns.block_tables.clone()
     return BatchColumns(*clones, rope_deltas=columns.rope_deltas)
@@ -59,33 +67,35 @@ def test_begin_decode_is_the_references(seed: int) -> None:
     torch.manual_seed(seed)
     table, first_id = random_table(rng)
     block_size, width = rng.choice([4, 16, 128]), rng.choice([1, 3, 300])
-    columns = random_columns(rng, len(table), first_id, block_size * width, width)
+    num_groups = rng.choice([1, 1, 3])
+    columns = random_columns(rng, len(table), first_id, block_size * width, width, num_groups)
     row_ids = torch.tensor(rng.sample(range(NUM_ROWS), rng.choice([0, 1, 1, 5, NUM_ROWS])) + [-1] * rng.choice([0, 3]))
     results = []
     for ops in BOTH:
-        rows, metadata = copy(columns), unwritten(len(row_ids), width)
-        embedded = ops.begin_decode(row_ids.long(), rows, metadata, block_size, table, first_id)
-        results.append((embedded, rows, metadata))
-    (embedded, rows, metadata), (wanted, wanted_rows, wanted_metadata) = results
+        rows, groups = copy(columns), unwritten_groups(num_groups, len(row_ids), width)
+        embedded = ops.begin_decode(row_ids.long(), rows, groups, block_size, table, first_id)
+        results.append((embedded, rows, groups))
+    (embedded, rows, groups), (wanted, wanted_rows, wanted_groups) = results
     assert torch.equal(embedded, wanted)
     for name in ("last_tokens", "num_computed", "block_tables"):
         assert torch.equal(getattr(rows, name), getattr(wanted_rows, name))
-    for name in ("positions", "slots", "seq_lens"):
-        assert torch.equal(getattr(metadata, name), getattr(wanted_metadata, name))
-    for i, length in enumerate(metadata.seq_lens.tolist()):
-        num_blocks = -(-length // block_size)
-        assert torch.equal(metadata.block_tables[i, :num_blocks], wanted_metadata.block_tables[i, :num_blocks])
+    for metadata, wanted_metadata in zip(groups, wanted_groups, strict=True):
+        for name in ("positions", "slots", "seq_lens"):
+            assert torch.equal(getattr(metadata, name), getattr(wanted_metadata, name))
+        for i, length in enumerate(metadata.seq_lens.tolist()):
+            num_blocks = -(-length // block_size)
+            assert torch.equal(metadata.block_tables[i, :num_blocks], wanted_metadata.block_tables[i, :num_blocks])
 
 
 def test_begin_decode_fills_positions_slots_and_tables() -> None:
     """Blocks of 4; row 2 has computed 5 tokens and a delta of −2, row 0 none and 4; the row between is padding."""
     table = torch.arange(10.0)[:, None]
-    tables = torch.tensor([[7, 0, 0], [0, 0, 0], [9, 3, 0]], dtype=torch.int32)
+    tables = torch.tensor([[[7, 0, 0], [0, 0, 0], [9, 3, 0]]], dtype=torch.int32)
     for ops in BOTH:
         deltas = torch.tensor([4, 1, -2], dtype=torch.int32)
         rows = BatchColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables, None, deltas)
         metadata = unwritten(3, 3)
-        embedded = ops.begin_decode(torch.tensor([2, -1, 0]), rows, metadata, 4, table, 0)
+        embedded = ops.begin_decode(torch.tensor([2, -1, 0]), rows, [metadata], 4, table, 0)
         assert embedded.flatten().tolist() == [6, 0, 8]
         assert metadata.positions.tolist() == [3, 0, 4]
         assert metadata.slots.tolist() == [3 * 4 + 1, -1, 7 * 4]

@@ -116,7 +116,7 @@ def test_the_steps_of_a_check_compute_each_token_once_over_scattered_blocks() ->
     slots = []
     seen: dict[int, list[int]] = {row: [] for row in range(len(LENGTHS))}
     for inputs, spans in packed_steps(tokens):
-        slots += inputs.slots.tolist()
+        slots += inputs.groups[0].slots.tolist()
         for span in spans:
             seen[span.row] += inputs.token_ids[span.tokens].tolist()
     assert [seen[row] for row in seen] == [token.tolist() for token in tokens]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,14 +18,13 @@ from triton.runtime.interpreter import GridExecutor
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.tests.workers.history_model import HistoryModel
-from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
+from tokenloom.tests.workers.history_model import ONE_GROUP, HistoryModel
+from tokenloom.tests.workers.random_schedule import MAX_MODEL_LEN, MAX_NUM_SEQS, new_batch, new_caches
 from tokenloom.workers.device.cuda_graphs import Step
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel
-from tokenloom.workers.step.input_batch import InputBatch
 
 SMALL = {  # fields of a model, for the interpreter
     "num_hidden_layers": 1,
@@ -66,14 +65,14 @@ def new_runner(
     kv_cache: Tensor | None = None,
     group: ParallelGroup | None = None,
     max_loras: int = 0,
+    windows: Sequence[int | None] = ONE_GROUP,
 ) -> ModelRunner:
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=max_loras)
-    runs, group = model or DeviceHistoryModel(), group or ParallelGroup()
-    if kv_cache is None:
-        kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
+    batch = new_batch(windows, max_loras=max_loras)
+    runs, group = model or DeviceHistoryModel(windows), group or ParallelGroup()
+    kv_caches = new_caches(windows) if kv_cache is None else [kv_cache]
     limits, has_adapters = (MAX_NUM_SEQS, MAX_MODEL_LEN), max_loras > 0
-    device_runner = DeviceRunner(runs, kv_cache, *limits, group, recorder, (1,), has_adapters)
-    return ModelRunner(runs, batch, kv_cache, group, device_runner=device_runner)
+    device_runner = DeviceRunner(runs, kv_caches, *limits, group, recorder, (1,), has_adapters)
+    return ModelRunner(runs, batch, kv_caches, group, device_runner=device_runner)
 
 
 class NoWaiting(TorchFunctionMode):

@@ -107,7 +107,7 @@ def warm_up(folder: Path, driver: Nowhere) -> KernelWarmup:
         limits = StepLimits(MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN)
         launch_steps(
             model,
-            new_cache(model, 1),
+            [new_cache(model, 1)],
             limits,
             GROUP,
             has_graphs=True,
@@ -133,7 +133,7 @@ def compile_and_step(folder: Path, driver: Nowhere) -> dict[str, object]:
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
         kv_cache = new_cache(model, 77)
         runners = [
-            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder, has_adapters=HAS_ADAPTERS)
+            DeviceRunner(model, [kv_cache], MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder, has_adapters=HAS_ADAPTERS)
             for recorder in (run_eagerly, None)
         ]
         steps = [dummy_step(*step, BLOCK_SIZE) for step in (SHORT_STEPS if "short" in sys.argv else STEPS)]
@@ -141,9 +141,9 @@ def compile_and_step(folder: Path, driver: Nowhere) -> dict[str, object]:
             for runner in runners:
                 runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-            logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
+            logsumexp(compute(model, inputs, [kv_cache])[1])  # as of rows with rules or logprobs
             if has_spans(config):
-                launch_spans(model, inputs, kv_cache)
+                launch_spans(model, inputs, [kv_cache])
     triton.knobs.runtime.jit_cache_hook = None
     forms = Counter(name for name, _ in ahead._kernels)
     loaders = sorted({name.split("_")[0] for name in driver.threads})

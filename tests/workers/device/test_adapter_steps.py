@@ -66,8 +66,8 @@ def alone(model: DecoderModel, name: str, count: int) -> list[int]:
     """Return the first tokens of a request without others."""
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     kv_cache = spec.allocate(NUM_BLOCKS, CPU)
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=NUM_SLOTS)
-    runner = ModelRunner(model, batch, kv_cache, ParallelGroup())
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, [NUM_BLOCKS], max_loras=NUM_SLOTS)
+    runner = ModelRunner(model, batch, [kv_cache], ParallelGroup())
     request = WITH_ADAPTERS.requests[name]
     admitted, appends = admitting(request, 1, GREEDY)
     tokens = execute(runner, message([request.row], [len(request.prompt)], [], [admitted], appends)).token_ids

@@ -70,12 +70,12 @@ def runner_of(folder: Path, ops: Ops, recorder: FakeRecorder | None) -> ModelRun
     model, media = load_decoder(folder, ops, block_size=BLOCK_SIZE), ClipMedia(SIZES["d_model"])
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     kv_cache, group = spec.allocate(NUM_BLOCKS, CPU), ParallelGroup()
-    batch = InputBatch(4, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    batch = InputBatch(4, MAX_MODEL_LEN, BLOCK_SIZE, [NUM_BLOCKS])
     device = None
     if recorder is not None:
         limits = (4, MAX_MODEL_LEN)
-        device = DeviceRunner(model, kv_cache, *limits, group, recorder, (1,), shifts=media.inputs.shifts)
-    return ModelRunner(model, batch, kv_cache, group, device_runner=device, features=[media])
+        device = DeviceRunner(model, [kv_cache], *limits, group, recorder, (1,), shifts=media.inputs.shifts)
+    return ModelRunner(model, batch, [kv_cache], group, device_runner=device, features=[media])
 
 
 def clip_row(row: int, tokens: list[int], computed: int = 0, temperature: float = 0.0) -> NewRow:

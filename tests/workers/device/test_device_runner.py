@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tokenloom.tests.workers.device.fake_device import (
     new_runner,
 )
 from tokenloom.tests.workers.device.row_schedule import OF_RANKS, drive
+from tokenloom.tests.workers.history_model import ONE_GROUP
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -55,12 +57,16 @@ FEW = 4  # requests, without filters: the interpreter takes long over these
 @pytest.mark.parametrize(
     ("seed", "num_requests"), [(0, FEW), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
-def test_graph_decode_gives_the_tokens_of_the_plain_runner(seed: int, num_requests: int) -> None:
-    schedule, recorder = RandomSchedule(seed, has_filters=num_requests > FEW), FakeRecorder()
+@pytest.mark.parametrize("windows", [ONE_GROUP, (None, 6, 17)])
+def test_graph_decode_gives_the_tokens_of_the_plain_runner(
+    seed: int, num_requests: int, windows: Sequence[int | None]
+) -> None:
+    schedule, recorder = RandomSchedule(seed, has_filters=num_requests > FEW, windows=windows), FakeRecorder()
     schedule.requests = schedule.requests[:num_requests]
-    runner = new_runner(recorder)
+    runner = new_runner(recorder, windows=windows)
     schedule.run(runner)
     schedule.check()
+    assert (schedule.num_freed > 0) == (len(windows) > 1)
     assert recorder.num_replays > 10
 
 

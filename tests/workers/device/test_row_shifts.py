@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-b
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_shifts_follow_the_rows(has_adapters: bool) -> None:
     shifts = np.zeros(4, np.int64)
-    batch = InputBatch(4, 16, 4, 17)
+    batch = InputBatch(4, 16, 4, [17])
     rows = DeviceBatch(4, 4, 4, CPU, ParallelGroup(), has_adapters, shifts)
 
     def run(*numbers: int) -> list[int]:

@@ -28,8 +28,8 @@ def test_features_are_those_that_the_engine_needs_and_rank_0_alone_pools(
 ) -> None:
     kv_cache = torch.zeros(9, 1, 2, 1, 4, 1)
     features = new_features(
-        InputBatch(2, 8, 4, 9),
-        kv_cache,
+        InputBatch(2, 8, 4, [9]),
+        [kv_cache],
         NullGroup(rank, 2),
         arena=new_arena_of(64) if has_all else None,
         local_ranks=[0, 1],

@@ -86,7 +86,7 @@ class ClipRun:
     ) -> None:
         """stored: dtype of a cache of bytes."""
         self.model, self.cross, self.clips = model, cross.in_blocks(BLOCK_SIZE), clips
-        self.batch = InputBatch(len(clips), 128, BLOCK_SIZE, NUM_BLOCKS)
+        self.batch = InputBatch(len(clips), 128, BLOCK_SIZE, [NUM_BLOCKS])
         self.rows = ClipRows(len(clips), self.cross, BLOCK_SIZE)
         given = [clip.rows for clip in clips.values()]
         padding, dtype = torch.zeros_like(given[0][:1]), stored or given[0].dtype
@@ -121,7 +121,7 @@ class ClipRun:
         """Compute the next tokens of each request; return the logits of its decoder tokens: [n, vocab] (rank 0)."""
         layout = self.batch.layout(encode_ids(map(self.row_of.get, counts)), encode_ids(counts.values()))  # type: ignore[arg-type]
         inputs = self.inputs.prepare(self.batch.prepare(layout))
-        hidden, _ = compute(self.model, inputs, self.kv_cache)
+        hidden, _ = compute(self.model, inputs, [self.kv_cache])
         logits = self.model.compute_logits(hidden)
         self.batch.advance(layout)
         inputs = decoder_of(inputs)

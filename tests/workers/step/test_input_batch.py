@@ -25,7 +25,7 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def new_batch() -> InputBatch:
-    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=MAX_LORAS)
+    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, [NUM_BLOCKS], max_loras=MAX_LORAS)
 
 
 @dataclass
@@ -58,7 +58,7 @@ def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], c
     spans = [(records[row], range(records[row].num_computed, records[row].num_computed + n)) for row, n in ordered]
     assert inputs.token_ids.tolist() == [record.tokens[p] for record, span in spans for p in span]
     assert inputs.positions.tolist() == [p for _, span in spans for p in span]
-    assert inputs.slots.tolist() == [
+    assert inputs.groups[0].slots.tolist() == [
         record.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for record, span in spans for p in span
     ]
     adapter_slots = [record.adapter_slot for record, span in spans for _ in span]
@@ -70,7 +70,7 @@ def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], c
     assert inputs.seq_lens.tolist() == [span.stop for _, span in spans]
     width = max(-(-span.stop // BLOCK_SIZE) for _, span in spans)
     padded = [(record.blocks + [0] * width)[:width] for record, _ in spans]
-    assert inputs.block_tables.tolist() == padded
+    assert inputs.groups[0].block_tables.tolist() == padded
     sampling = [row for row, n in pairs if records[row].num_computed + n == len(records[row].tokens)]
     assert inputs.sampled_rows.tolist() == sampling
     assert inputs.sampled_positions.tolist() == [len(records[row].tokens) for row in sampling]

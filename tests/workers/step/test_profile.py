@@ -20,7 +20,7 @@ def test_the_largest_steps_reach_each_limit() -> None:
     assert len(wide.seq_lens) == 8 and len(wide.token_ids) == 96
     chunk, rows = largest_steps(StepLimits(max_num_seqs=8, max_num_tokens=16, max_model_len=64), BLOCK_SIZE)
     assert (len(chunk.token_ids), chunk.positions[0], chunk.seq_lens.tolist()) == (16, 48, [64])
-    assert chunk.block_tables.shape == (1, 16)
+    assert chunk.groups[0].block_tables.shape == (1, 16)
     assert len(rows.token_ids) == 16
 
 
@@ -29,6 +29,6 @@ def test_the_largest_steps_reach_each_limit() -> None:
 )
 def test_a_dummy_step_runs_and_writes_nothing(inputs: StepInputs) -> None:
     cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
-    run_dummy(HistoryModel(), inputs, cache, sampler=Sampler())
-    run_dummy(HistoryModel(), inputs, cache, sampler=Sampler(), sampling=RowSampling(top_p=0.9), num_logprobs=3)
+    run_dummy(HistoryModel(), inputs, [cache], sampler=Sampler())
+    run_dummy(HistoryModel(), inputs, [cache], sampler=Sampler(), sampling=RowSampling(top_p=0.9), num_logprobs=3)
     assert not cache.any()

@@ -18,7 +18,7 @@ from ....ipc.errors import ProtocolError
 from ....ipc.messages.workers import NewRow
 from ....ipc.spec.models.model_config import CrossConfig
 from ...machine.arrays import I32, I64, Bools
-from ...step.step_inputs import StepInputs
+from ...step.step_inputs import GroupInputs, StepInputs
 from .media_rows import Piece
 from .row_spans import FIELDS
 
@@ -71,13 +71,13 @@ class ClipRows:
         """Split the inputs of a step. ProtocolError if it computes tokens of a clip without an entry."""
         firsts = inputs.positions[inputs.query_starts[:-1]]
         if (firsts >= self.num_tokens).all():
-            return self._with_clips(inputs, (), inputs.slots[:0])
+            return self._with_clips(inputs, (), _group_of(inputs).slots[:0])
         is_clip = inputs.positions < self.num_tokens
         pieces: list[Piece] = []
         ends = np.minimum(inputs.seq_lens, self.num_tokens)
         for i in np.flatnonzero(firsts < self.num_tokens).tolist():
             pieces += self._pieces(int(inputs.rows[i]), int(firsts[i]), int(ends[i]))
-        return self._with_clips(_without(inputs, is_clip), tuple(pieces), inputs.slots[is_clip])
+        return self._with_clips(_without(inputs, is_clip), tuple(pieces), _group_of(inputs).slots[is_clip])
 
     def _pieces(self, row: int, first: int, end: int) -> list[Piece]:
         """Return the encoder rows of the tokens [first, end) of a row's clip."""
@@ -91,10 +91,18 @@ class ClipRows:
     def _with_clips(self, decoder: StepInputs, pieces: tuple[Piece, ...], slots: I64) -> ClipStep:
         """Return the split step. decoder: the inputs of the decoder's tokens, with block tables, lengths and positions
         that still include the clips."""
-        tables = decoder.block_tables
-        own = decoder._replace(seq_lens=decoder.seq_lens - self.num_tokens, block_tables=tables[:, self._num_blocks :])
-        clip_tables = tables[:, : self._num_blocks]
+        group = _group_of(decoder)
+        clip_tables, tables = np.split(group.block_tables, [self._num_blocks], axis=1)
+        own = decoder._replace(
+            seq_lens=decoder.seq_lens - self.num_tokens, groups=[group._replace(block_tables=tables)]
+        )
         return ClipStep(own, decoder.positions - self.num_tokens, clip_tables, pieces, slots)
+
+
+def _group_of(inputs: StepInputs) -> GroupInputs:
+    """Return the only KV group: tokens of clips and of the decoder share their block tables."""
+    (group,) = inputs.groups
+    return group
 
 
 def _without(inputs: StepInputs, is_clip: Bools) -> StepInputs:
@@ -103,14 +111,14 @@ def _without(inputs: StepInputs, is_clip: Bools) -> StepInputs:
     starts = before[inputs.query_starts].astype(np.int32)
     counts = np.diff(starts)
     stays = counts > 0
+    group = _group_of(inputs)
     return inputs._replace(
         rows=inputs.rows[stays],
         token_ids=inputs.token_ids[~is_clip],
         positions=inputs.positions[~is_clip],
-        slots=inputs.slots[~is_clip],
         query_starts=np.concatenate([starts[:1], np.cumsum(counts[stays], dtype=np.int32)]),
         seq_lens=inputs.seq_lens[stays],
-        block_tables=inputs.block_tables[stays],
+        groups=[GroupInputs(group.slots[~is_clip], group.block_tables[stays])],
         num_decode_rows=int(np.count_nonzero(stays[: inputs.num_decode_rows])),
         sampled_tokens=before[inputs.sampled_tokens],
     )

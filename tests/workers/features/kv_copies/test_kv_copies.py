@@ -120,16 +120,16 @@ class Runner(ModelRunner):
     """A runner of the history model with an arena, on the host or on the fake device."""
 
     def __init__(self, has_device: bool, pending: PendingCopy | None = None) -> None:
-        batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+        batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, [NUM_BLOCKS])
         self.cache, group = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), ParallelGroup()
         model = DeviceHistoryModel() if has_device else HistoryModel()
         device = None
         if has_device:
             limits = (MAX_NUM_SEQS, MAX_MODEL_LEN)
-            device = DeviceRunner(model, self.cache, *limits, group, FakeRecorder(), sizes_at_start=(1,))
+            device = DeviceRunner(model, [self.cache], *limits, group, FakeRecorder(), sizes_at_start=(1,))
         copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), self.cache, group, [0])
         copies.pending = pending
-        super().__init__(model, batch, self.cache, group, device_runner=device, features=[copies])
+        super().__init__(model, batch, [self.cache], group, device_runner=device, features=[copies])
 
 
 class LateCopies(KVCopies):
@@ -187,7 +187,7 @@ def test_a_result_waits_for_the_copies_of_its_step(has_rows: bool, has_device: b
 
 
 def test_copies_without_an_arena_are_refused() -> None:
-    runner = ModelRunner(HistoryModel(), InputBatch(2, 8, 4, 9), torch.zeros(9, 1, 2, 1, 4, 1), ParallelGroup())
+    runner = ModelRunner(HistoryModel(), InputBatch(2, 8, 4, [9]), [torch.zeros(9, 1, 2, 1, 4, 1)], ParallelGroup())
     with pytest.raises(ProtocolError, match="there is no arena"):
         runner.start(copies_of([1, 1], []))
     assert runner.stage == "begin"
@@ -211,7 +211,7 @@ def test_both_ranks_write_their_parts_before_the_first_reports_a_step_without_ro
     def run(group: ParallelGroup) -> None:
         kv_cache = torch.full((9, 1, 2, 1, 4, 1), group.rank + 1.0)
         copies = KVCopies(arena, kv_cache, group, range(group.size))
-        ModelRunner(HistoryModel(), InputBatch(2, 8, 4, 9), kv_cache, group, features=[copies]).execute(step)
+        ModelRunner(HistoryModel(), InputBatch(2, 8, 4, [9]), [kv_cache], group, features=[copies]).execute(step)
 
     run(FirstOfTwo(lambda: run(NullGroup(1, 2))))
     assert np.frombuffer(arena.slot(1), np.float32).tolist() == [1.0] * 8 + [2.0] * 8

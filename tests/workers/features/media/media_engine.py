@@ -39,7 +39,8 @@ class Engine:
         self.store = BlobStore(run_directory / "media", 1 << 24)
         self.worker = Worker(self.spec, 0, 7)
         self.phases = [phase.name for phase in self.worker.load()]
-        self.worker.initialize(PoolShape(64, 1, (1,)))
+        measured = self.worker.measure()
+        self.worker.initialize(PoolShape.of(measured.pool_bytes, measured.block_bytes))
 
     def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
         digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))

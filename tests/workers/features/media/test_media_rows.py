@@ -89,7 +89,7 @@ class Rows:
     def __init__(self, prompts: list[Prompt], computed: list[int], family: VisionFamily, has_axes: bool) -> None:
         self.prompts, self.computed = prompts, list(computed)
         self.media = MediaRows(MAX_ROWS, vision(family), MERGE if has_axes else None)
-        self.batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, 1 + MAX_ROWS * MAX_LEN // BLOCK_SIZE)
+        self.batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, [1 + MAX_ROWS * MAX_LEN // BLOCK_SIZE])
         blocks = MAX_LEN // BLOCK_SIZE
         for row, prompt in enumerate(prompts):
             self.batch.admit(prompt.new_row(row, computed[row]))
