@@ -22,7 +22,8 @@ Spelling: TypeAlias = Literal["own", "json", "python"]
 class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the calls of an answer are written. The fields below `end` belong to the kinds that are named beside them.
 
-    The first call stands behind `start`, each further one behind `next`, and `end` follows the last. What stands there:
+    The first call stands behind `start`, each further one behind `next`, and `end` follows the last. Without a `next` a
+    turn shows one call. What stands there:
 
     - object: one JSON object that holds the name and the arguments: `<tool_call>{"name": "f", "arguments": {…}}`.
     - json: the name, `mid`, and the arguments as a JSON object: `[TOOL_CALLS]f[ARGS]{…}`.

@@ -15,6 +15,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ...forms.answer_forms.form import AnswerForm, CallForm
+from ...forms.parsers.parts import is_object
 from .call_readers import ObjectPaths, Place, json_places, object_places, spread_places
 from .probe import CONTENT, IDS, KEYS, NAMED_ID, NAMES, ProbeAnswer, ProbeCall, call_id
 from .renderings import SETTINGS, Renderings
@@ -137,8 +138,21 @@ class CallScenes:
             name_path=paths.name,
             arguments_path=paths.arguments,
             id_path=paths.id,
-            shape=self._whole[places[0].begin : places[0].end],
+            shape=self._shape(places),
         )
+
+    def _shape(self, places: list[Place]) -> str:
+        """Return the first object, with {INDEX} or {NUMBER} in a text of it that is the call's place in the turn."""
+        first = _CALLS[0]
+        shapes = list[str]()
+        for place, call, own_id in zip(places, _CALLS, self._ids, strict=False):
+            values = tuple(map(str, call.arguments.values()))
+            shape = _replaced(self._whole[place.begin : place.end], (call.name,), first.name)
+            for value, of_first in zip(values, first.arguments.values(), strict=True):
+                shape = _replaced(shape, (value,), str(of_first))
+            shapes.append(_replaced(shape, (own_id,), self._ids[0]))
+        counted = _with_index(shapes)[0]
+        return counted if is_object(counted) else shapes[0]
 
     def _json_form(self, places: list[Place]) -> CallForm:
         start, following, end = self._around(places)
@@ -191,14 +205,15 @@ class CallScenes:
     # ── joints ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _around(self, places: list[Place]) -> tuple[str, str, str]:
-        """Return the joints before the first call, between calls and behind the last."""
+        """Return the joints before the first call, between calls, and behind the last. Nothing stands between calls if
+        the template shows one alone."""
         text = self._whole
         joints = [self._joint(text[: places[0].begin])]
         joints += [self._joint(text[one.end : other.begin]) for one, other in pairwise(places)]
         joints = _with_index(joints)
         start = self._start(without_thought(joints[0], self._thoughts.texts).lstrip())
         end = self._end(text[places[-1].end :])
-        return start, (*joints[1:], end + start)[0], end
+        return start, (*joints[1:], "")[0], end
 
     def _start(self, alone: str) -> str:
         """Return the joint before the first call: the shorter of `alone`, without content, and that behind content."""

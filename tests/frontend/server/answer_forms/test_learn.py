@@ -109,6 +109,16 @@ def test_joint_counts_calls_as_the_template_does() -> None:
     assert len(calls.mid_by_type) > 2
 
 
+@pytest.mark.parametrize("name", [name for name in LEARNED if not name.startswith("odd")])
+def test_nothing_stands_between_calls_where_a_turn_shows_one(name: str) -> None:
+    assert (learned(name).calls[0].next == "") == (SHAPES[name].most_calls == 1)
+
+
+def test_text_of_an_object_that_counts_calls_is_a_place() -> None:
+    shape = learned("object/indented_ids").calls[0].shape
+    assert shape.startswith('{"tool_call_id": "{INDEX}", "tool_name": "')
+
+
 def test_template_that_writes_without_end_is_hostile() -> None:
     source = "{% for a in range(1000) %}{{ 'x' * 2000 }}{% endfor %}{{ messages[0].content }}"
     with pytest.raises(HostileTemplate, match="characters"):
