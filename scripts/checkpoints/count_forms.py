@@ -2,7 +2,9 @@
 
 Prints a line per template: learned, named or unknown, the kind of its calls, probes returned of those shown, CPU
 milliseconds, renderings, and the first difference; then the totals. --cuts N also reads N random cuts of fuzzed probes
-with each proved form, and counts those that are read otherwise than the whole text.
+with each proved form, and counts those that are read otherwise than the whole text. --walk N makes N random answers of
+each kind of calls, forced and strict under auto, with and without a thought, through the masks of their grammars
+(tests/support/form_walks.py), and counts those that are invalid.
 """
 
 from __future__ import annotations
@@ -12,22 +14,30 @@ import itertools
 import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 from tokenloom.frontend.server.answer_forms.choose import Choice, choose
 from tokenloom.frontend.server.answer_forms.probe import PROBES, ProbeAnswer, ProbeCall
 from tokenloom.frontend.server.answer_forms.prove import begins_inside, read_answer, shown_text
-from tokenloom.frontend.server.answer_forms.renderings import HostileTemplate, Renderings
+from tokenloom.frontend.server.answer_forms.renderings import HostileTemplate, Render, Renderings
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.client import ChatForm
+from tokenloom.ipc.params.call_form import CallKind
+from tokenloom.tests.support.form_walks import MODES, FormWalks
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 CUTS_PER_TEXT = 10
+NESTED = "nested values"  # a probe
 LETTERS = "abc äß字🙂\"'\\<>[]{}|=/\n\t 0123"
+
+
+Proved: TypeAlias = tuple[Choice, Renderings, Render]
 
 
 class Rendered:
@@ -77,12 +87,12 @@ def cut(text: str, chance: random.Random) -> list[str]:
     return [text[one:other] for one, other in itertools.pairwise(places)]
 
 
-def count_cuts(proved: list[tuple[Choice, Renderings]], num_cuts: int, chance: random.Random) -> tuple[int, int, int]:
+def count_cuts(proved: list[Proved], num_cuts: int, chance: random.Random) -> tuple[int, int, int]:
     """Return the numbers of texts, of cuts, and of cuts that were read otherwise than the whole text."""
     num_texts = num_read = num_different = 0
     probes = [probe.answer for probe in PROBES]
     while num_read < num_cuts:
-        choice, shown = chance.choice(proved)
+        choice, shown, _ = chance.choice(proved)
         answer = fuzzed(chance.choice(probes), chance)
         text = shown_text(shown, answer).text
         if not text:
@@ -99,13 +109,48 @@ def count_cuts(proved: list[tuple[Choice, Renderings]], num_cuts: int, chance: r
     return num_texts, num_read, num_different
 
 
+def walk(proved: list[Proved], kinds: Collection[str], count: int, seed: int) -> int:
+    """Print the number of invalid answers of each kind of calls and each mode, and return their sum. count: answers of
+    each, spread over the templates."""
+    num_invalid = 0
+    walked = [(choice, render) for choice, _, render in proved if choice.form.calls]
+    for kind, mode in itertools.product(kinds, MODES):
+        own = [each for each in walked if each[0].form.calls[0].kind == kind]
+        own = [each for each in own if each[0].form.thought is not None or not mode[1]]
+        found = Counter[str]()
+        start = time.monotonic()
+        for number, (choice, render) in enumerate(own):
+            with tempfile.TemporaryDirectory() as folder:
+                walks = FormWalks(Path(folder), choice.form, render, has_nested=NESTED not in failed(choice))
+                for answer in walks.answers(mode, (count + number) // len(own), seed + number):
+                    found.update(answers=1, calls=answer.num_calls, invalid=bool(answer.fault))
+                    if answer.fault:
+                        print(f"INVALID {answer.fault}: {json.dumps(answer.text, ensure_ascii=False)}", file=sys.stderr)
+        num_invalid += found["invalid"]
+        name = f"{kind}, {'forced' if mode[0] else 'strict'}{', with a thought' if mode[1] else ''}"
+        print(
+            f"{name}: {found['invalid']} invalid of {found['answers']} answers with {found['calls']} calls, "
+            f"{len(own)} templates, {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+    return num_invalid
+
+
+def failed(choice: Choice) -> set[str]:
+    """Return the names of the probes that a template does not return."""
+    return {each.probe for each in choice.different}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cuts", type=int, default=0)
+    parser.add_argument("--walk", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(get_args(CallKind)), help="kinds of calls for --walk")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    origins, proved, cpu_ms, renders = Counter[str](), list[tuple[Choice, Renderings]](), list[float](), list[int]()
+    origins, cpu_ms, renders = Counter[str](), list[float](), list[int]()
+    proved: list[Proved] = []
     num_showing = 0
     for path in sorted(options.folder.rglob("*.jinja")):
         try:
@@ -124,7 +169,7 @@ def main() -> int:
         print(line_of(path.stem, choice, cpu_ms[-1], rendered.num_renders))
         if choice.origin in ("learned", "tried"):
             try:
-                proved.append((choice, Renderings(Rendered(source).render)))
+                proved.append((choice, Renderings(rendered.render), rendered.render))
             except HostileTemplate as error:
                 print(error)
     cpu_ms.sort()
@@ -137,7 +182,10 @@ def main() -> int:
     if options.cuts and proved:
         num_texts, num_read, num_different = count_cuts(proved, options.cuts, random.Random(options.seed))
         print(f"{num_read} cuts of {num_texts} texts: {num_different} different")
-        return int(num_different > 0)
+        if num_different:
+            return 1
+    if options.walk:
+        return int(walk(proved, options.kinds.split(","), options.walk, options.seed) > 0)
     return 0
 
 

@@ -52,8 +52,13 @@ class WalkedVocabulary:
                 described["added_tokens"].append({"id": size, "content": marker, "special": True, **flags})
                 size += 1
         (folder / "tokenizer.json").write_text(json.dumps(described))
+        self._specials = {each["content"] for each in described["added_tokens"]}
         self.compiler = GrammarCompiler(folder, size, [EOS])
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def is_token(self, text: str) -> bool:
+        """Return whether a text is a special token."""
+        return text in self._specials
 
     def walk(
         self, params: StructuredOutputsParams, phrases: Sequence[str], draw: random.Random, begin: str = ""
@@ -119,19 +124,28 @@ class Answer(NamedTuple):
     thought: str
     content: str
     calls: list[tuple[str, Any]]  # names and arguments
+    ids: list[str]  # of the calls
+    has_other_keys: bool  # repeated ones or unsorted ones, which a template may write in another way
 
 
-def read(form: AnswerForm, schemas: Mapping[str, JsonObject], text: str) -> Answer:
+def read(form: AnswerForm, schemas: Mapping[str, JsonObject], text: str, *, is_inside_thought: bool = False) -> Answer:
     """Read a whole answer with the parsers of a form."""
     parts: list[Part] = [Content(text)] if text else []
-    for parser in new_parsers(form, schemas, is_inside_thought=False):
+    for parser in new_parsers(form, schemas, is_inside_thought=is_inside_thought):
         found: list[Part] = []
         for part in parts:
             found += parser.append(part.text) if isinstance(part, Content) else [part]
         parts = [*found, *parser.finish()]
     content, calls = whole_calls(parts)
     thought = "".join(part.text for part in parts if isinstance(part, Thought))
-    return Answer(thought, content, [(call.name, json.loads(call.arguments)) for call in calls])
+    are_others: list[bool] = []
+
+    def from_pairs(pairs: list[tuple[str, Any]]) -> JsonObject:
+        are_others.append([key for key, _ in pairs] != sorted(dict(pairs), key=str.lower))
+        return dict(pairs)
+
+    named = [(call.name, json.loads(call.arguments, object_pairs_hook=from_pairs)) for call in calls]
+    return Answer(thought, content, named, [call.id for call in calls], any(are_others))
 
 
 def fault(answer: Answer, schemas: Mapping[str, JsonObject], strict_names: Collection[str], *, is_forced: bool) -> str:
@@ -142,6 +156,8 @@ def fault(answer: Answer, schemas: Mapping[str, JsonObject], strict_names: Colle
     for name, arguments in answer.calls:
         if name not in schemas:
             return f"a call of {name!r:.80}"
+        if "Infinity" in json.dumps(arguments):
+            return f"{name}: a number beyond float64"
         validator = jsonschema.Draft202012Validator(
             closed(schemas[name]) if name in strict_names else {"type": "object"}
         )

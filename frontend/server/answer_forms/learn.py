@@ -152,7 +152,9 @@ class CallScenes:
                 shape = _replaced(shape, (value,), str(of_first))
             shapes.append(_replaced(shape, (own_id,), self._ids[0]))
         counted = _with_index(shapes)[0]
-        return counted if is_object(counted) else shapes[0]
+        if is_object(counted):
+            return counted
+        return shapes[0]
 
     def _json_form(self, places: list[Place]) -> CallForm:
         start, following, end = self._around(places)
