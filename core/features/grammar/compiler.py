@@ -195,13 +195,19 @@ class GrammarCompiler:
         return self._matcher(LLMatcher.grammar_from_json_schema(_quote(lark.narrowed()), overrides=options))
 
     def _compile_calls(self, constraint: CallsConstraint) -> LLMatcher:
-        """Compile calls in a model's own form; with narrower bounds if exact numbers make the grammar too large."""
+        """Compile calls in a model's own form; with narrower bounds if exact numbers make the grammar too large.
+        RequestError, with the tool's name, for a schema that the library refuses by itself."""
         for is_exact in (True, False):
             rules = LarkRules(self._special_ids, self._tokenizer.eos_tokens)
             grammar = CallRules(constraint, rules, is_exact=is_exact).text()
             inner = self._matcher(LLMatcher.grammar_from_lark(grammar))
             if not inner.is_error():
-                break
+                return inner
+        for name, schema in constraint.tools.items():  # which of them is it?
+            try:
+                self.compile("json", json.dumps({"type": "object"} | (schema or {})))
+            except RequestError as error:
+                raise RequestError(f"{error} (of the tool {name!r:.80})") from None
         return inner
 
     def _matcher(self, grammar: str) -> LLMatcher:

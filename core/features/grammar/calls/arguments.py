@@ -6,15 +6,22 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .....ipc.errors import RequestError
+from .....ipc.params.json_schema import subschemas
 from ..schemas.alternatives import Alternatives
 from ..schemas.schema import Schema
 from .lark_rules import LarkRules, quoted
 from .notation import OTHER_NAME
 from .text_terminal import conditions
 
-TOO_MANY = (
-    "structured_outputs.json: a schema combines too many alternatives for the form of this model's calls: name fewer "
-    "in anyOf, oneOf or allOf"
+MAX_ALTERNATIVES = 1024  # of a schema that becomes rules of its own
+_UNSERVED = (  # keywords that limit values, where json_schema.py could not replace them
+    "not",
+    "contains",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "$dynamicRef",
 )
 
 
@@ -29,19 +36,39 @@ class Pair(NamedTuple):
 
 def flat_objects(alternatives: Alternatives, root: Schema) -> list[Schema]:
     """Return schemas without references and unions, each for some of the arguments that conform to `root`. RequestError
-    for counts of keys, and if there are too many alternatives."""
-    found = alternatives.of(root)
-    objects = [None] if found is None else [alternatives.joined(each) for each in found]
-    if None in objects:
-        raise RequestError(TOO_MANY)
-    flat = [each for each in objects if isinstance(each, dict)]
-    for each in flat:
-        if each.get("minProperties", 0) > len(each.get("required", ())) or "maxProperties" in each:
+    as `joined_alternatives`, and for a keyword in any part of the root that cannot be served."""
+    todo: list[tuple[str, object]] = [("", root)]
+    while todo:
+        pointer, schema = todo.pop()
+        if isinstance(schema, dict) and (unserved := next((each for each in _UNSERVED if each in schema), None)):
             raise RequestError(
-                "structured_outputs.json: minProperties and maxProperties of the arguments are not served in the form "
-                "of this model's calls: leave them out"
+                f"structured_outputs.json at #{pointer}: this {unserved} is not served in the form of this model's "
+                "calls: leave it out"
             )
-    return flat
+        todo += [(pointer + step, part) for step, part in subschemas(schema)]
+    return joined_alternatives(alternatives, root)
+
+
+def joined_alternatives(alternatives: Alternatives, schema: object) -> list[Schema]:
+    """Return schemas without references and unions, each for some of the values that conform to `schema`. RequestError
+    if there are too many, or if one cannot be written as one schema."""
+    found = alternatives.of(schema)
+    if found is None:
+        raise RequestError(
+            f"structured_outputs.json: a schema joins more than {MAX_ALTERNATIVES} alternatives, or refers to itself "
+            "in anyOf, oneOf or allOf, which the form of this model's calls does not allow: name fewer alternatives"
+        )
+    joined: list[Schema] = []
+    for parts in found:
+        each = alternatives.joined(parts)
+        if each is None:
+            names = ", ".join(sorted({name for part in parts for name in part}))
+            raise RequestError(
+                f"structured_outputs.json: {names} together cannot be written in the form of this model's calls: leave "
+                "one out, or put those of allOf into one schema"
+            )
+        joined += [] if each is False else [each]
+    return joined
 
 
 def pairs_of(schema: Schema, rules: LarkRules) -> Iterator[Pair]:

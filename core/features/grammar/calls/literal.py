@@ -5,6 +5,7 @@ from __future__ import annotations
 from .....ipc.params.call_form import CallForm
 from ..schemas.schema import Schema
 from .arguments import any_of, flat_objects, pairs_of
+from .counted_pairs import counted_list, counts_of
 from .lark_rules import LarkRules
 from .notation import literal_notation
 from .noted_schema import NotedSchema
@@ -22,14 +23,16 @@ class LiteralArguments(NotedSchema):
         return any_of(map(self._pairs, flat_objects(self._alternatives, self._root)))
 
     def _pairs(self, schema: Schema) -> str | None:
-        items: list[tuple[str, bool]] = []
+        named: list[tuple[str, bool]] = []
+        others: list[str] = []
         for pair in pairs_of(schema, self._rules_of_call):
             value = self.rule_of(pair.schema)
             if value is None and pair.is_required:
                 return None
             if value is not None:
                 own = self._rule(f"{pair.key} {self._assign} {value}")
-                items.append((own if pair.name else self._rule(f"{own} ({self._comma} {own})*"), pair.is_required))
-        if not items:
-            return '""'
-        return f"({self._some_of(items)})" + ("" if any(is_required for _, is_required in items) else "?")
+                if pair.name:
+                    named.append((own, pair.is_required))
+                else:
+                    others.append(own)
+        return counted_list(named, any_of(others) or "", counts_of(schema), self._comma, self._rule)

@@ -8,7 +8,9 @@ from .....ipc.errors import RequestError
 from ..schemas.alternatives import Alternatives
 from ..schemas.exact_numbers import FINITE_NUMBER, narrowed
 from ..schemas.finite_schema import FiniteSchema
-from ..schemas.schema import KEYWORDS, KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, listed, listed_values
+from ..schemas.schema import KEYWORDS, KEYWORDS_BY_TYPE, TYPES, UNIONS, VALUES, Schema, listed, listed_values
+from .arguments import MAX_ALTERNATIVES, joined_alternatives
+from .counted_pairs import Counts, counted_list, counts_of
 from .notation import Notation
 from .text_terminal import LIMITS
 
@@ -19,7 +21,7 @@ _NUMERIC = {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 class NotedSchema(FiniteSchema):
     """Translator of one schema, of which all parts become rules; numbers alone are the library's."""
 
-    _kept_whole = frozenset(("minProperties", "maxProperties"))
+    _kept_whole = frozenset()
 
     def __init__(self, root: Schema, notation: Notation, prefix: str) -> None:
         super().__init__(root, JSON_OPTIONS, notation.rules.name_by_definition, prefix)
@@ -29,6 +31,9 @@ class NotedSchema(FiniteSchema):
         for name, inner in (("array", notation.lists), ("object", notation.objects)):
             if inner is not None:
                 self._inner[name] = NotedSchema(root, inner, f"{prefix}{name[0]}")
+
+    def _new_alternatives(self) -> Alternatives:
+        return Alternatives(self._root, self._budget, self._keep, MAX_ALTERNATIVES, joins_all=True)
 
     @property
     def alternatives(self) -> Alternatives:
@@ -73,6 +78,8 @@ class NotedSchema(FiniteSchema):
         """Return a rule for a schema of numbers. RequestError for others, which cannot become rules."""
         if schema.keys() & KEYWORDS <= _NUMERIC and {*listed(schema.get("type", TYPES))} <= {"integer", "number"}:
             return self._numeric(schema)
+        if schema.keys() & {"$ref", "allOf", *UNIONS}:
+            joined_alternatives(self._alternatives, schema)
         found = ", ".join(sorted(schema.keys() & KEYWORDS))
         raise RequestError(
             f"structured_outputs.json{self._budget.place}: {found} together cannot be written as rules, which the form "
@@ -85,9 +92,11 @@ class NotedSchema(FiniteSchema):
         return super()._schema({name: value for name, value in schema.items() if name in _NUMERIC})
 
     def _own_value(self, schema: Schema) -> str | None:
-        if schema.keys() & {*VALUES}:
+        if schema.keys().isdisjoint(VALUES):
+            return self._typed(schema)
+        if schema.keys() & KEYWORDS <= {*VALUES, "type"}:
             return self._constants(listed_values(schema))
-        return self._typed(schema)
+        return self._schema(schema)
 
     def _constants(self, values: list[object]) -> str | None:
         return self._any(self._rule(self._notation.constant(value)) for value in values)
@@ -100,7 +109,7 @@ class NotedSchema(FiniteSchema):
         if name in self._inner:
             return self._inner[name].of_type(own | {"type": name})
         if name == "object":
-            return self._object(_with_counts_met(own))
+            return self._object(own)
         if name == "array":
             return self._array(own)
         if name == "string":
@@ -110,6 +119,23 @@ class NotedSchema(FiniteSchema):
             return self._any(self._numbers(schema, name)) if narrowed(numbers) != numbers else self._numeric(numbers)
         return self._any(map(self._notation.word, (None,) if name == "null" else (False, True)))
 
+    def _object(self, own: Schema) -> str | None:
+        counts = counts_of(own)
+        if counts == Counts(0, None):
+            return super()._object(own)
+        members = self._members(own)
+        if members is None:
+            return None
+        pairs = counted_list(members.named, self._any(members.others) or "", counts, self._comma, self._rule)
+        return pairs and self._rule(f'"{{" {pairs} "}}"')
+
+    def _array(self, own: Schema) -> str | None:
+        if isinstance(own.get("items"), list):  # of older drafts
+            others = own.get("additionalItems", False)
+            own = {name: value for name, value in own.items() if name != "additionalItems"}
+            own |= {"prefixItems": own["items"], "items": others}
+        return super()._array(own)
+
     def _key(self, name: str) -> str:
         return self._notation.key(name)
 
@@ -118,14 +144,3 @@ class NotedSchema(FiniteSchema):
         for pattern, part in own.get("patternProperties", {}).items():
             keys.append((self._notation.other_key(taken, {"pattern": pattern}), part))
         return keys
-
-
-def _with_counts_met(own: Schema) -> Schema:
-    """Return an object's keywords without counts of keys that all its values have anyway."""
-    most = own.get("maxProperties")
-    is_closed = own.get("additionalProperties", True) is False and not own.get("patternProperties")
-    if own.get("minProperties", 0) <= len(own.get("required", ())):
-        own = {name: value for name, value in own.items() if name != "minProperties"}
-    if most is not None and is_closed and most >= len(own.get("properties", {})):
-        own = {name: value for name, value in own.items() if name != "maxProperties"}
-    return own

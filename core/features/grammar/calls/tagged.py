@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from .....ipc.errors import RequestError
 from .....ipc.params.call_form import CallForm
 from ..schemas.schema import KEYWORDS_BY_TYPE, TYPES, VALUES, Schema, has_type, listed, listed_values
-from .arguments import TOO_MANY, Pair, any_of, flat_objects, pairs_of
+from .arguments import Pair, any_of, flat_objects, joined_alternatives, pairs_of
+from .counted_pairs import Counts, counts_of
 from .lark_rules import Closing, LarkRules, first_held, quoted, without
 from .notation import json_notation
 from .noted_schema import NotedSchema
@@ -22,6 +24,7 @@ from .text_terminal import LIMITS, conditions
 
 CDATA = "<![CDATA["  # frontends remove it around a value
 _JSON_BEGINS = {"object": r"\{", "array": r"\[", "number": "[-0-9]", "integer": "[-0-9]"}
+Rules: TypeAlias = list[str | None]  # by the number of pairs before; "": of no pairs, None: none conform
 _SCALARS = ("null", "boolean", "integer", "number")
 
 
@@ -59,25 +62,38 @@ class TaggedArguments:
 
     def _object(self, schema: Schema) -> str | None:
         pairs = list(pairs_of(schema, self._rules))
-        followed = ""  # by the last key
-        for i in reversed(range(len(pairs))):
-            found = self._pair_from(pairs, i, followed)
-            if found is None:
-                return None
-            followed = found
-        first = [] if not followed else [f"{self._expanded(self._form.first)} {followed}"]
-        if not any(pair.is_required for pair in pairs):
+        counts = counts_of(schema)
+        followed: Rules = [""] * (counts.cap + 1)  # by the last key
+        is_needed = False
+        for pair in reversed(pairs):
+            rules: Rules = [None] * len(followed)
+            for count in reversed(range(len(followed))):
+                if not counts.is_full(count):
+                    again = rules[counts.after(count)]
+                    rules[count] = self._pair_from(pair, count, counts, again, followed, may_end=not is_needed)
+                elif not is_needed and not pair.is_required:
+                    rules[count] = ""
+            followed = rules
+            is_needed |= pair.is_required
+        first = [f"{self._expanded(self._form.first)} {followed[0]}"] if followed[0] else []
+        if not is_needed and not counts.low:
             first.append(self._expanded(self._empty_tail) or '""')
         return any_of(first)
 
-    def _pair_from(self, pairs: list[Pair], i: int, followed: str) -> str | None:
-        """Return a rule for the pairs from `i` on, at least one, with the tail behind them; None if none conform.
-        followed: the rule for those behind `i`; "" if there are none."""
-        pair = pairs[i]
+    def _pair_from(
+        self, pair: Pair, count: int, counts: Counts, again: str | None, followed: Rules, *, may_end: bool
+    ) -> str | None:
+        """Return a rule for a pair and those behind it, at least one of them, with the tail behind; "" if there are
+        none, None if none conform. count: of the pairs before. again: the rule for the same pair with one more before.
+        followed: the rules for those behind the pair, by the number of pairs before them. may_end: none of these is
+        required."""
         name = f"{self._prefix}p{self._num_rules}"
         self._num_rules += 1
-        may_end = not any(each.is_required for each in pairs[i + 1 :])
-        again = name if not pair.name else ""
+        after = counts.after(count)
+        following = followed[after]
+        if not pair.name:
+            following = (name if after == count else again) or following
+        may_end = may_end and after >= counts.low
         ways = []
         if not pair.name and "{KEY}" in self._form.pair + self._tail:
             raise RequestError("structured_outputs.json: other keys cannot be repeated in this model's calls: name all")
@@ -86,13 +102,15 @@ class TaggedArguments:
                 f"structured_outputs.json: the key {pair.name!r:.80} cannot be written in the form of this model's "
                 "calls: use letters, digits and underscores"
             )
-        for closing, rest in self._closings(pair, again or followed, may_end=may_end).items():
+        for closing, rest in self._closings(pair, following or "", may_end=may_end).items():
             for mid, value in self._values(pair, closing):
                 ways.append(f"{pair.key} {self._expanded(mid)} {value} ({' | '.join(rest)})")
+        if not ways and pair.is_required:
+            return None
         if not ways:
-            return None if pair.is_required else followed
-        if not pair.is_required and followed:
-            ways.append(followed)
+            return followed[count]
+        if not pair.is_required and followed[count]:
+            ways.append(str(followed[count]))
         self._rules.add(name, " | ".join(ways))
         return name
 
@@ -129,14 +147,8 @@ class TaggedArguments:
     def _ways_to_write(self, schema: object) -> tuple[list[Schema], list[object], list[Schema]]:
         """Return the ways to write a value: schemas of texts, constants, and schemas of other values."""
         alternatives = self._schema.alternatives
-        found = alternatives.of(schema)
-        joined = [None] if found is None else [alternatives.joined(each) for each in found]
-        if None in joined:
-            raise RequestError(TOO_MANY)
         texts, constants, others = list[Schema](), list[object](), list[Schema]()
-        for each in joined:
-            if not isinstance(each, dict):
-                continue
+        for each in joined_alternatives(alternatives, schema):
             if each.keys() & {*VALUES}:
                 constants += listed_values(each)
                 continue

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from .....ipc.errors import RequestError
-from ..schemas.schema import Schema
+from ..schemas.schema import Schema, listed
+from .pattern_branches import escaped, found_anywhere
 
-_ATOM = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*+\]?|[()|^$/\n]|[^\\\[()|^$/\n]++", re.DOTALL)
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
@@ -31,45 +29,11 @@ LIMITS = ("minLength", "maxLength", "pattern", "format")
 
 def conditions(schema: Schema) -> Iterator[str]:
     """Yield terminals that a text must match, all of them, to conform to the keywords of a string schema. RequestError
-    for a pattern with anchors inside of groups."""
+    as in `found_anywhere`. A schema that was joined from several may have a list of patterns."""
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     if low or high is not None:
         yield f"/(?s:.){{{low},{'' if high is None else high}}}/"
-    if "pattern" in schema:
-        yield f"/{_found_anywhere(schema['pattern'])}/"
+    for pattern in listed(schema.get("pattern", [])):
+        yield f"/{found_anywhere(pattern)}/"
     if schema.get("format") in FORMATS:
-        yield f"/{_escaped(FORMATS[schema['format']])}/"
-
-
-def _found_anywhere(pattern: str) -> str:
-    """Return an expression for whole texts in which a pattern is found somewhere, unless its anchors say otherwise."""
-    branches, depth = [[""]], 0
-    for found in _ATOM.finditer(pattern):
-        atom = found[0]
-        depth += (atom == "(") - (atom == ")")
-        if atom == "|" and not depth:
-            branches.append([""])
-        elif atom in ("^", "$") and depth:
-            raise RequestError(
-                f"structured_outputs.json: pattern {pattern!r:.80} has {atom} inside of brackets, which texts without "
-                "quotes cannot be limited by: write it outside of them"
-            )
-        else:
-            branches[-1].append(_escaped(atom))
-    return "|".join(_anchored([atom for atom in branch if atom]) for branch in branches)
-
-
-def _anchored(atoms: list[str]) -> str:
-    before, after = "(?s:.*)", "(?s:.*)"
-    if atoms[:1] == ["^"]:
-        before, atoms = "", atoms[1:]
-    if atoms[-1:] == ["$"]:
-        after, atoms = "", atoms[:-1]
-    return f"{before}(?:{''.join(atoms)}){after}"
-
-
-def _escaped(expression: str) -> str:
-    """Return an expression for use between slashes."""
-    return re.sub(
-        r"(\\.)|/|\n", lambda found: found[1] or {"/": r"\/", "\n": r"\n"}[found[0]], expression, flags=re.DOTALL
-    )
+        yield f"/{escaped(FORMATS[schema['format']])}/"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from .....ipc.errors import RequestError
 from .....ipc.params.json_schema import at_pointer, subschemas
@@ -36,6 +37,13 @@ MAX_OPEN = 50  # nested targets of references that are written at once
 _TEXT = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00([01][0-9a-fA-F]|7[fF]))*"/'
 
 
+class Members(NamedTuple):
+    """Rules for the pairs of an object: for each that has a name, with whether it is required, and for others."""
+
+    named: list[tuple[str, bool]]
+    others: list[str]
+
+
 class LarkSchema:
     """Translator of one schema, which it does not change; owns the rules written so far. `is_needed`: the schema has
     numbers that the library would round."""
@@ -51,7 +59,7 @@ class LarkSchema:
         self._comma = _separator(options, "item_separator", ",")
         self._colon = _separator(options, "key_separator", ":")
         self._budget = TranslationBudget(root)
-        self._alternatives = Alternatives(root, self._budget, self._keep)
+        self._alternatives = self._new_alternatives()
         # ids of the schemas on the paths to such numbers; whether a reference is no pointer into the root
         self._on_the_way, self._has_other_references = paths_to_inexact(
             root, has_finite_numbers=self._has_finite_numbers
@@ -93,11 +101,14 @@ class LarkSchema:
         if self._has_other_references:
             return None
         self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
-        self._alternatives = Alternatives(self._root, self._budget, self._keep)
+        self._alternatives = self._new_alternatives()
         try:
             return self.rule_of(self._root)
         except (RequestError, RecursionError):
             return None
+
+    def _new_alternatives(self) -> Alternatives:
+        return Alternatives(self._root, self._budget, self._keep)
 
     @property
     def targets(self) -> list[str]:
@@ -271,24 +282,31 @@ class LarkSchema:
     def _object(self, own: Schema) -> str | None:
         if own.keys() & self._kept_whole:
             return self._schema(own | {"type": "object"})
+        members = self._members(own)
+        if members is None:
+            return None
+        items = [*members.named, *((self._rule(f"{pair} ({self._comma} {pair})*"), False) for pair in members.others)]
+        if not items:
+            return self._rule('"{" "}"')
+        may_be_empty = "" if any(is_required for _, is_required in items) else "?"
+        return self._rule(f'"{{" ({self._some_of(items)}){may_be_empty} "}}"')
+
+    def _members(self, own: Schema) -> Members | None:
+        """Return the pairs of an object's schema; None if a required one has no values."""
         others, required = own.get("additionalProperties", True), dict.fromkeys(own.get("required", ()))
-        items: list[tuple[str, bool]] = []
+        members = Members([], [])
         schemas = own.get("properties", {})
         schemas = schemas | {name: others for name in required if name not in schemas}
         for name, part in schemas.items():
             value = self._value(part)
             if value is not None:
-                items.append((self._rule(f"{self._key(name)} {self._colon} {value}"), name in required))
+                members.named.append((self._rule(f"{self._key(name)} {self._colon} {value}"), name in required))
             elif name in required:
                 return None
         for key, part in self._other_keys(own, list(schemas)):
             if (value := self._value(part)) is not None:
-                pair = self._rule(f"{key} {self._colon} {value}")
-                items.append((self._rule(f"{pair} ({self._comma} {pair})*"), False))
-        if not items:
-            return self._rule('"{" "}"')
-        may_be_empty = "" if any(is_required for _, is_required in items) else "?"
-        return self._rule(f'"{{" ({self._some_of(items)}){may_be_empty} "}}"')
+                members.others.append(self._rule(f"{key} {self._colon} {value}"))
+        return members
 
     def _array(self, own: Schema) -> str | None:
         first, others = own.get("prefixItems", []), own.get("items", True)
