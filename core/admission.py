@@ -87,7 +87,7 @@ class Admission:
     def _check_size(self, num_prompt: int, max_tokens: int, *, is_pooled: bool) -> None:
         """Raise RequestError unless prompt and `max_tokens` fit into max_model_len and into an empty KV pool, and for
         an empty prompt. A prompt to embed has no output tokens: its `max_tokens` of 1 does not count."""
-        num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
+        num_needed = self._kv_cache.sizes.num_blocks_for(num_prompt + max_tokens - 1)
         if num_prompt < 1 or num_prompt + max_tokens - is_pooled > self._max_model_len:
             raise RequestError(
                 f"{num_prompt} prompt tokens and max_tokens {max_tokens} do not fit max_model_len "

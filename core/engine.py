@@ -24,6 +24,7 @@ from .features.crash_isolation import CRASHES_TO_FAIL
 from .features.new import Surroundings, new_features
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
+from .kv.kv_sizes import KVSizes
 from .kv.manager import KVCacheManager
 from .outbox import Outbox
 from .request import Request
@@ -70,7 +71,11 @@ class EngineCore:
         self.open_requests = self._request_by_id.values()  # a view
         self.stats = CoreStats()
         self.scheduler = Scheduler(
-            KVCacheManager(pool.num_blocks(), config.block_size, spec.shares_prefixes, record),
+            KVCacheManager(
+                KVSizes(spec.kv_groups, pool, config.block_size, spec.step_tokens, spec.max_model_len),
+                spec.shares_prefixes,
+                record,
+            ),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -196,7 +201,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache: the pool, not the tiers. Running requests keep their blocks."""
-        self.scheduler.kv_cache.pool.forget_all()
+        self.scheduler.kv_cache.forget_all()
 
     def clear_kv_cache(self, done: Callable[[], None]) -> None:
         """Empty the pool, the slots, the disk and the remote store of blocks of these weights; then call `done`.
@@ -223,7 +228,7 @@ class EngineCore:
         if namespace != kv_cache.namespace:
             kv_cache.change_namespace(namespace)
             for request in self._request_by_id.values():
-                if not request.block_ids:
+                if not request.tables:
                     request.block_keys = []
 
     def _reset_scheduler(self) -> None:

@@ -123,7 +123,7 @@ class CoreProcess:
         if spec.config.enable_prefix_caching and not spec.shares_prefixes:
             logger.info("prefix caching is off: layers of %s keep states", spec.model.architecture)
         if spec.shares_prefixes:
-            record = BlockRecord(spec.own_file("blocks"), message.pool.num_blocks(), self._generation)
+            record = BlockRecord(spec.own_file("blocks"), message.pool.all_blocks, self._generation)
         self._engine = EngineCore(
             spec,
             message.pool,

@@ -5,9 +5,10 @@ A client's request for n answers becomes n of these. Knows no text and no socket
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,31 @@ LEGAL_MOVES = {
 }
 
 
+class BlockTable(Protocol):
+    """Interface of the table of one request in one group, from its admission until it leaves its row."""
+
+    block_ids: list[int]
+    num_left: int  # first entries that are the null block
+
+    @property
+    def held(self) -> Sequence[int]:
+        """The blocks that the table references."""
+        ...
+
+    def take(self, end: int, blocks: Sequence[int]) -> None:
+        """Start the table at boundary `end`, in blocks, with those that are needed there; reference them."""
+        ...
+
+    def leave(self, first: int) -> None:
+        """Free the blocks that no token from `first` on sees. Call it only before the table grows, and with the first
+        token that may be computed again: the step in flight may still read them, any later one may overwrite them."""
+        ...
+
+    def free(self) -> None:
+        """Free all blocks from last to first, so that a prefix is evicted from its end."""
+        ...
+
+
 @dataclass(eq=False)
 class Request:
     """One answer. While it waits, `tokens[:num_tokens]` are the prompt and the outputs so far. While it runs, `tokens`
@@ -84,9 +110,9 @@ class Request:
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)  # its blocks in each KV group, while it runs
     block_keys: list[bytes] = field(default_factory=list)  # keys of its first blocks, computed when needed
-    num_cached_blocks: int = 0  # blocks of its table that others can find
+    num_cached_blocks: int = 0  # blocks of its tables that others can find
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of the cached ones, by place
     num_preemptions: int = 0
@@ -105,6 +131,11 @@ class Request:
     def note_prompt_logprobs(self, num_known: int) -> None:
         """Record that logprobs of the first `num_known` prompt tokens were delivered; the first token has none."""
         self.num_prompt_logprobs = max(num_known, 1) if num_known < self.num_prompt_tokens else ALL_KNOWN
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of its block tables."""
+        return len(self.tables[0].block_ids) if self.tables else 0
 
     @property
     def token_limit(self) -> int:

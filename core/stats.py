@@ -81,8 +81,8 @@ class CoreStats:
             num_waiting=len(scheduler.waiting),
             num_deferred=scheduler.waiting.num_blocked,
             num_blocks=scheduler.kv_cache.num_usable_blocks,
-            num_free_blocks=scheduler.kv_cache.pool.num_free,
-            kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
+            num_free_blocks=scheduler.kv_cache.num_free_blocks,
+            kv_map=scheduler.kv_cache.sample(KV_MAP_BLOCKS),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             is_paused=is_paused,
             is_asleep=is_asleep,
@@ -119,6 +119,6 @@ class CoreStats:
         return (
             f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "
             f"{scheduler.rows.num_active} running, {len(scheduler.waiting)} waiting; "
-            f"KV {1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks:.0%} used, "
+            f"KV {1 - kv_cache.num_free_blocks / kv_cache.num_usable_blocks:.0%} used, "
             f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached{shares}"
         )

@@ -1,8 +1,9 @@
 """BlockPool: ids and reference counts of KV blocks, an LRU list of free ones, and an index from content key to block.
 
-A free block keeps its key, and lookups find it, until it is allocated for new content or its key is removed. Block 0 is
-the null block: it is never allocated, and workers may name it where no block is needed. Observers follow which content
-the blocks hold. Knows no tokens and no requests.
+A free block keeps its key, and lookups find it, until it is allocated for new content or its key is removed. Free
+blocks without a key are reused first, then demoted ones, then the least recently used. Block 0 is the null block: it is
+never allocated, and workers may name it where no block is needed. Observers follow which content the blocks hold. Knows
+no tokens and no requests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class BlockPool:
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # in order of reuse
+        self._free: OrderedDict[int, int] = OrderedDict.fromkeys(range(1, num_blocks), 0)  # in order of reuse: `now`
+        self._demoted: OrderedDict[int, None] = OrderedDict()  # in order of reuse, after empty ones in _free
+        self.now = 1  # stamp of last use for blocks that are freed
         self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
         self._observers = observers
         self.group = group
@@ -72,7 +75,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._demoted)
 
     @property
     def num_cached(self) -> int:
@@ -82,11 +85,12 @@ class BlockPool:
     def allocate(self, count: int) -> list[int] | None:
         """Allocate `count` free blocks, least recently used first, and return them; their keys leave the index. None if
         fewer are free."""
-        if count > len(self._free):
+        if count > len(self._free) and count > self.num_free:  # the first is true rarely, and saves a call
             return None
         blocks = []
         for _ in range(count):
-            block, _ = self._free.popitem(last=False)
+            free = self._demoted if self._demoted and not self.has_empty else self._free
+            block, _ = free.popitem(last=False)
             if (key := self._key_by_block[block]) is not None:
                 self._remove(block, key)
                 for observer in self._observers:
@@ -98,8 +102,8 @@ class BlockPool:
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of the blocks, which `lookup` has found; free ones leave the free list."""
         for block in blocks:
-            if self._ref_count[block] == 0:
-                del self._free[block]
+            if self._ref_count[block] == 0 and self._free.pop(block, None) is None:
+                del self._demoted[block]
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
@@ -110,9 +114,28 @@ class BlockPool:
             assert count >= 0, f"block {block} is freed more often than referenced"
             self._ref_count[block] = count
             if count == 0:
-                self._free[block] = None
+                self._free[block] = self.now
                 if self._key_by_block[block] is None:
                     self._free.move_to_end(block, last=False)
+
+    def demote(self, blocks: Iterable[int]) -> None:
+        """Let those of these blocks that are free and have content be reused before all others with content."""
+        for block in blocks:
+            if self._ref_count[block] == 0 and self._key_by_block[block] is not None:
+                self._free.pop(block, None)
+                self._demoted[block] = None
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a free block has no content."""
+        first = next(iter(self._free), NULL_BLOCK)
+        return first != NULL_BLOCK and self._key_by_block[first] is None
+
+    @property
+    def oldest_stamp(self) -> int:
+        """The stamp of last use of the free block with content that is reused first: 0 if it is demoted. There must be
+        one."""
+        return 0 if self._demoted else next(iter(self._free.values()))
 
     def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
         """Add `key` to the index, unless the index has another block with the same content. is_private: do not report
@@ -146,6 +169,10 @@ class BlockPool:
         """Return the block with this content, without adding a reference; None if there is none."""
         return self._block_by_key.get(key)
 
+    def block_of(self, key: bytes) -> int:
+        """Return the block with this content, which `lookup` has found."""
+        return self._block_by_key[key]
+
     def holds(self, block: int, key: bytes) -> bool:
         """Return whether the block has this content."""
         return self._key_by_block[block] == key
@@ -158,10 +185,11 @@ class BlockPool:
         """Return the states of at most `count` blocks, evenly spread, a byte each: 0 empty, 1 free and cached, 2 with
         one reference, 3 with several."""
         stride = -(-(self.num_blocks - 1) // count)
-        return bytes(
-            min(1 + self._ref_count[block], 3) if self._ref_count[block] else self._key_by_block[block] is not None
-            for block in range(1, self.num_blocks, stride)
-        )
+        return bytes(map(self._state, range(1, self.num_blocks, stride)))
+
+    def _state(self, block: int) -> int:
+        count = self._ref_count[block]
+        return min(1 + count, 3) if count else self._key_by_block[block] is not None
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Remove the keys of these blocks from the index. Free ones among them are reused before all others."""
@@ -171,6 +199,8 @@ class BlockPool:
                 for observer in self._observers:
                     observer.forgotten(self.group, block, key)
                 if self._ref_count[block] == 0:
+                    self._demoted.pop(block, None)
+                    self._free[block] = 0
                     self._free.move_to_end(block, last=False)
 
     def forget_all(self) -> None:
@@ -181,6 +211,8 @@ class BlockPool:
         """Remove all keys from the index, because the blocks were lost or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
+        self._free.update(dict.fromkeys(self._demoted, 0))
+        self._demoted.clear()
         self.pending = []
         for observer in self._observers:
             observer.cleared(self.group)
@@ -189,13 +221,19 @@ class BlockPool:
         del self._block_by_key[key]
         self._key_by_block[block] = None
 
+    def _ids(self) -> Iterable[int]:
+        """The ids that requests may get, free and referenced ones."""
+        return range(1, self.num_blocks)
+
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless the pool is consistent with the block tables of all running requests."""
         expected = Counter(block for table in tables for block in table)
         assert NULL_BLOCK not in expected, "a request holds the null block"
         for block in range(1, self.num_blocks):
             assert self._ref_count[block] == expected[block], f"block {block}: wrong reference count"
-        assert set(self._free) == {block for block in range(1, self.num_blocks) if not expected[block]}
+        idle = {block for block in self._ids() if not expected[block]}
+        assert {*self._free, *self._demoted} == idle and len(idle) == self.num_free
+        assert all(self._key_by_block[block] is not None for block in self._demoted), "an empty block is demoted"
         for key, block in self._block_by_key.items():
             assert self._key_by_block[block] == key, f"block {block} does not carry the key that finds it"
         assert sum(key is not None for key in self._key_by_block) == len(self._block_by_key)

@@ -6,43 +6,74 @@ rows and no steps.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
 from ...ipc.messages.media import MediaSpan
 from ..media_spans import event_extra, key_extra
-from ..request import Request
+from ..request import BlockTable, Request
 from .block_hash import block_key, block_keys, random_namespace, shared_root
-from .block_pool import BlockObserver, BlockPool
+from .block_pool import NULL_BLOCK, BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
+from .hit_rule import longest_hit
+from .kv_sizes import KVSizes
 from .outer_blocks import POOL, OuterBlocks
+from .slab_pool import SlabPool
+from .slabs import Memory, Slabs, WholePool
+from .tables import FullTable, WindowTable
+
+
+class Computed(NamedTuple):
+    """The longest prefix of a request that the pools have."""
+
+    num_blocks: int  # the boundary at which it continues
+    deepest: int  # the boundary at which the first group alone could
+    blocks: list[list[int]]  # by group: those that are needed at the boundary
+    num_unusable: list[int]  # by group: see Hit
 
 
 class KVCacheManager:
-    """Owner of the pool. A request's block table is `request.block_ids`; block i holds its tokens [i·size,
-    (i+1)·size)."""
+    """Owner of the pools of all KV groups. A request's block tables, one for each group, are `request.tables`."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
-    ) -> None:
+    def __init__(self, sizes: KVSizes, enable_prefix_caching: bool, record: BlockRecord | None = None) -> None:
         """record: the file with the keys of the blocks, from the previous core and for the next."""
+        shape = sizes.shape
+        self.sizes = sizes
+        self.groups = sizes.groups
+        self.block_size = sizes.block_size
         observers: list[BlockObserver] = [] if record is None else [record]
-        self.pool = BlockPool(num_blocks, observers, None if record is None else record.key_by_block)
+        keys = [{} if record is None else record.key_by_block(group) for group in range(len(self.groups))]
+        self.pools: Sequence[BlockPool]
+        self.memory: Memory
+        if len(self.groups) == 1:
+            self.pools = [BlockPool(shape.num_blocks(), observers, keys[0])]
+            self.memory = WholePool(self.pools[0], shape.block_bytes[0])
+        else:
+            self.pools = pools = [SlabPool(shape, observers, group) for group in range(len(self.groups))]
+            self.memory = Slabs(shape, pools, sizes.floors, keys)
+        self.pool = self.pools[0]
+        self.take_pending = self.memory.take_pending
+        self.mark_written = self.memory.mark_written
         self.outer: OuterBlocks | None = None
         self._events: KVEvents | None = None
-        self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._record = record
         self._namespace = random_namespace() if record is None else record.namespace
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.num_unusable_tokens = [0] * len(self.groups)
 
     def attach_outer(self, outer: OuterBlocks) -> None:
-        """Move blocks to places outside the pool and back from now on."""
+        """Move blocks to places outside the pool and back from now on. There must be one KV group."""
         self.outer = outer
         self.pool.add_observer(outer)
 
     def attach_events(self) -> KVEvents:
-        """Return a new collector of events about the blocks in the pool, and in the slots of outer places that are
-        already attached."""
+        """Return a new collector of events about the blocks in the pool of group 0, and in the slots of outer places
+        that are already attached."""
         self._events = KVEvents(self.block_size, self.pool.keys)
         self.pool.add_observer(self._events)
         if self.outer is not None:
@@ -51,10 +82,17 @@ class KVCacheManager:
 
     @property
     def num_usable_blocks(self) -> int:
-        return self.pool.num_blocks - 1
+        """The number of blocks of group 0 that the memory has room for."""
+        return self.sizes.shape.num_usable
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    @property
+    def num_free_blocks(self) -> int:
+        """The number of blocks of group 0 that the free memory has room for."""
+        return self.memory.num_free_bytes // self.sizes.shape.block_bytes[0]
+
+    def sample(self, count: int) -> bytes:
+        """Return the states of at most `count` blocks, evenly spread over the memory; see BlockPool.sample."""
+        return self.memory.sample(count)
 
     def num_readable_blocks(self, request: Request) -> int:
         """Return how many of the request's first blocks may be read from a cache.
@@ -68,26 +106,44 @@ class KVCacheManager:
             return 0
         return (min(request.num_tokens, request.num_prompt_logprobs) - 1) // self.block_size
 
-    def get_computed_blocks(self, request: Request) -> list[int]:
-        """Return the blocks of the request's longest prefix that is in the pool."""
-        blocks = []
-        for i in range(self.num_readable_blocks(request)):
-            block = self.pool.lookup(self.key(request, i))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    def get_computed_blocks(self, request: Request) -> Computed:
+        """Return the blocks of the request's longest prefix with which all groups can continue."""
+        pools, size = self.pools, self.block_size
+        limit = self.num_readable_blocks(request)
+        needs = [group.window and group.num_needed(limit, size) for group in self.groups]
+        hit = longest_hit(limit, needs, lambda group, i: pools[group].lookup(self.key(request, i)) is not None)
+        keys, end = request.block_keys, hit.num_blocks
+        blocks = [
+            [pool.block_of(key) for key in keys[end - group.num_needed(end, size) : end]]
+            for pool, group in zip(pools, self.groups, strict=True)
+        ]
+        return Computed(end, hit.deepest, blocks, hit.num_unusable)
 
-    def num_missing(self, request: Request, computed: list[int], num_reserved: int) -> int:
-        """Return how many blocks the pool lacks to hold all known tokens of the request and leave `num_reserved` blocks
-        for others; 0 or less if they fit. computed: the result of get_computed_blocks."""
-        num_idle_hits = sum(not self.pool.ref_count(block) for block in computed)
-        num_new = self.num_blocks_for(request.num_tokens) - len(computed)
-        return num_new + num_idle_hits + num_reserved - self.pool.num_free
+    def num_missing(
+        self, request: Request, computed: Computed, num_reserved: int, victims: Sequence[Request] = ()
+    ) -> int:
+        """Return how many slabs (blocks, if there is one group) the memory lacks to hold all known tokens of the
+        request and leave `num_reserved` blocks of each group for others; 0 or less if they fit. computed: the result of
+        get_computed_blocks. victims: running requests that would release their blocks before."""
+        held = self.sizes.held(request.num_tokens)
+        counts = [max(most - len(blocks), 0) + num_reserved for most, blocks in zip(held, computed.blocks, strict=True)]
+        taken = list[list[int]]()
+        released = list[list[int]]()
+        for group, (pool, blocks) in enumerate(zip(self.pools, computed.blocks, strict=True)):
+            taken.append([block for block in blocks if not pool.ref_count(block)])
+            owned = Counter(chain.from_iterable(victim.tables[group].held for victim in victims))
+            for block in blocks:
+                owned.pop(block, None)
+            released.append([block for block, count in owned.items() if count == pool.ref_count(block)])
+        return self.memory.num_missing(counts, released, taken)
 
-    def num_freed_by(self, request: Request, kept: list[int]) -> int:
-        """Return how many blocks would become free if `request` released its blocks, not counting those in `kept`."""
-        return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
+    def has_room(self, count: int) -> bool:
+        """Return whether each group has room for `count` more blocks."""
+        return self.memory.num_missing([count] * len(self.pools)) <= 0
+
+    def num_spare(self, most: int, num_reserved: int) -> int:
+        """Return how many blocks, at most `most`, each group has room for next to `num_reserved`."""
+        return next((count for count in range(most, 0, -1) if self.has_room(count + num_reserved)), 0)
 
     def prompt_keys(self, token_ids: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan]) -> list[bytes]:
         """Return the keys of a prompt's full blocks, followed by their root. token_ids: int32. adapter: the adapter's
@@ -95,36 +151,49 @@ class KVCacheManager:
         root = shared_root(self._namespace, salt, self.pool.group, adapter)
         return [*block_keys(root, token_ids, self.block_size, media), root]
 
-    def take_computed(self, request: Request, computed: list[int], *, has_rows: bool = False) -> bool:
-        """Start the request's table with `computed`, the result of get_computed_blocks, and the blocks that follow them
-        in slots and in the pool; reference them, count them as hits and return True.
+    def take_computed(self, request: Request, computed: Computed, *, has_rows: bool = False) -> bool:
+        """Start the request's tables with `computed`, the result of get_computed_blocks, and the blocks that follow
+        them in slots and in the pool; reference them, count them as hits and return True.
 
         Return False if the slots to load are more than one step may load next to running rows (has_rows): then the
         request must wait for the next step."""
-        assert not request.block_ids, "a request starts with an empty table"
-        self.pool.touch(computed)
-        request.block_ids = computed
+        assert not request.tables, "a request starts without tables"
+        self.memory.advance()
+        kept = self._kept_boundaries(request, computed)
+        request.tables = [self._new_table(group, kept) for group in range(len(self.groups))]
+        for table, blocks in zip(request.tables, computed.blocks, strict=True):
+            table.take(computed.num_blocks, blocks)
         if self.outer is not None:
             limit = self.num_readable_blocks(request)
-            more = self.outer.load_prefix(request, len(computed), limit, has_rows=has_rows)
+            more = self.outer.load_prefix(request, computed.num_blocks, limit, has_rows=has_rows)
             if more is None:
                 self.free(request)
                 return False
-            self.outer.count_hits(request, [*((block, POOL) for block in computed), *more])
-            request.block_ids = computed + [block for block, _ in more]
-        request.num_cached_blocks = len(request.block_ids)
+            self.outer.count_hits(request, [*((block, POOL) for block in computed.blocks[0]), *more])
+            request.tables[0].block_ids += [block for block, _ in more]
+        request.num_cached_blocks = request.num_blocks
         if self._events is not None:
             self._describe(request, 0, request.num_cached_blocks)
         self.num_queried_tokens += request.num_tokens
-        self.num_hit_tokens += len(request.block_ids) * self.block_size
+        self.num_hit_tokens += request.num_blocks * self.block_size
+        for group, count in enumerate(computed.num_unusable):
+            self.num_unusable_tokens[group] += count * self.block_size
         return True
 
-    def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Extend the table to hold `num_tokens` tokens, and return the new blocks; None if too few blocks are free."""
-        num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
-        blocks = self.pool.allocate(num_new)
-        request.block_ids += blocks or ()
-        return blocks
+    def _new_table(self, group: int, kept: Sequence[int]) -> BlockTable:
+        window = self.groups[group].window
+        if window is None:
+            return FullTable(self.pools[group])
+        return WindowTable(self.pools[group], window, self.block_size, kept)
+
+    def _kept_boundaries(self, request: Request, computed: Computed) -> Sequence[int]:
+        """Return the boundaries, in blocks, at which other requests are likely to begin: the last of the prompt, that
+        of the hit, the one that keys of the first group reached, and some others of the prompt."""
+        if not self.sizes.has_windows:
+            return ()
+        last = (request.num_prompt_tokens - 1) // self.block_size
+        spacing = self.sizes.spacing
+        return sorted({computed.num_blocks, computed.deepest, last, *range(spacing, last, spacing)})
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
         """Let other requests find the first `num_blocks` blocks of this one. If the request has a `cache_root`, only
@@ -136,11 +205,18 @@ class KVCacheManager:
             is_private = request.cache_root is not None
             if self._events is not None:
                 self._describe(request, request.num_cached_blocks, num_blocks)
-            for i in range(request.num_cached_blocks, num_blocks):
-                self.pool.cache_block(request.block_ids[i], self.key(request, i), is_private=is_private)
+            start = request.num_cached_blocks
+            keys = request.block_keys
+            if len(keys) < num_blocks:
+                self._add_keys(request, num_blocks)
+            for group, table in enumerate(request.tables):
+                cache_block = self.pools[group].cache_block
+                for i in range(start, num_blocks):
+                    if (block := table.block_ids[i]) != NULL_BLOCK:
+                        cache_block(block, keys[i], is_private=is_private)
             if self.outer is not None and not is_private:
                 new = slice(request.num_cached_blocks, num_blocks)
-                blocks = zip(request.block_ids[new], request.block_keys[new], strict=True)
+                blocks = zip(request.tables[0].block_ids[new], request.block_keys[new], strict=True)
                 self.outer.sent(blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
 
@@ -161,10 +237,17 @@ class KVCacheManager:
         return self._is_caching or request.cache_root is not None
 
     def free(self, request: Request) -> None:
-        """Free the request's blocks from last to first, so that a prefix is evicted from its end."""
-        self.pool.free(reversed(request.block_ids))
-        request.block_ids = []
+        """Free the request's blocks; full ones stay findable until they are reused."""
+        self.memory.advance()
+        for table in request.tables:
+            table.free()
+        request.tables = []
         request.num_cached_blocks = 0
+
+    def forget_all(self) -> None:
+        """Remove all keys from the indexes. Blocks keep their content for the requests that reference them."""
+        for pool in self.pools:
+            pool.forget_all()
 
     @property
     def namespace(self) -> bytes:
@@ -182,8 +265,15 @@ class KVCacheManager:
 
     def reset(self) -> None:
         """Evict all content. All block tables must be empty."""
-        assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
-        self.pool.clear_index()
+        assert self.is_idle, "a request still holds blocks"
+        for pool in self.pools:
+            pool.clear_index()
+        self.memory.reset()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request holds blocks."""
+        return self.num_free_blocks == self.num_usable_blocks
 
     def begin_generation(self, generation: int) -> None:
         """Record that the blocks belong to a new worker group. Call it after `reset`, when the old workers have
@@ -196,15 +286,37 @@ class KVCacheManager:
         kept."""
         if i < 0:
             return self._root(request)
-        keys, size = request.block_keys, self.block_size
-        for number in range(len(keys), i + 1):
-            parent, first, last = keys[-1] if keys else self._root(request), number * size, (number + 1) * size
-            extra = key_extra(request.media, first, last) if request.media else b""
-            keys.append(block_key(parent, request.tokens[first:last].tobytes(), extra))
-        return keys[i]
+        if len(request.block_keys) <= i:
+            self._add_keys(request, i + 1)
+        return request.block_keys[i]
+
+    def _add_keys(self, request: Request, end: int) -> None:
+        """Compute the keys of the request's first `end` blocks that are not known yet."""
+        keys, size, media, tokens = request.block_keys, self.block_size, request.media, request.tokens
+        parent = keys[-1] if keys else self._root(request)
+        for first in range(len(keys) * size, end * size, size):
+            extra = key_extra(media, first, first + size) if media else b""
+            parent = block_key(parent, tokens[first : first + size].tobytes(), extra)
+            keys.append(parent)
 
     def _root(self, request: Request) -> bytes:
         if request.cache_root is not None:
             return request.cache_root
         adapter = b"" if request.adapter is None else request.adapter.digest
         return shared_root(self._namespace, request.params.cache_salt, self.pool.group, adapter)
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self, first_by_request: Mapping[Request, int]) -> None:
+        """Raise AssertionError unless pools and tables agree, and the tables have the blocks that running requests
+        read. These may compute their tokens from the given ones on."""
+        self.memory.check_invariants()
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            tables = [request.tables[pool.group] for request in first_by_request]
+            pool.check_invariants([table.held for table in tables])
+            for table, (request, first) in zip(tables, first_by_request.items(), strict=True):
+                num_left = len(table.block_ids) - len(table.held)
+                seen_from = first + 1 if group.window is None else first - group.window + 1
+                assert len(table.block_ids) == request.num_blocks, "tables of different lengths"
+                assert not num_left or num_left * self.block_size <= seen_from, "a block is missing that is read"
+                assert not any(table.block_ids[:num_left]) and (group.window or not num_left)

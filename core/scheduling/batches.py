@@ -6,22 +6,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..kv.manager import KVCacheManager
 from ..request import Ids
 from .drafting import Draft, Drafting
 from .step.batch import Batch
 from .step.rows import Rows
-from .step.step_delta import StepDelta
+from .step.table_growth import TableGrowth
 
 
 class Batches:
     """Owner of the last batch and the drafts that are proposed for the next step. Call `repeated` once for each
     step."""
 
-    def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta, counts: Ids, budget: int) -> None:
+    def __init__(self, rows: Rows, growth: TableGrowth, counts: Ids, budget: int) -> None:
         """counts: [max_num_seqs] tokens of the step by row, to which drafts are added. budget: largest number of tokens
         in a step."""
-        self.drafting = Drafting(rows, kv_cache, delta)
+        self.drafting = Drafting(rows, growth)
         self._rows, self._counts, self._budget = rows, counts, budget
         self._last: Batch | None = None
         self._drafts: Mapping[int, Draft] = {}

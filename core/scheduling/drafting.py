@@ -16,10 +16,9 @@ import numpy as np
 
 from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
 from ...ipc.spec.config.speculation import MAX_DRAFTS
-from ..kv.manager import KVCacheManager
 from ..request import Ids
 from .step.rows import Rows
-from .step.step_delta import StepDelta
+from .step.table_growth import TableGrowth
 from .step_feature import StepFeature
 
 
@@ -61,8 +60,8 @@ class Proposer(Protocol):
 class Drafting(StepFeature):
     """Feature that adds drafts to a step; without a `proposer` it adds none."""
 
-    def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta) -> None:
-        self._rows, self._kv_cache, self._delta = rows, kv_cache, delta
+    def __init__(self, rows: Rows, growth: TableGrowth) -> None:
+        self._rows, self._growth = rows, growth
         self.proposer: Proposer | None = None
         self._source_by_row: dict[int, str] = {}  # source of the drafts in flight, by row
         self.num_drafted: Counter[str] = Counter()  # drafts that were verified, by source
@@ -83,7 +82,7 @@ class Drafting(StepFeature):
         """Add drafts to rows that compute one token, as far as budget and blocks last; return those that fit, by row.
         They preempt no request: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
         placed = dict[int, list[int]]()
-        rows, size, limits = self._rows, self._kv_cache.block_size, self._rows.draftable()
+        rows, limits = self._rows, self._rows.draftable()
         budget -= int(counts.sum())
         for row, (source, token_ids) in drafts.items():
             request = rows.request_by_row[row]
@@ -92,13 +91,11 @@ class Drafting(StepFeature):
             if request.constraint_begins:  # masks apply to the tokens after one, and a step with drafts has none yet
                 token_ids = _before(token_ids, {begin.last_id for begin in request.constraint_begins})
             num_tokens = int(rows.num_tokens[row])
-            num_free = max(self._kv_cache.pool.num_free - rows.num_active, 0)
-            num_slots = (len(request.block_ids) + num_free) * size - num_tokens
-            count = min(len(token_ids), MAX_DRAFTS, int(limits[row]), budget, num_slots)
+            count = min(len(token_ids), MAX_DRAFTS, int(limits[row]), budget)
+            count = min(count, self._growth.room(request, num_tokens + count) - num_tokens)
             if count > 0:
-                blocks = self._kv_cache.allocate_slots(request, num_tokens + count)
-                assert blocks is not None, "num_slots has counted them"
-                self._delta.append_blocks(row, self._kv_cache.pool.group, blocks)
+                has_room = self._growth.grow(request, num_tokens + count)
+                assert has_room, "there was room"
                 placed[row] = token_ids[:count]
                 counts[row] += count
                 rows.num_drafts[row] = count

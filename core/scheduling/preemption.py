@@ -35,7 +35,8 @@ class Preemption:
             if has_row and num_missing <= 0:
                 break
             victims.append(victim)
-            num_missing -= self._kv_cache.num_freed_by(victim, computed) + 1  # and its reserved block
+            num_reserved = self._rows.num_active - len(victims)
+            num_missing = self._kv_cache.num_missing(request, computed, num_reserved, victims)
             has_row = True
         return victims if has_row and num_missing <= 0 else []
 

@@ -28,6 +28,7 @@ from .step.batch import Batch
 from .step.ledger import LedgerEntry, StepLedger
 from .step.rows import Rows
 from .step.step_delta import StepDelta
+from .step.table_growth import TableGrowth
 from .step_feature import StepFeatures, StepPlan
 from .waiting_queue import WaitingQueue
 
@@ -69,7 +70,8 @@ class Scheduler:
         self._delta = StepDelta()
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
         self._plan = StepPlan(self._counts, self._delta)
-        self.batches = Batches(self.rows, kv_cache, self._delta, self._counts, max_num_batched_tokens)
+        self._growth = TableGrowth(self.rows, kv_cache, self._delta)
+        self.batches = Batches(self.rows, self._growth, self._counts, max_num_batched_tokens)
         self.processor = ResultProcessor(self.rows, self._delta, self._release, self.batches.drafting.on_verified)
         max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self._chunks = ChunkSizes(
@@ -125,7 +127,7 @@ class Scheduler:
         if self.rows.num_scheduled[row] >= self.rows.num_tokens[row]:
             self.rows.void_samples(row)
             self._delta.free(row)
-            self._delta.admit(request, request.num_tokens - 1, self.kv_cache.pool.group)
+            self._delta.admit(request, request.num_tokens - 1)
 
     def end_masks(self, request: Request) -> None:
         """Let each further token of a request be sampled without a mask."""
@@ -219,14 +221,17 @@ class Scheduler:
         the pool is short, rows get theirs in the policy's order, and requests after them are preempted."""
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
-        for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
+        if not self.kv_cache.has_room(len(rows)):
+            rows = np.array(self._in_order(rows))
+        state.num_cached_blocks[rows] = counts = state.num_scheduled[rows] // size
+        for row, num_blocks in zip(rows.tolist(), counts.tolist(), strict=True):
             request = state.request_by_row[row]
             if request is None:  # preempted by a row before it in this loop
                 continue
-            num_blocks = int(state.num_scheduled[row]) // size
             self.kv_cache.cache_blocks(request, num_blocks)
-            state.num_cached_blocks[row] = num_blocks
-            self._grow(request, num_blocks * size + 1)
+            num_tokens = num_blocks * size + 1
+            if not self._growth.grow(request, num_tokens):
+                self._grow(request, num_tokens)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
         """Schedule a chunk for each running row with more than one known token to compute, in the policy's order while
@@ -247,12 +252,11 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Extend a request's blocks to `num_tokens` tokens; if needed, preempt requests after it in order. Return False
         if the pool has too few blocks even then: the request itself was preempted."""
-        while (blocks := self.kv_cache.allocate_slots(request, num_tokens)) is None:
+        while not self._growth.grow(request, num_tokens):
             victim = self._preemption.cheapest_behind(request) or request
             self.preempt(victim)
             if victim is request:
                 return False
-        self._delta.append_blocks(request.row, self.kv_cache.pool.group, blocks)
         return True
 
     def preempt(self, request: Request) -> None:
@@ -318,7 +322,7 @@ class Scheduler:
             return None
         if not self.kv_cache.take_computed(request, computed, has_rows=self.rows.num_active > 0):
             return None
-        num_computed = len(request.block_ids) * self.kv_cache.block_size
+        num_computed = request.num_blocks * self.kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = 0 if request.num_output_tokens else num_computed
         request.num_skips = 0
@@ -326,7 +330,7 @@ class Scheduler:
         row = self.rows.occupy(request, num_computed)
         for admit in self.features.admit:
             admit(request, num_computed)
-        self._delta.admit(request, num_computed, self.kv_cache.pool.group)
+        self._delta.admit(request, num_computed)
         count = self._chunks.of(request, request.num_tokens - num_computed, budget)
         has_room = self._grow(request, num_computed + count)
         assert has_room, "num_missing has counted the blocks"
@@ -353,7 +357,7 @@ class Scheduler:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
                 self._release_prompt_groups()
-        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending(), self._delta)
+        self.ledger.add(self.num_steps, batch, self.kv_cache.take_pending(), self._delta)
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
@@ -367,7 +371,7 @@ class Scheduler:
         requests. ProtocolError if it is the result of another step, or does not fit this one."""
         entry = self.ledger.oldest_of(output.step)
         if entry.pending_blocks:
-            self.kv_cache.pool.mark_written(entry.pending_blocks)
+            self.kv_cache.mark_written(entry.pending_blocks)
         new_tokens, finished = self.processor.process(output, entry)
         self.ledger.entries.popleft()  # last: if the result is invalid, the step must be lost with its workers
         return entry, new_tokens, finished
@@ -377,10 +381,10 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError unless pool, tables and columns agree."""
         running = self.rows.requests()
-        self.kv_cache.pool.check_invariants([request.block_ids for request in running])
+        self.kv_cache.check_invariants({request: self.rows.first_token(request.row) for request in running})
         self.rows.check_invariants()
         for feature in self.features.in_order:
             feature.check_invariants([*self.waiting, *running])
-        assert all(request.state is State.WAITING and not request.block_ids for request in self.waiting)
+        assert all(request.state is State.WAITING and not request.tables for request in self.waiting)
         if not self.has_work():
-            assert self.kv_cache.pool.num_free == self.kv_cache.num_usable_blocks, "blocks leaked"
+            assert self.kv_cache.is_idle, "blocks leaked"

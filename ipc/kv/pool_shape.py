@@ -48,11 +48,16 @@ class PoolShape(msgspec.Struct, frozen=True):
         slabs included."""
         return self.num_bytes // self.block_bytes[group]
 
+    @property
+    def all_blocks(self) -> list[int]:
+        """The numbers of blocks of the groups in the whole pool."""
+        return [self.num_blocks(group) for group in range(len(self.block_bytes))]
+
     def num_slabs_for(self, num_blocks: Iterable[int]) -> int:
         """Return how many slabs have room for these numbers of blocks of the groups, slab 0 included."""
         counts = zip(num_blocks, self.block_bytes, strict=True)
-        return 1 + sum(-(-count // self._num_whole(size)) for count, size in counts)
+        return 1 + sum(-(-count // self.num_whole(size)) for count, size in counts)
 
-    def _num_whole(self, block_bytes: int) -> int:
+    def num_whole(self, block_bytes: int) -> int:
         """Return how many blocks of this size lie wholly in any slab."""
         return self.slab_bytes // block_bytes - (self.slab_bytes % block_bytes > 0)

@@ -16,10 +16,12 @@ import numpy as np
 
 from tokenloom.core.media_spans import end_of, touching
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 from tokenloom.tests.core.fake_adapters import FakeAdapters
+from tokenloom.tests.core.fake_cache import FakeCache
 from tokenloom.tests.core.fake_media import IMAGE, FakeEncoder, seen
 
 VOCAB_SIZE = 997
@@ -75,7 +77,6 @@ class Row:
         self.pooling = new.pooling
         is_mean = new.pooling is not None and new.pooling.method == "mean"
         self.pooled_from = new.num_computed_tokens if is_mean else 0
-        self.blocks: list[int] = []
         self.adapter_slot, self.adapter = new.adapter_slot, b""
 
     @property
@@ -103,11 +104,14 @@ class FakeWorker:
         encoder: FakeEncoder | None = None,
         *,
         is_bidirectional: bool = False,
+        pool: PoolShape | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        """pool: with `windows` the sizes of several KV groups; None: one group of `num_blocks`."""
         self.encoder, self.is_bidirectional = encoder or FakeEncoder(0, 1), is_bidirectional
         self.media_by_seed: dict[int, list[MediaSpan]] = {}  # of the prompts, which the worker is not told
-        self.block_size, self.num_blocks, self.budget = block_size, num_blocks, max_num_batched_tokens
-        self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
+        self.num_blocks, self.budget = num_blocks, max_num_batched_tokens
+        self.cache = FakeCache(pool or PoolShape(num_blocks, 1, (1,)), block_size, windows)
         self.arena: dict[int, tuple[object, ...]] = {}  # content of a block by slot of the arena
         self.rows: dict[int, Row] = {}
         self.adapters = FakeAdapters(ranks)
@@ -145,6 +149,7 @@ class FakeWorker:
     def forget_rows(self) -> None:
         """Drop rows and steps for a new core. The slots keep their content."""
         self.rows.clear()
+        self.cache.clear_rows()
         self.queue.clear()
         self.mask, self.num_steps = None, 0
         self.encoder.drop()
@@ -153,6 +158,7 @@ class FakeWorker:
         """Load other weights in place of a step: rows and adapters are dropped."""
         assert not self.queue
         self.rows.clear()
+        self.cache.clear_rows()
         self.adapters.drop()
         self.encoder.drop()
         self.num_steps += 1
@@ -179,13 +185,13 @@ class FakeWorker:
         for row_id, count in work:
             self._check_media(rows[row_id], count)
         for row_id, count in work:  # all writes of a step come before its reads
-            self._write(rows[row_id], count)
+            self._write(row_id, count)
         told = [(id_, i, rows[id_].tokens[i], 0) for id_, count in work for i in rows[id_].prompt_positions(count)]
         masks = self._take_masks()
         new = {
             row_id: token_ids
             for row_id, count in work
-            if (token_ids := self._read(rows[row_id], count, masks.get(row_id))) is not None
+            if (token_ids := self._read(row_id, count, masks.get(row_id))) is not None
         }
         logprobs = [
             (row_id, i, row.tokens[i], row.seed)
@@ -226,30 +232,24 @@ class FakeWorker:
         stores, loads = decode_ids(output.stores), decode_ids(output.loads)
         for block, slot in zip(stores[0::2], stores[1::2], strict=True):
             assert 0 < block < self.num_blocks and slot > 0
-            first = block * self.block_size
-            self.arena[slot] = tuple(self.slots.get(first + i) for i in range(self.block_size))
+            self.arena[slot] = self.cache.copy_out(block)
         for slot, block in zip(loads[0::2], loads[1::2], strict=True):
             assert 0 < block < self.num_blocks and slot > 0
-            content = self.arena[slot]
-            for i in range(self.block_size):
-                self.slots[block * self.block_size + i] = content[i] if i < len(content) else None  # type: ignore[assignment]
+            self.cache.copy_in(block, self.arena[slot])
 
     def _apply(self, output: SchedulerOutput) -> None:
         for row_id in decode_ids(output.freed_rows):
             del self.rows[row_id]
+            self.cache.remove_row(row_id)
         for new in output.new_rows:
-            assert new.row not in self.rows, "a row was admitted twice"
+            self.cache.add_row(new.row)
             self.rows[new.row] = Row(new, self.media_by_seed.get(new.sampling.seed, []))
         triples = decode_ids(output.span_entries)
         for row_id, index, entry in zip(triples[0::3], triples[1::3], triples[2::3], strict=True):
             assert self.encoder.digest_in(entry) == self.rows[row_id].media[index].digest
             assert index not in self.rows[row_id].entries, "a span is bound twice"
             self.rows[row_id].entries[index] = entry
-        appends = decode_ids(output.block_appends)
-        for row_id, group, block in zip(appends[0::3], appends[1::3], appends[2::3], strict=True):
-            assert group == 0 and 0 < block < self.num_blocks
-            assert block not in self.rows[row_id].blocks, "a block stands twice in a table"
-            self.rows[row_id].blocks.append(block)
+        self.cache.change_tables(output, {row_id: row.num_computed for row_id, row in self.rows.items()})
         for row_id, token_ids in _by_row(output.token_appends):
             self.rows[row_id].tokens += token_ids
 
@@ -261,13 +261,14 @@ class FakeWorker:
             self.rows[row_id].drafts = token_ids
             self.num_drafts += len(token_ids)
 
-    def _write(self, row: Row, count: int) -> None:
+    def _write(self, row_id: int, count: int) -> None:
+        row = self.rows[row_id]
         tokens = row.tokens + row.drafts
         assert row.num_computed + count <= len(tokens), "a token is computed before it is known"
         assert not row.drafts or row.num_computed + count == len(tokens), "drafts that are not all computed"
         assert not row.drafts or row.num_computed == len(row.tokens) - 1, "drafts beside a prompt"
         for position in range(row.num_computed, row.num_computed + count):
-            self.slots[self._slot(row, position)] = (tokens[position], _history(tokens, position, row.adapter))
+            self.cache.write(row_id, position, (tokens[position], _history(tokens, position, row.adapter)))
 
     def _take_masks(self) -> dict[int, list[list[int]]]:
         """The tokens that the masks of each row allow, in turn."""
@@ -279,12 +280,12 @@ class FakeWorker:
         allowed = [np.flatnonzero(each).tolist() for each in np.unpackbits(bits, axis=1, bitorder="little")]
         return {row_id: [allowed.pop(0) for _ in range(count)] for row_id, count in zip(rows, counts, strict=True)}
 
-    def _read(self, row: Row, count: int, masks: list[list[int]] | None) -> list[int] | None:
+    def _read(self, row_id: int, count: int, masks: list[list[int]] | None) -> list[int] | None:
         """The new tokens of a row that samples; without any, the row computes its last token again."""
+        row = self.rows[row_id]
         end, tokens = row.num_computed + count, row.tokens + row.drafts
-        for position in range(end):
-            found = self.slots.get(self._slot(row, position))
-            assert found == (tokens[position], _history(tokens, position, row.adapter)), f"wrong KV at {position}"
+        facts = [(tokens[position], _history(tokens, position, row.adapter)) for position in range(end)]
+        self.cache.check(row_id, row.num_computed, facts)
         row.num_computed = end
         self.num_computed_tokens += count
         if end < len(row.tokens) or row.pooling is not None:
@@ -305,9 +306,6 @@ class FakeWorker:
             row.tokens.append(self.next_token(row.tokens, row.seed, row.adapter))
         row.num_computed -= num_new == 0
         return row.tokens[len(row.tokens) - num_new :]
-
-    def _slot(self, row: Row, position: int) -> int:
-        return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
 
 def _by_row(frame: bytes) -> Iterator[tuple[int, list[int]]]:

@@ -31,6 +31,7 @@ from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.ipc.spec.models.model_config import LayerConfig
 from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
@@ -66,23 +67,32 @@ class Harness:
         proposer: Proposer | None = None,
         has_prover: bool = False,
         products_per_weight: float | None = None,
+        windows: Sequence[int | None] = (None,),
+        pool: PoolShape | None = None,
         **options: object,
     ) -> None:
         """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
         images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts.
-        has_prover: unknown grammars are tried first. products_per_weight: of a piece of an encoder; None: as usual."""
+        has_prover: unknown grammars are tried first. products_per_weight: of a piece of an encoder; None: as usual.
+        windows: of the layers. pool: of the KV groups; None: one group of `num_blocks`."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
         self.products_per_weight = products_per_weight
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         spec = make_spec(**{"block_size": 4, **options})
+        if windows != (None,):
+            layers = [LayerConfig(window=window) for window in windows]
+            spec = msgspec.structs.replace(
+                spec, model=msgspec.structs.replace(spec.model, layers=layers, num_layers=len(layers))
+            )
         if vision is not None:
             model = msgspec.structs.replace(spec.model, vision=vision)
             sizes = {"encoder_cache_tokens": encoder_cache, "max_item_embeds": max_item_embeds}
             spec = msgspec.structs.replace(spec, model=model, **sizes)
         self.spec, self.num_blocks, self.record = spec, num_blocks, record
+        self.pool = pool or PoolShape(num_blocks, 1, (1,))
         self.media: dict[int, list[MediaSpan]] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()  # media without files, and with bad ones
         self.grammars = FakeGrammarHelper()
@@ -110,10 +120,11 @@ class Harness:
 
     def renew_worker(self) -> None:
         sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
+        groups = {"pool": self.pool, "windows": [group.window for group in self.spec.kv_groups]}
         vision = self.spec.model.vision
         encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, len(vision.stages))
         is_bidirectional = vision is not None and vision.is_bidirectional
-        self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional)
+        self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional, **groups)
         self.worker.encoder.broken, self.worker.encoder.damaged = self.broken, self.damaged
         self.worker.media_by_seed = self.media
         self.worker.num_new_tokens = self.num_new_tokens
@@ -152,12 +163,12 @@ class Harness:
         if self.tiers is not None:
             of_slots = None
             if self.record is not None:
-                of_slots = BlockRecord(self.record.with_suffix(".slots"), self.tiers.num_slots + 1, self.num_arenas)
+                of_slots = BlockRecord(self.record.with_suffix(".slots"), [self.tiers.num_slots + 1], self.num_arenas)
             tiers = Tiers(self.tiers, self.tier.send, of_slots, lambda: self.now)
-        record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
+        record = None if self.record is None else BlockRecord(self.record, self.pool.all_blocks, self.generation)
         self.core = EngineCore(
             self.spec,
-            PoolShape(self.num_blocks, 1, (1,)),
+            self.pool,
             self.worker,
             Surroundings(self.grammars, self.prover, tiers),
             core_epoch=self.core_epoch,

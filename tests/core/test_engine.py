@@ -114,7 +114,7 @@ def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
 
 def test_a_block_reused_while_its_step_is_in_flight_is_not_recorded(tmp_path: Path) -> None:
     path, keys = tmp_path / "blocks", [b"a" * 32, b"b" * 32]
-    pool = BlockPool(3, [BlockRecord(path, 3, 0)])
+    pool = BlockPool(3, [BlockRecord(path, [3], 0)])
     blocks = pool.allocate(2)
     for block, key in zip(blocks, keys, strict=True):
         pool.cache_block(block, key)
@@ -122,9 +122,9 @@ def test_a_block_reused_while_its_step_is_in_flight_is_not_recorded(tmp_path: Pa
     pool.free(blocks)
     pool.allocate(1)
     pool.mark_written(published)
-    assert BlockRecord(path, 3, 0).key_by_block == {blocks[1]: keys[1]}
-    assert BlockPool(3, [], BlockRecord(path, 3, 0).key_by_block).lookup(keys[1]) == blocks[1]
-    assert BlockRecord(tmp_path / "others", 3, 0).namespace != BlockRecord(path, 3, 0).namespace
+    assert BlockRecord(path, [3], 0).key_by_block() == {blocks[1]: keys[1]}
+    assert BlockPool(3, [], BlockRecord(path, [3], 0).key_by_block()).lookup(keys[1]) == blocks[1]
+    assert BlockRecord(tmp_path / "others", [3], 0).namespace != BlockRecord(path, [3], 0).namespace
     pool.cache_block(blocks[0], keys[0])
     pool.clear_index()
     assert not pool.take_pending(), "what workers were to write that are gone"

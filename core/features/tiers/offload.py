@@ -58,7 +58,7 @@ class Offload:
     ) -> None:
         """release: lets a request run. change_namespace: called with the namespace of the weights."""
         options, send, record, self.clock = tiers
-        observers, known = ([], None) if record is None else ([record], record.key_by_block)
+        observers, known = ([], None) if record is None else ([record], record.key_by_block())
         self._record, pool = record, kv_cache.pool
         self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)

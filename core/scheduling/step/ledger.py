@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ....ipc.errors import ProtocolError
 from ....ipc.messages.media import Encode
+from ...kv.slabs import Pending
 from .batch import Batch
 from .step_copies import StepCopies
 from .step_delta import StepDelta
@@ -19,7 +20,7 @@ class LedgerEntry(NamedTuple):
     step: int
     batch: Batch
     number: int  # number of the step within its batch, from 0
-    pending_blocks: list[tuple[int, bytes]]  # (block, key) of the blocks that are full once this step is done
+    pending_blocks: Pending  # blocks that are full once this step is done
     copies: StepCopies | None
     encodes: list[Encode]
 
@@ -37,7 +38,7 @@ class StepLedger:
     def oldest(self) -> LedgerEntry | None:
         return self.entries[0] if self.entries else None
 
-    def add(self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]], delta: StepDelta) -> None:
+    def add(self, step: int, batch: Batch, pending_blocks: Pending, delta: StepDelta) -> None:
         """Add the next step of `batch`, before it is sent with `delta`, and count it in `batch.num_sent`."""
         self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, delta.copies, delta.encodes))
         batch.num_sent += 1

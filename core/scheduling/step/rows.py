@@ -142,6 +142,11 @@ class Rows:
         self.epoch[row] += 1
         self.version += 1
 
+    def first_token(self, row: int) -> int:
+        """Return the first token of a row that may be computed in a step that is not sent yet: the next one, or its
+        last known token if it is rewound, or if its drafts in flight are wrong."""
+        return min(int(self.num_scheduled[row]), int(self.num_tokens[row]) - 1)
+
     def schedulable(self) -> npt.NDArray[np.int32]:
         """Return how many tokens each row could compute in the next step: [max_num_seqs]; 0 for free rows and rows with
         drafts in flight."""
@@ -197,7 +202,7 @@ class Rows:
             row = request.row
             assert request.state is State.RUNNING and self.is_active[row]
             num_sent = self.num_scheduled[row]
-            num_spare = len(request.block_ids) - -(-num_sent // size)
+            num_spare = request.num_blocks - -(-num_sent // size)
             assert 0 <= num_spare <= 2 - (-MAX_DRAFTS // size), "blocks of drafts and rewound tokens"
             assert self.num_drafts[row] in (0, num_sent - self.num_tokens[row]), "drafts follow the last known token"
             assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"

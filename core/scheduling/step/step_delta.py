@@ -6,7 +6,7 @@ If a row is freed, its unsent changes are dropped. Knows no step and no pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -30,7 +30,9 @@ class StepDelta:
     def clear(self) -> None:
         self._freed_rows: list[int] = []
         self._new_rows: list[NewRow] = []
+        self._request_by_new_row: dict[int, Request] = {}  # their whole tables are sent
         self._block_appends: list[int] = []  # flat triples: row, group, block
+        self._num_left: dict[tuple[int, int], int] = {}  # by row and group: entries that are the null block from now on
         self._tokens_by_row: dict[int, list[int]] = {}
         self.fills: list[FillSlot] = []
         self.encodes: list[Encode] = []
@@ -38,15 +40,23 @@ class StepDelta:
         self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
         self.copies: StepCopies | None = None
 
-    def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
-        """Add a new row with the blocks of its table, which belong to KV group `group`. The first blocks already hold
+    def admit(self, request: Request, num_computed_tokens: int) -> None:
+        """Add a new row with the blocks that its tables have when the message is made. The first blocks already hold
         `num_computed_tokens` tokens."""
         self._new_rows.append(_new_row(request, num_computed_tokens))
-        self.append_blocks(request.row, group, request.block_ids)
+        self._request_by_new_row[request.row] = request
 
-    def append_blocks(self, row: int, group: int, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self._block_appends += (row, group, block)
+    def extend_tables(self, request: Request, blocks: Sequence[int], num_new: int) -> None:
+        """Add that the tables of a running request have `num_new` new blocks each, the tables one after another, and
+        that others may have left them."""
+        row = request.row
+        if row in self._request_by_new_row:
+            return
+        for i, block in enumerate(blocks):
+            self._block_appends += (row, i // num_new, block)
+        for group, table in enumerate(request.tables):
+            if table.num_left:
+                self._num_left[row, group] = table.num_left
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         """Add one or more tokens of a row, which follow the token that the step in flight samples."""
@@ -59,6 +69,8 @@ class StepDelta:
         if len(known) == len(self._new_rows):
             self._freed_rows.append(row)
         self._new_rows = known
+        self._request_by_new_row.pop(row, None)
+        self._num_left = {place: count for place, count in self._num_left.items() if place[0] != row}
         appends = self._block_appends
         kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
@@ -91,6 +103,8 @@ class StepDelta:
         if self.copies is not None:
             output = replace(output, stores=self.copies.stores, loads=self.copies.loads)
             self.copies = None
+        if self._request_by_new_row:
+            self._append_whole_tables()
         if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
@@ -98,11 +112,20 @@ class StepDelta:
                 freed_rows=encode_ids(self._freed_rows),
                 new_rows=self._new_rows,
                 block_appends=encode_ids(self._block_appends),
+                block_frees=encode_ids(chain.from_iterable((*place, n) for place, n in self._num_left.items()))
+                if self._num_left
+                else b"",
                 token_appends=encode_ids(chain.from_iterable(appends)),
                 fills=self.fills,
             )
             self.clear()
         return output
+
+    def _append_whole_tables(self) -> None:
+        for row, request in self._request_by_new_row.items():
+            for group, table in enumerate(request.tables):
+                for block in table.block_ids:
+                    self._block_appends += (row, group, block)
 
 
 def _new_row(request: Request, num_computed_tokens: int) -> NewRow:

@@ -207,10 +207,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         grouped = is_grouped(self.model, uses_tiers=self.uses_tiers)
         return kv_groups(self.model, self.max_model_len, is_grouped=grouped)
 
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of a row in one step, and those that steps in flight sample."""
+        return self.max_num_batched_tokens + self.config.steps_in_flight * (1 + MAX_DRAFTS)
+
     def num_held(self, num_tokens: int) -> list[int]:
         """Return the most KV blocks of each group that a request of `num_tokens` holds at a time."""
-        step_tokens = self.max_num_batched_tokens + self.config.steps_in_flight * (1 + MAX_DRAFTS)
-        return num_held(self.kv_groups, num_tokens, step_tokens, self.config.block_size)
+        return num_held(self.kv_groups, num_tokens, self.step_tokens, self.config.block_size)
 
     def fitted_model_len(self, pool: PoolShape) -> int:
         """Return max_model_len; if it is `auto`, cut to the longest request, in whole blocks, that the pool has room

@@ -48,7 +48,7 @@ class Life(StepFeature):
         self.num_admitted += 1
 
     def leave(self, request: Request, last_step: int) -> None:
-        assert request.row < 0 and not request.block_ids
+        assert request.row < 0 and not request.tables
         self._move(request, Stage.LEFT, Stage.RUNNING)
         self.num_left += 1
 

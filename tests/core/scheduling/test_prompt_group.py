@@ -143,9 +143,7 @@ def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logp
     for turn in range(200):
         harness.turn(answers=rng.randrange(2))
         if turn in (30, 90):
-            harness.worker.queue.clear()
-            harness.worker.rows.clear()
-            harness.worker.num_steps = 0
+            harness.worker.forget_rows()
             harness.core.lose_workers("lost")
             harness.core.gain_workers(harness.worker, 0)
     harness.run()

@@ -1,0 +1,108 @@
+"""KV groups in any order of operations: keys that a row reads stand for its tokens, and hits are the longest.
+
+The worker keeps facts in place of keys: a write to a block of one group destroys the facts of others in its bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tokenloom.core.request import Request
+from tokenloom.core.scheduling.step_feature import StepFeature
+from tokenloom.ipc.kv.pool_shape import PoolShape
+from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
+from tokenloom.ipc.spec.kv import kv_groups
+from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
+from tokenloom.tests.core.adversary import Adversary
+from tokenloom.tests.core.harness import Harness, random_sizes
+from tokenloom.tests.core.random_operations import RandomOperations
+from tokenloom.tests.support.today import seeds
+
+
+class Groups(NamedTuple):
+    """Windows of the layers, and the bytes of a slab and of a block of each group."""
+
+    windows: tuple[int | None, ...]
+    slab_bytes: int
+    block_bytes: tuple[int, ...]
+
+
+SETS = {
+    "full": Groups((None,), 1, (1,)),
+    "full and window": Groups((None, 6), 20, (3, 10)),
+    "full and two windows": Groups((None, 20, 5), 24, (4, 12, 5)),
+    "windows": Groups((21, 6), 15, (5, 4)),
+    "window": Groups((9,), 1, (1,)),
+    "Gemma 4": Groups((None, 12), 32, (7, 16)),
+    "gpt-oss": Groups((None, 8), 4, (4, 4)),
+}
+
+
+@pytest.fixture(autouse=True)
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_groups, "IS_GROUPED", True)
+
+
+class GroupHarness(Harness):
+    """A core that compares each hit with the longest that a search finds."""
+
+    num_hits = 0
+
+    def renew_core(self) -> None:
+        super().renew_core()
+        features = self.core.scheduler.features
+        features.use([*features.in_order, Oracle(self)])
+
+
+class Oracle(StepFeature):
+    def __init__(self, harness: GroupHarness) -> None:
+        self.harness, self.kv_cache = harness, harness.core.scheduler.kv_cache
+
+    def admit(self, request: Request, num_computed: int) -> None:
+        kv_cache, size = self.kv_cache, self.kv_cache.block_size
+        has = [
+            [pool.lookup(kv_cache.key(request, i)) is not None for i in range(kv_cache.num_readable_blocks(request))]
+            for pool in kv_cache.pools
+        ]
+
+        def suits(end: int) -> bool:
+            firsts = [
+                0 if each.window is None else max(end - -(-(each.window - 1) // size), 0) for each in kv_cache.groups
+            ]
+            return all(all(there[first:end]) for there, first in zip(has, firsts, strict=True))
+
+        longest = max(end for end in range(len(has[0]) + 1) if suits(end))
+        assert num_computed == longest * size
+        self.harness.num_hits += longest > 0
+
+
+class GroupOperations(RandomOperations):
+    """Operations on a core with groups, in a memory that holds little more than one long request."""
+
+    harness: GroupHarness
+
+    def __init__(self, name: str, seed: int, record: Path, **options: object) -> None:
+        groups, rng = SETS[name], random.Random(seed)
+        sizes = random_sizes(rng)
+        block_size, step_tokens = sizes["block_size"], sizes["max_num_batched_tokens"] + 2 * (1 + MAX_DRAFTS)
+        each = [KVGroup(window, (), 1, 8) for window in groups.windows]
+        empty = PoolShape(0, groups.slab_bytes, groups.block_bytes)
+        least = empty.num_slabs_for(num_held(each, 80, step_tokens, block_size))
+        pool = PoolShape(least + rng.choice([0, 1, 4, 30]), groups.slab_bytes, groups.block_bytes)
+        super().__init__(seed, record, GroupHarness, windows=groups.windows, pool=pool, **sizes, **options)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("seed", seeds(3, 60))
+def test_random_operations_on_groups_keep_every_invariant(name: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    options: dict[str, object] = {}
+    if seed % 3 == 1:
+        options["proposer"] = Adversary(rng, accuracy=rng.choice([0.0, 0.8, 1.0]))
+    elif seed % 3 == 2:
+        options["num_new_tokens"] = lambda: rng.choice([0, 1, 1, 1, 2, 3])
+    GroupOperations(name, seed, tmp_path / "blocks", **options).run(250)
