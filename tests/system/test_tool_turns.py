@@ -23,7 +23,11 @@ CHAT: Any = {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens"
 RESPONSE: Any = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 400}
 MESSAGE: Any = {"tools": [{"name": "weather", "input_schema": SCHEMA}], "max_tokens": 400}
 ASKED: Any = [{"role": "user", "content": QUESTION}]
-ASKED_IN_CHAT: Any = [{"role": "user", "content": f"In a chat: {QUESTION}"}]  # no other test has cached it
+
+
+def asked(where: str) -> list[Any]:
+    """Return a question that no other test has put into the cache."""
+    return [{"role": "user", "content": f"In {where}: {QUESTION}"}]
 
 
 @pytest.fixture(scope="module", params=some([*FORMS], num_today=2))
@@ -57,62 +61,78 @@ def check_ids(form: ToolForm, ids: list[str]) -> None:
     assert ids == form.ids if form.ids else len(set(ids)) == len(CALLS)
 
 
-def num_cached(num_generated: int) -> int:
-    """Return the number of tokens in full blocks; the last token, which ends the turn, has no KV yet."""
-    return (num_generated - 1) // BLOCK * BLOCK
+def check_found(num_found: int, num_generated: int) -> None:
+    """Fail unless the cache has all full blocks of a prompt and its answer. The last token may have no KV yet."""
+    assert num_found in ((num_generated - 1) // BLOCK * BLOCK, num_generated // BLOCK * BLOCK)
 
 
 def test_chat_returns_both_calls_and_finds_them_in_the_cache(http: httpx2.Client, form: ToolForm) -> None:
-    answer = ask(http, "/v1/chat/completions", CHAT, messages=ASKED_IN_CHAT)
+    question = asked("a chat")
+    answer = ask(http, "/v1/chat/completions", CHAT, messages=question)
     (choice,) = answer["choices"]
     message = choice["message"]
     assert calls_of(message) == CALLS
-    assert ((message["content"] or "").strip(), message["reasoning"]) == (form.said, form.thought)
+    assert (message["content"] or "", message["reasoning"]) == (form.said, form.thought)
     assert choice["finish_reason"] == "tool_calls"
     check_ids(form, [call["id"] for call in message["tool_calls"]])
-    second = ask(http, "/v1/chat/completions", CHAT, messages=[*ASKED_IN_CHAT, message, *results(message)])
+    second = ask(http, "/v1/chat/completions", CHAT, messages=[*question, message, *results(message)])
     assert second["choices"][0]["message"]["content"].strip() == ANSWER
     num_generated = answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == num_cached(num_generated)
+    check_found(second["usage"]["prompt_tokens_details"]["cached_tokens"], num_generated)
 
 
-def test_stream_has_the_calls_of_the_whole_answer(http: httpx2.Client, form: ToolForm) -> None:
-    calls: dict[int, list[str]] = {}
-    said = thought = ""
-    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"messages": ASKED, "stream": True}) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
-    for delta in (choice["delta"] for line in lines for choice in json.loads(line)["choices"]):
-        said, thought = said + (delta.get("content") or ""), thought + (delta.get("reasoning") or "")
+def test_stream_has_the_calls_of_the_whole_answer_and_finds_them_in_the_cache(
+    http: httpx2.Client, form: ToolForm
+) -> None:
+    question, usage = asked("a stream"), {"include_usage": True}
+    message: Any = {"role": "assistant", "content": "", "reasoning": ""}
+    calls: dict[int, Any] = {}
+    body = CHAT | {"messages": question, "stream": True, "stream_options": usage}
+    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    for delta in (choice["delta"] for chunk in chunks for choice in chunk["choices"]):
+        for name in ("content", "reasoning"):
+            message[name] += delta.get(name) or ""
         for call in delta.get("tool_calls") or ():
-            name, arguments = calls.setdefault(call["index"], ["", ""])
-            function = call["function"]
-            calls[call["index"]] = [name + (function.get("name") or ""), arguments + (function.get("arguments") or "")]
-    assert [[name, json.loads(arguments)] for name, arguments in calls.values()] == CALLS
-    assert (said.strip(), thought or None) == (form.said, form.thought)
+            known = calls.setdefault(call["index"], call)
+            if known is not call:
+                known["function"]["arguments"] += call["function"]["arguments"]
+    message["tool_calls"] = list(calls.values())
+    assert calls_of(message) == CALLS
+    assert (message["content"], message["reasoning"] or None) == (form.said, form.thought)
+    second = ask(http, "/v1/chat/completions", CHAT, messages=[*question, message, *results(message)])
+    generated = chunks[-1]["usage"]
+    num_generated = generated["prompt_tokens"] + generated["completion_tokens"]
+    check_found(second["usage"]["prompt_tokens_details"]["cached_tokens"], num_generated)
 
 
-def test_response_returns_both_calls_and_goes_on(http: httpx2.Client, form: ToolForm) -> None:
-    first = ask(http, "/v1/responses", RESPONSE, input=QUESTION)
+def test_response_returns_both_calls_and_finds_them_in_the_cache(http: httpx2.Client, form: ToolForm) -> None:
+    question = asked("a response")
+    first = ask(http, "/v1/responses", RESPONSE, input=question)
     found = [each for each in first["output"] if each["type"] == "function_call"]
     assert [[each["name"], json.loads(each["arguments"])] for each in found] == CALLS
     check_ids(form, [each["call_id"] for each in found])
     outputs = [{"type": "function_call_output", "call_id": each["call_id"], "output": RESULT} for each in found]
-    second = ask(http, "/v1/responses", RESPONSE, input=[*ASKED, *first["output"], *outputs])
+    second = ask(http, "/v1/responses", RESPONSE, input=[*question, *first["output"], *outputs])
     assert second["output"][-1]["content"][0]["text"].strip() == ANSWER
+    check_found(second["usage"]["input_tokens_details"]["cached_tokens"], first["usage"]["total_tokens"])
 
 
-def test_message_returns_both_calls_and_goes_on(http: httpx2.Client) -> None:
-    first = ask(http, "/v1/messages", MESSAGE, messages=ASKED)
+def test_message_returns_both_calls_and_finds_them_in_the_cache(http: httpx2.Client) -> None:
+    question = asked("a message")
+    first = ask(http, "/v1/messages", MESSAGE, messages=question)
     found = [each for each in first["content"] if each["type"] == "tool_use"]
     assert [[each["name"], each["input"]] for each in found] == CALLS
     blocks = [{"type": "tool_result", "tool_use_id": each["id"], "content": RESULT} for each in found]
     turns = [
-        *ASKED,
+        *question,
         {"role": "assistant", "content": first["content"]},
         {"role": "user", "content": blocks},
     ]
     second = ask(http, "/v1/messages", MESSAGE, messages=turns)
     assert second["content"][-1]["text"].strip() == ANSWER
+    counts = [first["usage"][f"{kind}input_tokens"] for kind in ("", "cache_creation_", "cache_read_")]
+    check_found(second["usage"]["cache_read_input_tokens"], sum(counts) + first["usage"]["output_tokens"])
 
 
 @pytest.mark.parametrize("mode", ["required", "named", "strict"])

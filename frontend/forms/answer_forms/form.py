@@ -14,9 +14,21 @@ import msgspec
 
 from ....ipc.params.call_form import CallForm, CallKind
 
-__all__ = ["AnswerForm", "CallForm", "CallKind", "Reader"]
+__all__ = ["AnswerForm", "CallForm", "CallKind", "Reader", "Spaces"]
 
 Reader: TypeAlias = Literal["machine", "llama", "harmony", "response_template"]
+
+
+class Spaces(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """White space that the chat template writes around the texts of an answer. It is part of none of them: a text that
+    comes back with it would have it twice in the next prompt."""
+
+    thought_open: str = ""  # behind the text that opens a thought
+    prompted_thought: str = ""  # the same where a prompt opens the thought: what the prompt has not written
+    thought_close: str = ""  # before the text that closes a thought
+    behind_thought: str | None = None  # between a thought and content; None: not known, so all line breaks are dropped
+    content: str = ""  # between a prompt and content
+    calls: str = ""  # between content and calls
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,6 +41,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls_end_thought: bool = True  # a call that begins inside a thought ends it; else it is part of the thought
     content_open: str = ""  # a header that may stand between a thought or the begin and the content
     turn_end: str = ""  # what the template writes behind an answer
+    spaces: Spaces = Spaces()
     calls: tuple[CallForm, ...] = ()  # grammars write the first; all are read, where several are in use
     response_template: str = ""  # JSON, for the reader of that name
 
@@ -36,6 +49,22 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_thoughts(self) -> bool:
         """Whether thoughts are told apart from content."""
         return self.thought is not None or self.reader in ("harmony", "response_template")
+
+    def begins_in_thought(self, prompt: str) -> bool:
+        """Return whether the answer to a prompt, of which `prompt` is the end, begins inside a thought.
+
+        That is so if the prompt ends with the opening text (not if text follows it), or if the form's answers always
+        begin inside a thought and the prompt does not end with the closing text."""
+        if self.thought is None:
+            return False
+        opening, closing = self.thought
+        text = prompt.rstrip()
+        return text.endswith(opening) or (self.begins_inside and not text.endswith(closing))
+
+    def continued(self) -> AnswerForm:
+        """Return the form of answers that continue a text in the prompt: white space at their begin is the model's."""
+        spaces = msgspec.structs.replace(self.spaces, content="", prompted_thought="")
+        return msgspec.structs.replace(self, spaces=spaces)
 
     def without_calls(self) -> AnswerForm:
         """Return the form of answers to requests without tools: calls are content."""

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ....ipc.codec import JSON_STRING, JsonObject
-from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_object
+from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Part, Thought, is_object
+from ..parsers.white_space import BlankFilter
 from .tool_use_ids import tool_use_id
 
 Event = tuple[str, JsonObject]  # type, fields

@@ -10,7 +10,8 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import RequestMetrics
-from ..parsers.parts import BlankFilter, CallEnd, CallJoiner, Content, Part, Thought
+from ..parsers.parts import CallEnd, CallJoiner, Content, Part, Thought
+from ..parsers.white_space import BlankFilter
 
 NS = 1_000_000_000
 _REASONS = {"stop": "stop", "length": "length"}  # others keep the engine's name

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ....ipc.codec import JsonObject
-from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_object
+from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_object
+from ..parsers.white_space import BlankFilter
 
 Event = tuple[str, JsonObject]  # type, fields
 _TEXT_EVENTS = {  # by type of item

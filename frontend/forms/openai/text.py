@@ -47,7 +47,8 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
             return new_parsers(self.form, self.schemas, is_inside_thought=self.is_inside_thought)
         parsers: list[Parser] = []
         if self.is_inside_thought and self.form.thought is not None:
-            parsers = new_parsers(AnswerForm(thought=self.form.thought), {}, is_inside_thought=True)
+            form = AnswerForm(thought=self.form.thought, spaces=self.form.spaces)
+            parsers = new_parsers(form, {}, is_inside_thought=True)
         return [*parsers, ForcedParser(self.forced_name)]
 
 

@@ -13,7 +13,8 @@ from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
 from .call_machine import CallMachine
 from .joints import Found, JointFinder, joint_table
-from .parts import BlankFilter, Part, Thought, UnreadCall, content
+from .parts import Part, Thought, UnreadCall, content
+from .white_space import EdgeFilter, Leading
 
 MAX_OPENED = 1024  # most characters of other text inside a start
 _SPACE = " \n\t\r\f\v"
@@ -24,18 +25,19 @@ _BEGUN = {"opening": "thought", "begin": "outside", "begun": "outside"}  # state
 
 
 class AnswerMachine:
-    """Parser of one answer. White space between calls is no content."""
+    """Parser of one answer. White space between calls is no content, nor is what the template writes itself."""
 
     def __init__(self, form: AnswerForm, schemas: Mapping[str, JsonObject], *, is_inside_thought: bool = False) -> None:
         """`schemas`: name of a tool → schema of its arguments. `is_inside_thought`: the answer begins inside a
         thought."""
         self._table = joint_table(form)
         self._call = CallMachine(form, self._table, schemas)
-        self._blanks = BlankFilter(keeps_first=True)
         self._outer = "outside"  # the state to return to from text that is no call
         self._start: list[str] = []  # the text of a start that other text interrupts
         self._inside = ""  # the other text
         self._skipped = ""  # characters that are dropped at the begin of a thought or content
+        self._lead = Leading("")  # the template's own white space there
+        self._behind_thought = form.spaces.behind_thought
         self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
             **dict.fromkeys(_BEGUN, self._read_begin),
             **dict.fromkeys(("thought", "outside", "closing"), self._read_text),
@@ -43,6 +45,7 @@ class AnswerMachine:
             "call": self._read_call,
         }
         is_open = is_inside_thought and form.thought is not None
+        self._edges = EdgeFilter(form.spaces, is_inside_thought=is_open)
         self._enter(_BEGINS[is_open])
 
     @property
@@ -55,7 +58,7 @@ class AnswerMachine:
         while text:
             found, text = self._states[self._state](text, False)
             parts += found
-        return self._blanks.read(parts)
+        return self._edges.read(parts)
 
     def finish(self) -> list[Part]:
         """Return the parts of the text that was held back. An incomplete call ends with its raw text, or is content if
@@ -69,7 +72,7 @@ class AnswerMachine:
             parts += [*found, *self._said(failed)]
         elif self._state == "opened":
             parts += self._said("".join(self._start) + self._inside)
-        return self._blanks.read(parts)
+        return [*self._edges.read(parts), *self._edges.finish()]
 
     def _enter(self, state: str, forms: Forms = ()) -> None:
         """Enter a state. `forms`: those of the calls before it, for text behind calls."""
@@ -85,6 +88,7 @@ class AnswerMachine:
 
     def _skip(self, text: str) -> str:
         """Return text without the characters that are dropped where a thought or content begins."""
+        text = self._lead.drop(text)
         if self._skipped:
             text = text.lstrip(self._skipped)
             if text:
@@ -102,9 +106,7 @@ class AnswerMachine:
         return [], text
 
     def _read_text(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        if self._skipped:
-            text = self._skip(text)
-        before, found, text = self._finder.feed(text, is_last=is_last)
+        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
         if found is None and not before:
             return [], text
         self._outer = self._state
@@ -129,9 +131,16 @@ class AnswerMachine:
             if joint.after:
                 self._skipped = _SPACE
             elif joint.goal == "begun":
-                self._skipped = "\n"
+                self._begin_content()
             self._enter(joint.goal)
         return said
+
+    def _begin_content(self) -> None:
+        """Drop white space behind a thought: what the template writes or, if that is not known, all line breaks."""
+        if self._behind_thought is None:
+            self._skipped = "\n"
+        else:
+            self._lead = Leading(self._behind_thought)
 
     def _begin_call(self, joint: Joint, text: str, found: Found) -> None:
         self._state = "call"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from ....ipc.codec import JsonObject
-from ..answer_forms.form import AnswerForm
+from ..answer_forms.form import AnswerForm, Spaces
 from ..answer_forms.named import HARMONY, THOUGHTS, named_form
 from .harmony import CHANNEL, HarmonyParser
 from .llama import LlamaParser
@@ -71,7 +71,8 @@ def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) 
     if form.reader == "llama":
         return [*parsers, LlamaParser()]
     if any(not any(map(str.isalnum, call.start)) for call in form.calls):
-        calls = msgspec.structs.replace(form, thought=None, content_open="")
+        spaces = Spaces(calls=form.spaces.calls)  # the parser of thoughts drops the others
+        calls = msgspec.structs.replace(form, thought=None, content_open="", spaces=spaces)
         return [*parsers, WholeCalls(AnswerMachine(calls, schemas))]
     if form.calls:
         return [AnswerMachine(form, schemas, is_inside_thought=is_inside_thought)]

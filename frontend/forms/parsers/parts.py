@@ -103,33 +103,6 @@ def content(text: str) -> list[Part]:
     return [Content(text)] if text else []
 
 
-class BlankFilter:
-    """Filter that drops runs of content which are only white space. White space at the start of a run is held until
-    text follows it in the run."""
-
-    def __init__(self, *, keeps_first: bool = False) -> None:
-        """`keeps_first`: content at the start of the answer is kept, even if it is only white space."""
-        self._space = ""
-        self._has_text = keeps_first  # the open content has more than white space
-
-    def read(self, parts: Iterable[Part]) -> list[Part]:
-        read: list[Part] = []
-        for part in parts:
-            if not isinstance(part, Content):
-                self._space, self._has_text = "", False
-                read.append(part)
-                continue
-            text = self._space + part.text
-            self._has_text = self._has_text or bool(text.strip())
-            if isinstance(part, UnreadCall):
-                read += [*content(self._space), part]
-                self._space = ""
-                continue
-            self._space = "" if self._has_text else text
-            read += content(text) if self._has_text else []
-        return read
-
-
 def call(name: str, arguments: str, raw: str) -> list[Part]:
     """Return the parts of a complete tool call. `raw`: the call as the model wrote it."""
     return [CallBegin(name), Arguments(arguments), CallEnd(raw)]

@@ -20,6 +20,7 @@ from .learn import UnknownForm, learn
 from .probe import MINOR, PROBES
 from .prove import ProbeResult, prove
 from .renderings import HostileTemplate, Render, Renderings
+from .spaces import learn_spaces
 from .thoughts import Thoughts, learn_thoughts
 
 Origin: TypeAlias = Literal["named", "response_template", "learned", "tried", "sign", "unknown"]
@@ -63,7 +64,8 @@ def choose(
     try:
         shown = Renderings(render)
         choice = _Chooser(shown, source, tool_parser, reasoning_parser, given).choice()
-        return msgspec.structs.replace(choice, lost_prefix=first_difference(shown.whole_text))
+        form = msgspec.structs.replace(choice.form, spaces=learn_spaces(shown, choice.form.thought))
+        return msgspec.structs.replace(choice, form=form, lost_prefix=first_difference(shown.whole_text, form))
     except HostileTemplate as error:
         return unknown(str(error), tool_parser, reasoning_parser)
 

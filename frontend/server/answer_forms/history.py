@@ -1,13 +1,16 @@
 """History: whether the prompt of a turn begins with the prompt and the answer of the turn before.
 
 If it does, a prefix cache finds both. It does not if the template shows an answer otherwise once others follow it: some
-drop the thoughts of earlier turns, or move the tools to the last question. Knows no server and no form of answers: an
-answer counts as written in the text that the template shows at the end of a chat.
+drop the thoughts of earlier turns, or move the tools to the last question. Nor does it if the form of answers does not
+return what was written. Knows no server: an answer counts as written in the text that the template shows at the end of
+a chat, and comes back as the form's parsers read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -15,6 +18,9 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatMessage
+from ...forms.answer_forms.form import AnswerForm
+from ...forms.parsers.names import new_parsers
+from ...forms.parsers.parts import Thought, parsed, whole_calls
 from ..text.calls import calls_of
 from .probe import VALUES, schema_of, tool
 from .whole_markers import common_prefix, common_suffix
@@ -28,7 +34,9 @@ _THOUGHT = "Zhthought"
 _VALUE = "Zhvalue"
 _ID = "zhId00001"
 _NAME = "zh_name"
-_TOOLS = [tool(_NAME, schema_of({"zh_key": VALUES["string"]}))]
+_SCHEMA = schema_of({"zh_key": VALUES["string"]})
+TOOL = tool(_NAME, _SCHEMA)
+_TOOLS = [TOOL]
 _PROMPT: JsonObject = {"tools": _TOOLS, "add_generation_prompt": True}
 _ENDED: JsonObject = {"tools": _TOOLS, "add_generation_prompt": False}
 _CALLS: JsonObject = {
@@ -68,61 +76,69 @@ class Turn(NamedTuple):
     """The fate of an answer in the prompt of the next turn, with the difference if it is lost."""
 
     outcome: Outcome
+    variables: JsonObject  # of the template
+    prompt: str = ""
+    text: str = ""  # of the answer; "" if the template does not show it behind the prompt
     lost: LostPrefix | None = None
 
 
-def check_history(render: Render) -> dict[str, Turn]:
-    """Return the fate of each of ANSWERS. `render(messages, variables)` returns a template's text; RequestError if
-    it refuses them. Takes up to 50 renderings."""
-    history = _History(render)
-    return {name: history.turn(name) for name in ANSWERS}
+def check_history(
+    render: Render, form: AnswerForm, answers: Mapping[str, ChatMessage] = MappingProxyType(ANSWERS)
+) -> dict[str, Turn]:
+    """Return the fate of each of the answers, read by a form. `render(messages, variables)` returns a template's text;
+    RequestError if it refuses them. Takes up to 50 renderings for ANSWERS."""
+    history = _History(render, form)
+    return {name: history.turn(name, answer) for name, answer in answers.items()}
 
 
-def first_difference(render: Render) -> LostPrefix | None:
+def first_difference(render: Render, form: AnswerForm) -> LostPrefix | None:
     """Return the difference of the first of ANSWERS that the next prompt shows otherwise; None if there is none.
-    `render`: see `check_history`."""
-    turns = map(_History(render).turn, ANSWERS)
+    `render`, `form`: see `check_history`."""
+    history = _History(render, form)
+    turns = itertools.starmap(history.turn, ANSWERS.items())
     return next((turn.lost for turn in turns if turn.lost is not None), None)
 
 
 class _History:
     """Renderer of a template's conversations. Owns their texts: each is made once."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, form: AnswerForm) -> None:
         self._render = render
+        self._form = form
         self._texts: dict[str, str | RequestError] = {}
 
-    def turn(self, name: str) -> Turn:
-        """Return the fate of one of ANSWERS with the first variables for which it is shown and begins with the prompt;
-        else with the first for which it begins so, or with none."""
-        found: list[tuple[bool, Turn]] = []
-        for variables in _SETTINGS["reasoning_content" in ANSWERS[name].more]:
-            begins, turn = self._turn_with(name, variables)
-            if begins and turn.outcome != "not shown":
+    def turn(self, name: str, answer: ChatMessage) -> Turn:
+        """Return the fate of an answer with the first variables for which it is shown and begins with the prompt; else
+        with the first for which it begins so, or with none."""
+        found: list[Turn] = []
+        for variables in _SETTINGS["reasoning_content" in answer.more]:
+            turn = self._turn_with(name, answer, variables)
+            if turn.text and turn.outcome != "not shown":
                 return turn
-            found.append((begins, turn))
-        return [*(turn for begins, turn in found if begins), found[0][1]][0]
+            found.append(turn)
+        return [*(turn for turn in found if turn.text), found[0]][0]
 
-    def _turn_with(self, name: str, variables: JsonObject) -> tuple[bool, Turn]:
-        """Return whether the answer, as the template shows it, begins with the prompt, and its fate."""
-        answer = ANSWERS[name]
+    def _turn_with(self, name: str, answer: ChatMessage, variables: JsonObject) -> Turn:
+        """Return the fate of an answer with some variables."""
         next_message = _USER
         if calls_of(answer):
             next_message = _RESULT
         try:
             prompt = self._text([_USER], variables | _PROMPT)
             generated = self._generated(prompt, answer, variables)
-            next_prompt = self._text([_USER, answer, next_message], variables | _PROMPT)
+            turn = Turn("not shown", variables, prompt)
+            read = answer
+            if generated.startswith(prompt):
+                turn = turn._replace(text=generated.removeprefix(prompt))
+                read = self._read(prompt, turn.text)
+            next_prompt = self._text([_USER, read, next_message], variables | _PROMPT)
         except RequestError:
-            return False, Turn("not shown")
-        begins = generated.startswith(prompt)
-        if not all(each in generated for each in _sentinels(answer, begins=begins)):
-            return begins, Turn("not shown")
-        expected = prompt
-        if begins:
-            expected = generated
+            return Turn("not shown", variables)
+        if not all(each in generated for each in _sentinels(answer, begins=bool(turn.text))):
+            return turn
+        expected = prompt + turn.text
         if next_prompt.startswith(expected):
-            return begins, Turn("found")
+            return turn._replace(outcome="found")
         place = len(common_prefix(expected, next_prompt))
         end = place + NUM_SHOWN
         lost = LostPrefix(
@@ -131,16 +147,33 @@ class _History:
             generated=expected[place:end],
             next_prompt=next_prompt[place:end],
         )
-        return begins, Turn("lost", lost)
+        return turn._replace(outcome="lost", lost=lost)
+
+    def _read(self, prompt: str, text: str) -> ChatMessage:
+        """Return an answer as the form's parsers read it."""
+        is_inside = self._form.begins_in_thought(prompt)
+        parts = parsed(new_parsers(self._form, {_NAME: _SCHEMA}, is_inside_thought=is_inside), text, is_last=True)
+        content, calls = whole_calls(parts)
+        more: JsonObject = {}
+        if thought := "".join(part.text for part in parts if isinstance(part, Thought)):
+            more["reasoning_content"] = thought
+        if calls:
+            more["tool_calls"] = [call.to_json() for call in calls]
+        return ChatMessage("assistant", content or None, more)
 
     def _generated(self, prompt: str, answer: ChatMessage, variables: JsonObject) -> str:
         """Return the prompt with the answer behind it, without the end of the turn, as the template shows it last."""
+        end = self._ended(prompt, _PLAIN, variables).rpartition(_CONTENT)[2]
+        text = self._ended(prompt, answer, variables)
+        return text.removesuffix(common_suffix(text, end)).rstrip()
+
+    def _ended(self, prompt: str, answer: ChatMessage, variables: JsonObject) -> str:
+        """Return the text of a chat that ends with an answer."""
         ended = variables | _ENDED
         text = self._text([_USER, answer], ended)
         if self._text([_USER], ended) == prompt:  # the template may begin a turn in any case
-            text = text.removesuffix(common_suffix(text, prompt))
-        end = self._text([_USER, _PLAIN], ended).rpartition(_CONTENT)[2]
-        return text.removesuffix(end).rstrip()
+            return text.removesuffix(common_suffix(text, prompt))
+        return text
 
     def _text(self, messages: list[ChatMessage], variables: JsonObject) -> str:
         """Return a template's text; RequestError if it refuses the messages."""
@@ -159,5 +192,7 @@ class _History:
 def _sentinels(answer: ChatMessage, *, begins: bool) -> list[str]:
     """Return the texts by which an answer is shown. `begins`: it begins with the prompt. If it does not, the template
     may leave out its thought."""
-    texts = [answer.text, _VALUE * bool(calls_of(answer)), _THOUGHT * (begins and "reasoning_content" in answer.more)]
+    texts = [answer.text.strip(), _VALUE * bool(calls_of(answer))]
+    if begins and "reasoning_content" in answer.more:
+        texts.append(_THOUGHT)
     return list(filter(None, texts))

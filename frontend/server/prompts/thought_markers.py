@@ -33,9 +33,8 @@ class ThoughtMarkers:
         second argument is their name."""
         self._tokenizer = tokenizer
         self._check_ids = check_ids
-        self._has_thoughts = form.thought is not None
+        self._form = form
         self._texts = form.thought or THOUGHTS["think"]
-        self._begins_inside = form.begins_inside
 
     def of_form(self, form: AnswerForm) -> ThoughtMarkers:
         """Return the markers of another form, for the same model."""
@@ -57,16 +56,11 @@ class ThoughtMarkers:
         return self
 
     def are_open(self, prompt_token_ids: bytes) -> bool:
-        """Return whether the answer starts inside a reasoning block; False without a reasoning parser.
-
-        That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
-        answers always start inside a block and the prompt does not end with the closing marker."""
-        if self._tokenizer is None or not self._has_thoughts:
+        """Return whether the answer begins inside a thought; False without a reasoning parser."""
+        if self._tokenizer is None or self._form.thought is None:
             return False
-        opening, closing = self._texts
         tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
-        text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
-        return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
+        return self._form.begins_in_thought(self._tokenizer.decode(tail, skip_special_tokens=False))
 
     def begins_of(self, params: SamplingParams, prompt_token_ids: bytes) -> list[ConstraintBegin]:
         """Return where structured_outputs begin to apply: behind the end of the reasoning that the prompt opens, or

@@ -62,8 +62,10 @@ class ChatCompletion(ChoicesResponse):
         if not shows_tools(body):
             form = form.without_calls()
         is_inside = engine.inputs.thoughts.of_form(form).are_open(prompt.token_ids or b"")
-        if body.continue_final_message and forced is None:
-            is_inside = prompt.is_inside_thought
+        if body.continue_final_message:
+            form = form.continued()
+            if forced is None:
+                is_inside = prompt.is_inside_thought
         own = own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
         if own is not None:
             params = params.replace(structured_outputs=own)
@@ -153,8 +155,8 @@ class ChatChoice(Choice):
         message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
         if calls:
             message |= self._called([call.to_json() for call in calls])
-        if calls or self._text.is_forced:
-            message["content"] = content.strip() or None
+        if (calls or self._text.is_forced) and not content.strip():
+            message["content"] = None
         logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
         choice: JsonObject = {
             "index": self._index,

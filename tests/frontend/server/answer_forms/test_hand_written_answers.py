@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from tokenloom.frontend.forms.parsers.parts import (
 )
 from tokenloom.frontend.server.answer_forms.learn import learn
 from tokenloom.frontend.server.answer_forms.renderings import Renderings
+from tokenloom.frontend.server.answer_forms.spaces import learn_spaces
 from tokenloom.frontend.server.answer_forms.thoughts import learn_thoughts
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.messages.client import ChatForm
@@ -47,7 +49,8 @@ THOUGHTS = [name for name, answer in ANSWERS.items() if answer.thought]
 def learned(name: str) -> AnswerForm:
     template = ChatTemplate(template_of(name), SPECIAL_TOKENS)
     shown = Renderings(lambda messages, variables: template.render(messages, ChatForm(variables=variables)))
-    return learn(shown, learn_thoughts(shown, [("<think>", "</think>")]))
+    form = learn(shown, learn_thoughts(shown, [("<think>", "</think>")]))
+    return msgspec.structs.replace(form, spaces=learn_spaces(shown, form.thought))
 
 
 def parts_of(name: str, pieces: Sequence[str], *, is_inside: bool = False) -> list[Part]:

@@ -1,0 +1,161 @@
+"""White space at the edges of an answer's texts: what a chat template writes itself, and texts of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from ..answer_forms.form import Spaces
+from .parts import Content, Part, Thought, UnreadCall, content
+
+Kind: TypeAlias = type[Content] | type[Thought]
+
+
+class Leading:
+    """White space to drop at the start of a text, as far as the text has it."""
+
+    def __init__(self, space: str) -> None:
+        self._space = space
+
+    def drop(self, text: str) -> str:
+        """Return the next piece of the text without the white space."""
+        if not self._space or not text:
+            return text
+        count = _num_shared(self._space, text)
+        self._space = self._space[count:] * (count == len(text))
+        return text[count:]
+
+
+class BlankFilter:
+    """Filter that drops runs of content which are only white space. White space at the start of a run is held until
+    text follows it in the run."""
+
+    def __init__(self, *, keeps_first: bool = False) -> None:
+        """`keeps_first`: content at the start of the answer is kept, even if it is only white space."""
+        self._space = ""
+        self._has_text = keeps_first  # the open content has more than white space
+
+    def read(self, parts: Iterable[Part]) -> list[Part]:
+        read: list[Part] = []
+        for part in parts:
+            if not isinstance(part, Content):
+                self._space, self._has_text = "", False
+                read.append(part)
+                continue
+            text = self._space + part.text
+            self._has_text = self._has_text or bool(text.strip())
+            if isinstance(part, UnreadCall):
+                read += [*content(self._space), part]
+                self._space = ""
+                continue
+            self._space = "" if self._has_text else text
+            read += content(text) if self._has_text else []
+        return read
+
+
+class EdgeFilter:
+    """Filter that drops the white space of a form around thoughts and content, so that the template writes each text
+    again as the model wrote it. Content of white space alone is dropped, unless it is the whole answer.
+
+    White space that may be dropped is held until it is known what follows. Where a model wrote less than the form has,
+    that is dropped; of more the rest is kept."""
+
+    def __init__(self, spaces: Spaces, *, is_inside_thought: bool) -> None:
+        """`is_inside_thought`: the answer begins inside a thought."""
+        self._spaces = spaces
+        self._kind: Kind | None = None  # of the open text
+        self._leads: dict[Kind, str] = {Content: spaces.content, Thought: spaces.thought_open}  # before the next text
+        if is_inside_thought:
+            self._leads[Thought] = spaces.prompted_thought
+        self._lead = Leading("")  # of the open text
+        self._blank: list[str] = []  # white space at the start of the open content
+        self._has_text = False  # the open text has more than white space, or is a thought
+        self._is_first = True  # nothing came before the open text
+        self._held = ""  # white space at the end of the open text
+
+    def read(self, parts: Iterable[Part]) -> list[Part]:
+        read: list[Part] = []
+        for part in parts:
+            if isinstance(part, Content | Thought):
+                kind: Kind = Thought if isinstance(part, Thought) else Content
+                if kind is not self._kind:
+                    read += self._end(is_called=False)
+                    self._begin(kind)
+                if isinstance(part, UnreadCall):
+                    read += [*self._all_held(), part]
+                else:
+                    read += self._text(part.text)
+            else:
+                read += self._end(is_called=True)
+                self._leads[Content] = ""
+                self._is_first = False
+                read.append(part)
+        return read
+
+    def finish(self) -> list[Part]:
+        """Return the white space that was held back at the end of the answer."""
+        if self._is_first and not self._has_text:
+            return self._part("".join(self._blank))
+        return self._end(is_called=False)
+
+    def _begin(self, kind: Kind) -> None:
+        self._kind = kind
+        self._lead = Leading(self._leads[kind])
+        self._leads = {Content: "", Thought: self._spaces.thought_open}
+        self._has_text = kind is Thought
+
+    def _end(self, *, is_called: bool) -> list[Part]:
+        """End the open text, if any. Return what was held of it. `is_called`: a call follows."""
+        if self._kind is None:
+            return []
+        kept = self._held
+        if is_called or self._kind is Thought:
+            kept = kept[: len(kept) - _num_shared(kept[::-1], self._tail[::-1])]
+        parts = self._part(kept)
+        self._kind = None
+        self._held = ""
+        self._blank = []
+        self._is_first = False
+        return parts
+
+    def _all_held(self) -> list[Part]:
+        """Return the white space that is held: more than white space follows it."""
+        held = "".join(self._blank) * (not self._has_text) + self._held
+        self._has_text = True
+        self._held = ""
+        return content(held)
+
+    def _text(self, text: str) -> list[Part]:
+        """Return what is certain of the open text, with more of it."""
+        text = self._lead.drop(text)
+        if not self._has_text:
+            self._blank.append(text)
+            if not text.strip():
+                return []
+            text = "".join(self._blank)
+            self._has_text = True
+        text = self._held + text
+        num_spaces = len(text) - len(text.rstrip())
+        end = len(text) - min(num_spaces, len(self._tail))
+        self._held = text[end:]
+        return self._part(text[:end])
+
+    @property
+    def _tail(self) -> str:
+        """The white space that the form has behind the open text."""
+        if self._kind is Thought:
+            return self._spaces.thought_close
+        return self._spaces.calls
+
+    def _part(self, text: str) -> list[Part]:
+        if text and self._kind is Thought:
+            return [Thought(text)]
+        return content(text)
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Return the number of characters that both texts begin with."""
+    for place, (letter, wanted) in enumerate(zip(one, other, strict=False)):
+        if letter != wanted:
+            return place
+    return min(len(one), len(other))
