@@ -10,8 +10,8 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ..answer_forms.form import AnswerForm, Spaces
 from ..answer_forms.named import HARMONY, THOUGHTS, named_form
-from .harmony import CHANNEL, HarmonyParser
-from .llama import LlamaParser
+from .families.harmony import CHANNEL, HarmonyParser
+from .families.llama import LlamaParser
 from .machine import AnswerMachine
 from .parts import Parser
 from .response_templates.reader import ResponseTemplateParser

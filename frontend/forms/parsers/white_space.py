@@ -77,7 +77,7 @@ class EdgeFilter:
         read: list[Part] = []
         for part in parts:
             if isinstance(part, Content | Thought):
-                kind: Kind = Thought if isinstance(part, Thought) else Content
+                kind = _kind_of(part)
                 if kind is not self._kind:
                     read += self._end(is_called=False)
                     self._begin(kind)
@@ -151,6 +151,12 @@ class EdgeFilter:
         if text and self._kind is Thought:
             return [Thought(text)]
         return content(text)
+
+
+def _kind_of(part: Content | Thought) -> Kind:
+    if isinstance(part, Thought):
+        return Thought
+    return Content
 
 
 def _num_shared(one: str, other: str) -> int:

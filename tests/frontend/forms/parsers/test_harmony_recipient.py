@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
+from tokenloom.frontend.forms.parsers.families.harmony import HarmonyParser
 from tokenloom.frontend.forms.parsers.parts import Part, whole_calls
 
 CALL = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'

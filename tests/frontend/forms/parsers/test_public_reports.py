@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.frontend.forms.parsers.families.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.forced import ForcedParser
-from tokenloom.frontend.forms.parsers.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.parts import CallBegin, Part, Thought, whole_calls
 from tokenloom.ipc.messages.client import Delta
 from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, cut, new_answer_text, parse, parts_of

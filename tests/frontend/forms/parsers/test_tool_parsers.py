@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.forms.answer_forms.named import FORMS, THOUGHTS
-from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
-from tokenloom.frontend.forms.parsers.llama import LlamaParser
+from tokenloom.frontend.forms.parsers.families.harmony import HarmonyParser
+from tokenloom.frontend.forms.parsers.families.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.names import find_reasoning_parser, find_tool_parser
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, Parser
 from tokenloom.frontend.launcher.options.synonyms import REASONING_PARSERS as REASONING_SYNONYMS

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenloom.frontend.forms.answer_forms.named import THOUGHTS
+from tokenloom.frontend.forms.parsers.families.harmony import HarmonyParser
+from tokenloom.frontend.forms.parsers.families.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.forced import ForcedParser
-from tokenloom.frontend.forms.parsers.harmony import HarmonyParser
-from tokenloom.frontend.forms.parsers.llama import LlamaParser
 from tokenloom.frontend.forms.parsers.parts import CallBegin, CallEnd, Content, Parser, Part, Thought, whole_calls
 from tokenloom.ipc.messages.client import Delta
 from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, check_cuts, cut, new_answer_text, parse, parts_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from .markers import MarkerFinder
-from .parts import ArgumentsWriter, CallBegin, CallEnd, Content, Part, Thought, content
+from ..markers import MarkerFinder
+from ..parts import ArgumentsWriter, CallBegin, CallEnd, Content, Part, Thought, content
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 MAX_LEAD = 256  # characters of a recipient before the first channel

@@ -6,9 +6,9 @@ Further calls are separated by semicolons or white space. Any other text is cont
 
 from __future__ import annotations
 
-from .json_calls import CallListReader
-from .markers import split_marker
-from .parts import Part, content
+from ..json_calls import CallListReader
+from ..markers import split_marker
+from ..parts import Part, content
 
 PYTHON_TAG = "<|python_tag|>"
 
