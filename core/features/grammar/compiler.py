@@ -32,8 +32,8 @@ from ....ipc.params.json_schema import subschemas
 from ....ipc.params.structured_outputs import GrammarKind
 from .calls.call_rules import CallRules
 from .calls.lark_rules import LarkRules
+from .schemas.finite_schema import FiniteSchema
 from .schemas.json_schema import adapted
-from .schemas.lark_schema import LarkSchema
 from .schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -178,12 +178,12 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
 
     def _compile_schema(self, text: str, options: JsonCompileOptions) -> LLMatcher:
-        """Compile a schema. If the library would round its numbers, compile it as a Lark grammar or, if that fails,
-        with narrower bounds."""
+        """Compile a schema. If it allows numbers beyond float64, or the library would round its numbers, compile it as
+        a Lark grammar or, if that fails, with narrower bounds."""
         schema = _adapted(text)
         if isinstance(schema, str):
             return self._matcher(LLMatcher.grammar_from_json_schema(schema, overrides=options))
-        lark = LarkSchema(schema, options)
+        lark = FiniteSchema(schema, options)
         outline = lark.outline() if lark.is_needed else schema
         inner = self._matcher(LLMatcher.grammar_from_json_schema(_quote(outline), overrides=options))
         if not lark.is_needed or inner.is_error():

@@ -18,7 +18,7 @@ LARGEST = 9223372036854774784  # the largest float64 below 2 ** 63
 OPEN_FROM = 10**18  # a range from here on needs a bound on its other side, too: the library counts digits with int64
 
 LIMIT = 10**100  # of bounds: their expressions are as long as their digits, squared
-FINITE_NUMBER = r"/-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?/"  # all are within float64
+FINITE_NUMBER = r"/-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?/"  # all are within float64
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 LOWER, UPPER = BOUNDS[:2], BOUNDS[2:]
 
