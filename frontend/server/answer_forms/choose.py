@@ -7,7 +7,7 @@ Knows no server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -58,14 +58,18 @@ def choose(
     tool_parser: str = AUTO,
     reasoning_parser: str = AUTO,
     given: AnswerForm | None = None,
+    keeps_text: Callable[[], bool] = lambda: True,
 ) -> Choice:
     """Return the form of a template's answers. `render`: see Renderings; `source`: the template; `tool_parser`,
-    `reasoning_parser`: names, or auto; `given`: the form that comes with the checkpoint."""
+    `reasoning_parser`: names, or auto; `given`: the form that comes with the checkpoint; `keeps_text()`: whether the
+    template shows text beside calls."""
     try:
         shown = Renderings(render)
         choice = _Chooser(shown, source, tool_parser, reasoning_parser, given).choice()
         form = msgspec.structs.replace(choice.form, spaces=learn_spaces(shown, choice.form.thought))
-        return msgspec.structs.replace(choice, form=form, lost_prefix=first_difference(shown.whole_text, form))
+        return msgspec.structs.replace(
+            choice, form=form, lost_prefix=first_difference(shown.whole_text, form, keeps_text)
+        )
     except HostileTemplate as error:
         return unknown(str(error), tool_parser, reasoning_parser)
 

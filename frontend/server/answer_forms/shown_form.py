@@ -61,8 +61,9 @@ def history_line(choice: Choice) -> str:
     lost = choice.lost_prefix
     if lost is None:
         return ""
+    answer = " ".join([lost.answer, *(f"({name}: {value})" for name, value in lost.variables.items())])
     what = "the next turn's prompt differs from what was generated at"
-    return f"history: {lost.answer}: {what}: {lost}, so its KV blocks are computed again"
+    return f"history: {answer}: {what}: {lost}, so its KV blocks are computed again"
 
 
 def form_object(choice: Choice) -> JsonObject:

@@ -71,6 +71,7 @@ class TemplateChoice:
             tool_parser=self._tool_parser,
             reasoning_parser=self._reasoning_parser,
             given=self._given(is_of_model=is_of_model),
+            keeps_text=lambda: self._template.keeps_text(source),
         )
 
     def _given(self, *, is_of_model: bool) -> AnswerForm | None:

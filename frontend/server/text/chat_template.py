@@ -127,6 +127,12 @@ class ChatTemplate:
         text = self._first_whole(template, names, messages)
         return (_until_mark(text) if form.is_continued else text) + form.answer
 
+    def keeps_text(self, source: str) -> bool:
+        """Return whether a template shows text beside calls; if not, it gets the text as a turn of its own. `source`:
+        as `ChatForm.template`."""
+        template = _compile(source)
+        return self._turn_shape(template, self._shows_parts_alone(template)).keeps_text
+
     def _first_whole(self, template: CompiledTemplate, names: JsonObject, messages: Sequence[ChatMessage]) -> str:
         """Return the first form of the chat that the template renders with each system message after the first message;
         if there is none, the first form that it renders at all. RequestError if it refuses all."""

@@ -15,10 +15,10 @@ from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.tests.support.template_shapes import SHAPES, template_of
 
 SIGNS = {"found": "+", "lost": "-", "not shown": "."}
-WITHOUT_THOUGHTS = "++.+."
+WITHOUT_THOUGHTS, SPLIT_WITHOUT_THOUGHTS, THOUGHTS_ALONE_LOST = "++.+.", "+-.+.", "..-.-"
 OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "object/hermes_thoughts": "++++-",  # the next question drops earlier thoughts
-    "json/place_and_thoughts": "++++.",  # likewise, in the last turn too
+    "json/place_and_thoughts": "++++-",  # likewise, in the last turn too
     "object/hermes": WITHOUT_THOUGHTS,
     "object/name_as_key": WITHOUT_THOUGHTS,
     "object/calls_as_turn": WITHOUT_THOUGHTS,
@@ -28,20 +28,21 @@ OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "tagged/lines": WITHOUT_THOUGHTS,
     "odd/recipient_in_prompt": "--.-.",  # its form is unknown, so that the recipient is content
     "odd/printed_messages": "++++.",
-    "object/line_breaks_between": WITHOUT_THOUGHTS,
-    "object/signatures": WITHOUT_THOUGHTS,
-    "json/marker_and_id": WITHOUT_THOUGHTS,
-    "odd/bare_object": WITHOUT_THOUGHTS,
-    "tagged/invokes": "--+-+",  # each prompt opens a thought
-    "literal/quoted_by_marker": "--+-.",  # without thoughts the prompt has an empty one, and no turn has it
-    "object/list_with_ids": "----+",  # the prompt opens a thought; calls are shown without it
-    "object/json_list": "-----",  # the prompt opens a thought, and no turn shows it
-    "json/code_fence": "-----",
-    "thoughts/in_the_prompt": "-----",
+    "object/line_breaks_between": SPLIT_WITHOUT_THOUGHTS,
+    "object/signatures": SPLIT_WITHOUT_THOUGHTS,
+    "json/marker_and_id": SPLIT_WITHOUT_THOUGHTS,
+    "odd/bare_object": WITHOUT_THOUGHTS,  # behind text an object is text
+    "object/indented_ids": "+-+++",  # text beside calls becomes a turn of its own
+    "tagged/invokes": "..+.+",  # each prompt opens a thought, so that no answer is without one
+    "literal/quoted_by_marker": "--+--",  # without thoughts the prompt has an empty one, and no turn has it
+    "object/list_with_ids": "..-.+",  # the prompt opens a thought; calls are shown without it
+    "object/json_list": THOUGHTS_ALONE_LOST,  # the prompt opens a thought, and no turn shows it
+    "json/code_fence": THOUGHTS_ALONE_LOST,
+    "thoughts/in_the_prompt": THOUGHTS_ALONE_LOST,
     "odd/repeated_instruction": "-----",  # the prompt repeats an instruction that no turn shows
     "object/call_ids": "-----",  # the tools move to the last question
     "thoughts/shown_without_calls": "...++",
-    "thoughts/tools_without_calls": "...+.",
+    "thoughts/tools_without_calls": "...+-",
     "thoughts/no_tools": "...+.",
     "odd/own_variable": ".....",
 }
@@ -54,8 +55,11 @@ def history(name: str) -> dict[str, Turn]:
     def render(messages: Sequence[ChatMessage], variables: JsonObject) -> str:
         return template.render(messages, ChatForm(variables=variables))
 
-    choice = choose(render, template.source)
-    turns = check_history(render, choice.form)
+    def keeps_text() -> bool:
+        return template.keeps_text(template.source)
+
+    choice = choose(render, template.source, keeps_text=keeps_text)
+    turns = check_history(render, choice.form, keeps_text=keeps_text)
     assert choice.lost_prefix == next((turn.lost for turn in turns.values() if turn.lost), None)
     return turns
 
@@ -74,7 +78,7 @@ def test_the_first_difference_is_named() -> None:
     lost = history("object/hermes_thoughts")["thought and text"].lost
     assert lost is not None and lost.answer == "thought and text"
     assert lost.before.endswith("assistant\n") and lost.generated.startswith("<think>\nZhthought")
-    assert lost.next_prompt.startswith("Zhcontent")
+    assert lost.next_prompt.startswith("Zhcontent") and lost.variables == {}
     assert "\n" not in str(lost)
 
 
