@@ -66,7 +66,7 @@ def place_token(position, source, slot, target, BLOCK_SIZE: tl.constexpr, TABLE_
         tl.store(target + start + columns, blocks, mask=is_used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tables"])  # a group's tables begin anywhere in those of all groups
 def place_tokens_kernel(
     row_ids,  # [n] int64, −1 = padding
     seq_lens,  # [n] int32, with the step's token

@@ -168,12 +168,12 @@ def attend(ops: TritonOps, form: AttentionForm) -> None:
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
     """Run the small operations of a model and of a step."""
     metadata, ids = step(4, []), empty(4, dtype=torch.int64)
-    rows = BatchColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((1, 9, 64), dtype=torch.int32))
+    rows = BatchColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((2, 9, 64), dtype=torch.int32))
     for width in (HIDDEN, 5 * HIDDEN):
         table = empty((256, width), dtype=dtype)
         ops.embedding(ids.int(), table, 0)
         ops.begin_step(ids.int(), rows, table, 0)
-        x = ops.begin_decode(ids, rows, [metadata], BLOCK_SIZE, table, 0)
+        x = ops.begin_decode(ids, rows, [metadata] * 2, BLOCK_SIZE, table, 0)
         ops.add_norm(x, torch.empty_like(x), Norm("rms", empty(width), None, 1e-6))
         ops.add_norm(x, torch.empty_like(x), Norm("layer", empty(width), empty(width), 1e-6))
     for activation in (GATED_SILU, Activation("gelu_tanh", is_gated=True), Activation("gelu"), Activation("relu2")):

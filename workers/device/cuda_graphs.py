@@ -115,9 +115,10 @@ class _Buffers:
         self.rows = b""  # the rows in row_ids, as bytes of int32
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
         self.positions, self.sampled = int64(), int64()
+        shape = (size, max_blocks_per_row)
         self.slots = [int64() for _ in range(num_groups)]
+        self.block_tables = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(num_groups)]
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((num_groups, size, max_blocks_per_row), dtype=torch.int32, device=device)
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def groups(self, kv_caches: Sequence[Tensor], max_model_len: int) -> list[CacheGroup]:

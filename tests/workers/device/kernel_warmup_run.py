@@ -25,6 +25,7 @@ from triton.compiler import compile as compile_kernel
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.adapters.targets import targets_of
+from tokenloom.ipc.spec.kv.kv_groups import kv_groups
 from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.gpu import compile as compile_module
@@ -75,12 +76,13 @@ def load(folder: Path, config: ModelConfig) -> DecoderModel:
     adapters = None
     if HAS_ADAPTERS:
         adapters = Adaptable(ops.adapter_space(8, 64), frozenset(targets_of(config)))
-    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, META_DEVICE, ops, GROUP, adapters=adapters)
+    groups = kv_groups(config, MAX_MODEL_LEN, is_grouped=True)
+    limits = (MAX_MODEL_LEN, torch.bfloat16, META_DEVICE)
+    return load_model(folder, config, *limits, ops, GROUP, adapters=adapters, groups=groups)
 
 
-def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
-    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.bfloat16)
-    return spec.allocate(num_blocks, META_DEVICE)
+def new_caches(model: DecoderModel, num_blocks: int) -> list[torch.Tensor]:
+    return [spec.allocate(num_blocks, META_DEVICE) for spec in model.kv_cache_specs(BLOCK_SIZE, torch.bfloat16)]
 
 
 def compile_or_hang(source: ASTSource, *arguments: object, **options: object) -> object:
@@ -107,7 +109,7 @@ def warm_up(folder: Path, driver: Nowhere) -> KernelWarmup:
         limits = StepLimits(MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN)
         launch_steps(
             model,
-            [new_cache(model, 1)],
+            new_caches(model, 1),
             limits,
             GROUP,
             has_graphs=True,
@@ -131,19 +133,21 @@ def compile_and_step(folder: Path, driver: Nowhere) -> dict[str, object]:
     missing: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda fn, **_: missing.append(fn.name)
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
-        kv_cache = new_cache(model, 77)
+        kv_caches = new_caches(model, 77)
         runners = [
-            DeviceRunner(model, [kv_cache], MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder, has_adapters=HAS_ADAPTERS)
+            DeviceRunner(model, kv_caches, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder, has_adapters=HAS_ADAPTERS)
             for recorder in (run_eagerly, None)
         ]
-        steps = [dummy_step(*step, BLOCK_SIZE) for step in (SHORT_STEPS if "short" in sys.argv else STEPS)]
+        steps = [
+            dummy_step(*step, BLOCK_SIZE, len(kv_caches)) for step in (SHORT_STEPS if "short" in sys.argv else STEPS)
+        ]
         for inputs in [*steps, *(map(with_adapters, steps) if HAS_ADAPTERS else ())]:
             for runner in runners:
                 runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-            logsumexp(compute(model, inputs, [kv_cache])[1])  # as of rows with rules or logprobs
+            logsumexp(compute(model, inputs, kv_caches)[1])  # as of rows with rules or logprobs
             if has_spans(config):
-                launch_spans(model, inputs, [kv_cache])
+                launch_spans(model, inputs, kv_caches)
     triton.knobs.runtime.jit_cache_hook = None
     forms = Counter(name for name, _ in ahead._kernels)
     loaders = sorted({name.split("_")[0] for name in driver.threads})
