@@ -5,7 +5,7 @@ Also helpers to write one step by hand: messages, new rows, a runner of the hist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -237,12 +237,14 @@ class RandomSchedule:
         for row in set(rows):
             by_row[row].num_computed = min(by_row[row].num_computed, by_row[row].num_tokens - 1)
 
-    def run(self, runner: ModelRunner) -> None:
-        """Run steps until all requests have all their tokens."""
+    def run(self, runner: ModelRunner, check: Callable[[list[int]], None] = lambda rows: None) -> None:
+        """Run steps until all requests have all their tokens; call `check` with the rows of each."""
         for _ in range(3000):
             if not self.open:
                 return
-            sampled = execute(runner, self.step())
+            step = self.step()
+            sampled = execute(runner, step)
+            check(np.frombuffer(step.rows, np.int32).tolist())
             self.take(sampled.rows, sampled.token_ids)
         raise AssertionError("the requests do not finish")
 

@@ -62,14 +62,14 @@ class DeviceHistoryModel(HistoryModel):
 def new_runner(
     recorder: FakeRecorder | None,
     model: DecoderModel | DeviceHistoryModel | None = None,
-    kv_cache: Tensor | None = None,
+    kv_caches: Sequence[Tensor] | None = None,
     group: ParallelGroup | None = None,
     max_loras: int = 0,
     windows: Sequence[int | None] = ONE_GROUP,
 ) -> ModelRunner:
     batch = new_batch(windows, max_loras=max_loras)
     runs, group = model or DeviceHistoryModel(windows), group or ParallelGroup()
-    kv_caches = new_caches(windows) if kv_cache is None else [kv_cache]
+    kv_caches = kv_caches or new_caches(windows)
     limits, has_adapters = (MAX_NUM_SEQS, MAX_MODEL_LEN), max_loras > 0
     device_runner = DeviceRunner(runs, kv_caches, *limits, group, recorder, (1,), has_adapters)
     return ModelRunner(runs, batch, kv_caches, group, device_runner=device_runner)

@@ -78,7 +78,7 @@ def alone(model: DecoderModel, name: str, count: int) -> list[int]:
 
 def device_runner(model: DecoderModel, recorder: FakeRecorder | None) -> ModelRunner:
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    return new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), max_loras=NUM_SLOTS)
+    return new_runner(recorder, model, [spec.allocate(NUM_BLOCKS, CPU)], max_loras=NUM_SLOTS)
 
 
 @pytest.mark.parametrize(

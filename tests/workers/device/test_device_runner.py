@@ -17,6 +17,9 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
+from tokenloom.ipc.spec.kv.kv_groups import kv_groups
+from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.device.fake_device import (
@@ -33,18 +36,21 @@ from tokenloom.tests.workers.history_model import ONE_GROUP
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
+    MAX_MODEL_LEN,
     NUM_BLOCKS,
     RandomSchedule,
     Request,
     execute,
     expected_tokens,
     message,
+    new_caches,
     new_row,
     sampled_by,
 )
 from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.device.cuda_graphs import gc_paused, graph_bytes, padded_size
 from tokenloom.workers.machine.parallel import ParallelGroup
+from tokenloom.workers.models.load import load_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy: 32-bit words wrap in the interpreter
@@ -64,7 +70,16 @@ def test_graph_decode_gives_the_tokens_of_the_plain_runner(
     schedule, recorder = RandomSchedule(seed, has_filters=num_requests > FEW, windows=windows), FakeRecorder()
     schedule.requests = schedule.requests[:num_requests]
     runner = new_runner(recorder, windows=windows)
-    schedule.run(runner)
+    assert runner._device_runner is not None
+    tables = runner._device_runner.rows.columns.block_tables
+
+    def check_tables(rows: list[int]) -> None:
+        """Compare the tables on the device with those of the core; blocks come in the step that needs them."""
+        for request in schedule.requests:
+            if request.row in rows:
+                assert tables[:, request.row, : len(request.tables[0])].tolist() == request.tables
+
+    schedule.run(runner, check_tables)
     schedule.check()
     assert (schedule.num_freed > 0) == (len(windows) > 1)
     assert recorder.num_replays > 10
@@ -72,12 +87,12 @@ def test_graph_decode_gives_the_tokens_of_the_plain_runner(
 
 def test_a_dropped_runner_frees_its_model_and_another_reuses_its_cache() -> None:
     """As a reload does. Graphs refer to the model and to themselves."""
-    kv_cache, prompt = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), [5, 6, 7]
+    caches, prompt = new_caches(), [5, 6, 7]
     models: list[weakref.ref[DeviceHistoryModel]] = []
     for _ in range(2):
         model = DeviceHistoryModel()
         models.append(weakref.ref(model))
-        runner = new_runner(FakeRecorder(), model, kv_cache)
+        runner = new_runner(FakeRecorder(), model, caches)
         tokens = execute(runner, message([0], [3], [], [new_row(0, prompt)], [0, 0, 9, 0, 0, 10]))
         drawn = tokens.token_ids + [execute(runner, message([0], [1])).token_ids[0] for _ in range(3)]
         assert drawn == expected_tokens(prompt, RowSampling(temperature=0.0), 4)
@@ -233,7 +248,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     launch more, other rows than before another copy."""
     model = load(tiny_checkpoint(tmp_path, "qwen3", **SMALL), ops=device_ops())
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    runner = new_runner(FakeRecorder(), model, spec.allocate(NUM_BLOCKS, CPU))
+    runner = new_runner(FakeRecorder(), model, [spec.allocate(NUM_BLOCKS, CPU)])
     new_rows = [new_row(row, [5, 6, 7], sampling=RowSampling(temperature=0.7, seed=row)) for row in range(3)]
     admitting = message([0, 1, 2], [3, 3, 3], [], new_rows, [0, 0, 9, 0, 0, 10, 1, 0, 11, 2, 0, 12])
     with Launches() as mixed:
@@ -273,7 +288,7 @@ def test_two_ranks_give_the_tokens_of_one_without_waiting_for_the_device(tmp_pat
     def run(group: ParallelGroup) -> dict[str, list[int]]:
         model, recorder = load(folder, group=group, ops=device_ops()), FakeRecorder()
         (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-        runner = new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), group)
+        runner = new_runner(recorder, model, [spec.allocate(NUM_BLOCKS, CPU)], group)
         tokens = drive(runner, OF_RANKS, num_in_flight=2, watch=NoWaiting)
         assert recorder.num_replays
         return tokens
@@ -281,6 +296,27 @@ def test_two_ranks_give_the_tokens_of_one_without_waiting_for_the_device(tmp_pat
     wanted = run(ParallelGroup())
     assert run_ranks(2, run) == [wanted, wanted]
     assert [len(tokens) for tokens in wanted.values()] == [7, 4, 4, 2]
+
+
+def test_layers_with_tables_of_their_own_give_the_tokens_of_the_host(tmp_path: Path) -> None:
+    """Whatever no token sees is NaN, as in a pool whose memory goes from group to group."""
+    fields = {**SMALL, "num_hidden_layers": 2, "sliding_window": 6, "sliding_window_pattern": 2}
+    folder = tiny_checkpoint(tmp_path, "gemma3_text", **fields)
+    config = load_model_config(folder)
+    groups = kv_groups(config, MAX_MODEL_LEN, is_grouped=True)
+    found, recorder = [], FakeRecorder()
+    for ops in (ReferenceOps(), device_ops()):
+        model = load_model(folder, config, MAX_MODEL_LEN, torch.float32, CPU, ops, ParallelGroup(), groups=groups)
+        specs = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
+        buffer = torch.full((40 * specs[0].block_bytes // 4,), torch.nan).view(torch.uint8)
+        caches, windows = [spec.view(buffer) for spec in specs], [group.window for group in groups]
+        schedule = RandomSchedule(0, windows=windows)
+        schedule.free_blocks = schedule.free_blocks[:39]
+        schedule.requests = [Request(list(range(5, 5 + size)), RowSampling(temperature=0.0), 9) for size in (9, 13)]
+        schedule.run(new_runner(recorder if found else None, model, caches, windows=windows))
+        found.append([request.outputs for request in schedule.requests])
+        assert schedule.num_freed
+    assert found[0] == found[1] and recorder.num_replays > 3
 
 
 def test_garbage_collection_is_paused_during_capture_and_resumes_after_an_error() -> None:
