@@ -50,6 +50,18 @@ LLAMA3_ROPE: Config = {
 }
 
 KINDS: dict[str, Config] = {  # fields of config.json that a family adds to Llama's or replaces
+    "gemma3_text": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 64,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_parameters": None,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 65536,
+    },
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "tie_word_embeddings": False},
     "mixtral": {
@@ -106,6 +118,7 @@ CONFIGS: dict[str, Config] = {
     "8b": config_of("qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
     "14b": config_of("qwen3", 5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
     "30b-a3b": config_of("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768),
+    "20m-gemma3": config_of("gemma3_text", 256, 12, 4, 2, 1024, 32000, head_dim=64),
     "tiny-llama": config_of("llama", 96, 2, 3, 1, 200, 307),
     "tiny-mistral": config_of("mistral", 64, 2, 4, 2, 136, 331, sliding_window=48),
     "tiny-mixtral": config_of("mixtral", 64, 2, 4, 2, 72, 271, num_local_experts=5),
@@ -143,7 +156,9 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj": (hidden, query, has_output_bias),
     }
     vectors = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config["model_type"] in ("qwen3", "qwen3_moe"):
+    if config["model_type"] == "gemma3_text":
+        vectors |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
+    if config["model_type"] in ("gemma3_text", "qwen3", "qwen3_moe"):
         vectors |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(number("num_hidden_layers")):

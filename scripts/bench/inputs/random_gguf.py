@@ -34,7 +34,7 @@ from tokenloom.scripts.bench.inputs.write_gguf import ARCHITECTURES, write_sizes
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 BETTER = ("attn_v.weight", "ffn_down.weight")  # of some layers in the wider format of a mixture
-PRE_TOKENIZERS = {"qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe"}
+PRE_TOKENIZERS = {"gemma3_text": "qwen2", "qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe"}
 MAX_PART_LETTERS = 4  # of a token that later ones are merged from
 
 

@@ -28,8 +28,10 @@ print(json.dumps({{"pl": count, "t_pp": count * into / {prompt}, "t_tg": out / {
 SERVER = """
 class Handler(http.server.BaseHTTPRequestHandler):
     def reply(self):
-        self.rfile.read(int(self.headers["Content-Length"] or 0))
-        body = json.dumps({"tokens_predicted": 1}).encode()
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+        answer = {"tokens_predicted": 1, "tokens": [7] * asked.get("n_predict", 0)}
+        answer["timings"] = {"prompt_n": len(asked.get("prompt", ""))}
+        body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

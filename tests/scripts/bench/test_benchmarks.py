@@ -116,6 +116,16 @@ def test_a_benchmark_writes_its_figures(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_a_conversation_is_measured_beside_llama_server(tmp_path: Path) -> None:
+    file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
+    sizes = "--turns 4 --first 40 --answer 3 5 --result 20 30 --cold-every 2 --num-kv-blocks 64 --deterministic"
+    found = measure(tmp_path, f"conversation {file} --llama-bin {programs} {sizes}")
+    assert found.column("again_llama_server") == found.column("known") and max(found.column("again_tokenloom")) < 16
+    assert found.notes["answers with the bits of a cold prompt"] == "2 of 2"
+    assert found.notes["known tokens found by llama_server"] == 0 < found.notes["known tokens found by tokenloom"]
+
+
+@pytest.mark.nightly
 def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
     rows, notes = found = measure(tmp_path, "router --cores 2 20 --requests 50")
     assert found.column("cores") == [2, 20] and notes["full index, MB"] < 150

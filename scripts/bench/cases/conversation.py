@@ -1,0 +1,165 @@
+"""Measure how much of a growing conversation is computed again at each turn.
+
+    engine-launch bench conversation 20m-gemma3 --deterministic --llama-bin FOLDER
+
+Each prompt is the one before, its answer of 60 to 400 tokens, and 100 to 900 new random tokens, as of tools' results.
+Printed for each turn: the prompt's tokens, those that the turn before has computed or sampled, and how many of these
+are computed again. Every so many turns the same prompt is computed without the prefix cache: with --deterministic the
+tokens and their logprobs have the same bits. With --llama-bin, a folder of llama.cpp's programs, and a GGUF file as the
+model (inputs/random_gguf.py writes 20m-gemma3 as one), llama-server has a conversation of the same lengths; it says how
+many tokens it computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import sys
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tokenloom import LLM, SamplingParams
+from tokenloom.scripts.bench.cases.compare import gguf_file
+from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S
+from tokenloom.scripts.bench.http_server import HOST
+from tokenloom.scripts.bench.llama_cpp import LlamaCpp
+from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.workers.machine.cpu_threads import num_cpu_threads
+
+
+class Turn(NamedTuple):
+    """An answer, and how many tokens of its prompt were computed."""
+
+    token_ids: list[int]
+    num_computed: int
+
+
+class Talker(Protocol):
+    """A contestant with a prefix cache."""
+
+    def answer(self, prompt: list[int], num_tokens: int) -> Turn:
+        """Return a greedy answer of exactly `num_tokens`."""
+        ...
+
+
+class Engine:
+    """This engine."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=1)
+
+    def answer(self, prompt: list[int], num_tokens: int) -> Turn:
+        params = self._params.replace(max_tokens=num_tokens)
+        (output,) = self._llm.generate([prompt], params, use_tqdm=False)
+        return Turn(list(output.outputs[0].token_ids), len(prompt) - output.num_cached_tokens)
+
+    def has_equal_bits(self, prompt: list[int], num_tokens: int) -> bool:
+        """Return whether the answer has the same tokens and logprobs with and without the prefix cache."""
+        found = []
+        for is_cold in (False, True):
+            params = self._params.replace(max_tokens=num_tokens, skip_reading_prefix_cache=is_cold)
+            (output,) = self._llm.generate([prompt], params, use_tqdm=False)
+            found.append((list(output.outputs[0].token_ids), output.outputs[0].logprobs))
+        return found[0] == found[1]
+
+
+class LlamaServer:
+    """llama-server as it comes, with one slot."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def answer(self, prompt: list[int], num_tokens: int) -> Turn:
+        body = {
+            "prompt": prompt,
+            "n_predict": num_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": True,
+            "return_tokens": True,
+        }
+        with contextlib.closing(http.client.HTTPConnection(HOST, self._port, timeout=ANSWER_TIMEOUT_S)) as connection:
+            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
+        return Turn(answer["tokens"], int(answer["timings"]["prompt_n"]))
+
+
+class Conversation:
+    """A conversation of random tokens with a contestant. All have the same lengths."""
+
+    def __init__(self, talker: Talker, setup: Setup) -> None:
+        self._talker, self._vocab_size, self._asked = talker, setup.workload.vocab_size, setup.arguments
+        self._draw = random.Random(0)
+        self.prompt = self._tokens(self._asked.first)
+        self.num_known = self.num_again = self.num_answered = (
+            0  # of the turn; of all turns: known tokens computed again
+        )
+        self.num_known_of_all = self.num_again_of_all = 0
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._vocab_size) for _ in range(count)]
+
+    def turn(self) -> None:
+        """Run a turn on the current prompt."""
+        self.num_answered = self._draw.randint(*self._asked.answer)
+        answer = self._talker.answer(self.prompt, self.num_answered)
+        self.num_again = max(answer.num_computed - (len(self.prompt) - self.num_known), 0)
+        self.num_known_of_all += self.num_known
+        self.num_again_of_all += self.num_again
+        self._answer = answer.token_ids
+
+    def extend(self) -> None:
+        """Put the last answer and new tokens behind the prompt."""
+        self.num_known = len(self.prompt) + len(self._answer)
+        self.prompt = [*self.prompt, *self._answer, *self._tokens(self._draw.randint(*self._asked.result))]
+
+
+def talkers(setup: Setup) -> dict[str, Talker]:
+    """Start the contestants; they end with the setup's stack."""
+    asked = setup.arguments
+    length = asked.first + asked.turns * (asked.answer[1] + asked.result[1])
+    options = {"max_model_len": length, **setup.options}
+    found: dict[str, Talker] = {"tokenloom": Engine(setup.stack.enter_context(LLM(setup.folder, **options)))}
+    if asked.llama_bin is not None:
+        programs = LlamaCpp(asked.llama_bin, num_cpu_threads(None, 1))
+        server = programs.server(gguf_file(sys.executable, setup.folder, "BF16"), length)
+        setup.stack.callback(server.stop)
+        server.wait_ready()
+        found["llama_server"] = LlamaServer(server.port)
+    return found
+
+
+def measure(setup: Setup) -> None:
+    asked, report, equal = setup.arguments, setup.report, list[bool]()
+    contestants = talkers(setup)
+    ours = contestants["tokenloom"]
+    assert isinstance(ours, Engine)
+    conversations = {name: Conversation(each, setup) for name, each in contestants.items()}
+    for number in range(asked.turns):
+        for each in conversations.values():
+            each.turn()
+        first = conversations["tokenloom"]
+        again = {f"again_{name}": each.num_again for name, each in conversations.items()}
+        report.add(turn=number + 1, prompt=len(first.prompt), known=first.num_known, **again)
+        if asked.cold_every and number % asked.cold_every == asked.cold_every - 1:
+            equal.append(ours.has_equal_bits(first.prompt, first.num_answered))
+        for each in conversations.values():
+            each.extend()
+    for name, each in conversations.items():
+        report.note(f"known tokens found by {name}", 1 - each.num_again_of_all / each.num_known_of_all)
+    if equal:
+        report.note("answers with the bits of a cold prompt", f"{sum(equal)} of {len(equal)}")
+
+
+OPTIONS = {
+    "--first": (1500, "tokens of the first prompt"),
+    "--answer": ([60, 400], "the fewest and the most tokens of an answer"),
+    "--result": ([100, 900], "the same of what follows it"),
+    "--turns": (43, "of the conversation"),
+    "--cold-every": (8, "turns between prompts that are computed again without the prefix cache; 0: none"),
+    "--llama-bin": (None, "the folder of llama.cpp's programs", Path),
+}
+CASE = Case("conversation", measure, OPTIONS, rounds=0)
