@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ....ipc.params.call_form import first_marker
 from .form import AnswerForm, CallForm
 
 HARMONY = "gpt_oss"
@@ -84,6 +85,7 @@ _ALSO_WRITTEN: tuple[tuple[CallForm, ...], ...] = (  # a form that templates sho
         ),
     ),
 )
+_DSML = "<｜DSML｜"  # begins all tags of DeepSeek's calls from V3.2 on, whose models leave out those around the calls
 FORMS: dict[str, AnswerForm] = {name: AnswerForm(name=name, calls=calls) for name, calls in _FORMS.items()} | {
     "llama": AnswerForm(name="llama", reader="llama"),
     "openai": AnswerForm(name="openai", reader="harmony"),
@@ -97,10 +99,23 @@ def with_also_written(form: AnswerForm) -> AnswerForm:
     if len(form.calls) != 1:
         return form
     (shown,) = form.calls
+    if shown.kind == "tagged" and shown.start.startswith(_DSML):
+        return msgspec.structs.replace(form, calls=(shown, *_without_wrapper(shown)))
     for first, *others in _ALSO_WRITTEN:
         if shown.kind == first.kind and "".join(shown.start.split()) == "".join(first.start.split()):
             return msgspec.structs.replace(form, calls=(shown, *others))
     return form
+
+
+def _without_wrapper(shown: CallForm) -> list[CallForm]:
+    """Return a form without the tags around all calls of a turn; none if it has no such tags."""
+    wrapper = first_marker(shown.start)
+    closing = wrapper.replace("<", "</", 1)
+    start = shown.start.removeprefix(wrapper).lstrip()
+    if not start or not shown.end.endswith(closing):
+        return []
+    ends = {name: getattr(shown, name).removesuffix(closing).rstrip() for name in ("end", "empty_end")}
+    return [msgspec.structs.replace(shown, start=start, **ends)]
 
 
 def named_form(tool_parser: str, reasoning_parser: str) -> AnswerForm:

@@ -69,9 +69,10 @@ class LarkRules:
         return found[0] if self._special and (found := self._special.match(text)) is not None else ""
 
     def specials_except(self, texts: Iterable[str]) -> str:
-        """Return an expression for any special token but `texts` and those that end the answer; "" if there is
+        """Return an expression for any special token but those in `texts` and those that end the answer; "" if there is
         none."""
-        left_out = {self._special_ids.get(text, -1) for text in texts}
+        found = "".join(texts)
+        left_out = {token_id for special, token_id in self._special_ids.items() if special in found}
         ids = sorted({*self._special_ids.values()} - self._end_ids - left_out)
         return f"<[{','.join(map(str, ids))}]>" if ids else ""
 
@@ -86,11 +87,12 @@ class LarkRules:
 
     def closed(self, terminal: str, closing: Closing) -> str:
         """Return an expression for a text of `terminal`, an expression without rules, and the closing behind it. The
-        two are one terminal, since the library would otherwise take the begin of the closing for text."""
-        if self.first_special(closing.marker) == closing.marker:
-            body = f"({terminal}) {quoted(closing.space)}" if closing.space else terminal
-            return f"{self.terminal(body)} {self.exact(closing.marker)}"
-        return self.terminal(f"({terminal}) {quoted(closing.space + closing.marker)}")
+        two are one terminal, since the library would otherwise take the begin of the closing for text, up to a special
+        token in the closing: that ends the text in any case."""
+        plain, *rest = self._special.split(closing.marker) if self._special else [closing.marker]
+        begin = closing.space + plain
+        body = f"({terminal}) {quoted(begin)}" if begin else terminal
+        return f"{self.terminal(body)} {self.exact(''.join(rest))}".rstrip()
 
 
 def quoted(text: str) -> str:

@@ -11,10 +11,11 @@ import pytest
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.answer_forms.grammar import forced_calls, form_behind_thought, strict_calls
-from tokenloom.frontend.forms.answer_forms.named import FORMS
+from tokenloom.frontend.forms.answer_forms.named import FORMS, with_also_written
 from tokenloom.frontend.forms.parsers.names import new_parsers
 from tokenloom.frontend.forms.parsers.parts import CallBegin, parsed
 from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
+from tokenloom.tests.frontend.forms.parsers.test_also_written import DSML
 from tokenloom.tests.support.call_walks import WalkedVocabulary, fault, phrases_of, read, special_markers
 
 WALKS = 4
@@ -63,9 +64,15 @@ def test_random_answers_conform(name: str, mode: str, are_special: bool, tmp_pat
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_calls_in_text_conform_in_each_form_that_is_read(number: int, tmp_path: Path) -> None:
-    form = FORMS["qwen3_coder"]
-    vocabulary = WalkedVocabulary(tmp_path, ())
+@pytest.mark.parametrize(
+    ("form", "marker"),
+    [(FORMS["qwen3_coder"], ""), (with_also_written(AnswerForm(calls=(DSML,))), "｜DSML｜")],
+    ids=["as text", "with a special token in each tag"],
+)
+def test_calls_in_text_conform_in_each_form_that_is_read(
+    form: AnswerForm, marker: str, number: int, tmp_path: Path
+) -> None:
+    vocabulary = WalkedVocabulary(tmp_path, [marker] * bool(marker))
     params = strict_calls(form, SCHEMAS, SCHEMAS.keys(), has_one_call=False, has_text=True)
     check_walks(form, params, vocabulary, f"I look. {form.calls[number].start}")
 

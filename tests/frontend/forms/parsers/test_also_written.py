@@ -47,6 +47,40 @@ def test_tagged_call_is_read_without_some_of_its_tags(text: str) -> None:
     assert content.removesuffix("</tool_call>").strip() == "I look."
 
 
+DSML = CallForm(
+    kind="tagged",
+    start='<｜DSML｜tool_calls>\n<｜DSML｜invoke name="',
+    next='</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="',
+    end="</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    mid='" string="true">',
+    first='">\n<｜DSML｜parameter name="',
+    pair='</｜DSML｜parameter>\n<｜DSML｜parameter name="',
+    mid_by_type={"string": '" string="true">', "other": '" string="false">'},
+    empty_next='">\n</｜DSML｜invoke>\n<｜DSML｜invoke name="',
+    empty_end='">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+)
+INVOKED = (
+    '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="b" string="false">7</｜DSML｜parameter>\n</｜DSML｜invoke>'
+)
+EMPTY = '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>'
+
+
+@pytest.mark.parametrize("begin", ["<｜DSML｜tool_calls>\n", ""])
+@pytest.mark.parametrize("end", ["\n</｜DSML｜tool_calls>", ""])
+@pytest.mark.parametrize("more", ["", f"\n{EMPTY}", f"\n\n{INVOKED}"])
+def test_tagged_calls_are_read_without_the_tags_around_them(begin: str, end: str, more: str) -> None:
+    content, calls = read(DSML, f"I look.\n\n{begin}{INVOKED}{more}{end}")
+    first: tuple[str, object] = ("f", {"a": "x", "b": 7})
+    assert calls == [first, *([("g", {})] if EMPTY in more else [first] if more else [])]
+    assert content == "I look."
+
+
+def test_a_tag_in_prose_begins_no_call() -> None:
+    text = 'Write <｜DSML｜invoke name="f" and </｜DSML｜invoke> around it.'
+    assert read(DSML, text) == (text, [])
+
+
 @pytest.mark.parametrize("prefix", ["functions.", ""])
 def test_name_is_read_without_the_word_before_it(prefix: str) -> None:
     text = (
