@@ -82,11 +82,8 @@ THOUGHTS = ("", "Hm.", ' 1 < 2, {"a": "b"}\n')
 MAX_TRIES = 40  # walks for one whole answer
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/"}
-_SPELLED = re.compile(
-    r"(?P<cdata><!\[CDATA\[|\]\]>)|\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<sign>[ntrbf/])"
-    r"|(?P<number>(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.]))"
-    r"|(?P<word>\b(?:True|False|None)\b)"
-)
+_ESCAPE = re.compile(r"<!\[CDATA\[|\]\]>|\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<sign>[ntrbf/])")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])|\b(?:True|False|None)\b")
 
 
 class Judged(NamedTuple):
@@ -182,8 +179,8 @@ class FormWalks:
         Quotes are left out where texts of arguments have none: templates write lists of them as Python does, or not."""
         for count in self._counts:
             text = count.sub("", text)
-        text = _SPELLED.sub(_spelled, text).encode("utf-16", "surrogatepass").decode("utf-16")  # \u escapes are pairs
-        text = "".join(text.split())
+        text = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass").decode("utf-16")  # \u escapes are pairs
+        text = "".join(_NUMBER.sub(_spelled, text).split())
         return re.sub(r"""["'\\]""", "", text) if self._form.calls[0].kind == "tagged" else text
 
     def _rendered(self, answer: Answer, variables: JsonObject) -> str:
@@ -207,11 +204,11 @@ def _counts_of(form: CallForm) -> list[re.Pattern[str]]:
     return [re.compile(each) for each in dict.fromkeys(found)]
 
 
-def _spelled(found: re.Match[str]) -> str:
-    if found["cdata"]:
-        return ""
+def _unescaped(found: re.Match[str]) -> str:
     if found["code"]:
         return chr(int(found["code"], 16))
-    if found["sign"]:
-        return _ESCAPES[found["sign"]]
+    return _ESCAPES.get(found["sign"], "")
+
+
+def _spelled(found: re.Match[str]) -> str:
     return _WORDS.get(found[0]) or repr(float(found[0]) or 0.0)
