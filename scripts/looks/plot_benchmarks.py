@@ -38,6 +38,7 @@ FIGURES = {  # by the benchmark's name in its JSON
     "compare": Figure("output tokens/s", "engine", "out_tokens_per_s"),
     "engine without a model": Figure("CPU µs per token, all but the worker", "engine", "us_per_token", True),
     "cost of a streamed token": Figure("CPU µs per streamed token, all but the worker", "server", "us_per_token", True),
+    "masks of calls": Figure("CPU µs of the median mask, by the part of the answer", "part", "median_us", True),
     "start-up": Figure("seconds from the command to the first token", "engine", "first_token_s", True),
 }
 

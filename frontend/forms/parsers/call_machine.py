@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from ....ipc.codec import JsonObject
 from ....ipc.params.call_form import markers_of
@@ -21,13 +22,15 @@ from .tagged_arguments import TaggedArguments, ending_joints
 
 MAX_NAME = 256  # most characters of a call's name, and of white space around it
 _NAME = re.compile(rf"\s{{0,{MAX_NAME}}}+[^\s<>{{}}()\[\]\"'=,;|`]{{0,{MAX_NAME}}}+\s{{0,{MAX_NAME}}}+")
+Reading: TypeAlias = Callable[[str, bool], tuple[list[Part], str]]
 _PLACE = re.compile(r"\{(NAME|INDEX|NUMBER)\}")
 _WITH_JOINTS = ("name", "arguments", "after")  # states that joints end
 _AT_ONCE = ("arguments", "after")  # states with joints that come at once or not at all
 
 
 class CallMachine:
-    """Reader of calls that follow one another.
+    """Reader of calls that follow one another. `read` takes the next text, and whether it is the last of the answer. It
+    returns the parts that are certain now, and the text that was not read.
 
     Once it `is_over`, no call follows the text so far: `failed` is text that looked like the begin of one, and with
     `is_closed` the calls have all of their end. `is_unread`: that text is a call of a tool, whose arguments cannot be
@@ -44,7 +47,7 @@ class CallMachine:
         self._num_calls = 0
         self._now: Forms = ()  # forms that the call may be in
         self._end: CallEnd | None = None  # of a call that may be content, held until the text behind it is read
-        self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
+        self._states: dict[str, Reading] = {
             "head": self._read_head,
             "object": self._read_object,
             "name": self._read_name,
@@ -53,6 +56,7 @@ class CallMachine:
             "tagged": self._read_tagged,
             "after": self._read_after,
         }
+        self.read: Reading = self._read_head
         self.forms: Forms = ()
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
         self.failed = ""
@@ -64,10 +68,6 @@ class CallMachine:
         self.failed = ""
         self.is_unread = False
         self._next(forms, start, values)
-
-    def read(self, text: str, *, is_last: bool) -> tuple[list[Part], str]:
-        """Read the next text. Return the parts that are certain now, and the text that was not read."""
-        return self._states[self._state](text, is_last)
 
     def unfinished(self) -> tuple[list[Part], str]:
         """Return the parts of a call that the answer's end cuts off, and text that is no call."""
@@ -89,6 +89,7 @@ class CallMachine:
 
     def _enter(self, state: str) -> None:
         self._state = state
+        self.read = self._states[state]
         self._text = []
         if state in _WITH_JOINTS:
             self._joints, automaton = self._table.state(state, self._now)
@@ -263,6 +264,7 @@ class CallMachine:
         self._arguments = TaggedArguments(self._table, self._now, None)
         self._arguments.end_before(self._joints, self._finder)
         self._state = "tagged"
+        self.read = self._read_tagged
         return [begin, Arguments("{"), *self._end_tagged()]
 
     def _read_tagged(self, text: str, is_last: bool) -> tuple[list[Part], str]:

@@ -116,7 +116,9 @@ class JointFinder:
                 position = begin.start()
             move = node.moves.get(text[position]) or automaton.move(node, text[position])
             position += 1
-            node, kept, joint, group = move
+            node, is_same, kept, joint, group = move
+            if is_same and position - starts[0] < MAX_HELD:
+                continue
             if joint is not None or len(kept) != len(starts) or -1 in kept:
                 starts.append(position - 1)  # -1 stands for a group that begins here
                 if joint is not None:
@@ -185,9 +187,11 @@ class JointFinder:
 
 class Move(NamedTuple):
     """Move of one character. `kept`: the groups of places that go on, by their number before, -1 for one that begins
-    here. `joint`: one that is complete now, with the `group` that it belongs to."""
+    here; `is_same`: these are all there were, and no other. `joint`: one that is complete now, with the `group` that it
+    belongs to."""
 
     node: Node
+    is_same: bool
     kept: tuple[int, ...]
     joint: int | None
     group: int
@@ -264,8 +268,9 @@ class Automaton:
                 groups.append(going)
                 kept.append(number)
             if done:  # places that begin later cannot come first
-                return Move(self._node(tuple(groups), False), tuple(kept), min(done), number)
-        return Move(self._node(tuple(groups), node.is_open), tuple(kept), None, -1)
+                return Move(self._node(tuple(groups), False), False, tuple(kept), min(done), number)
+        is_same = kept != [] and kept == list(range(len(node.groups)))
+        return Move(self._node(tuple(groups), node.is_open), is_same, tuple(kept), None, -1)
 
     def _stepped(self, places: Places, character: str) -> Places:
         stepped: set[tuple[int, int]] = set()

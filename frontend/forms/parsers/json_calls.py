@@ -77,22 +77,24 @@ class CallReader:
         """`before`: text before the object that is part of the raw call, such as its opening marker."""
         self.before = before
         self._shape = shape
+        self._expected_head = compile_head(shape)
         self._depth = max(1, len(shape.arguments))  # objects that are open at the arguments
         self._head: list[str] = []
         self._begin_of_head = ""  # first characters of the head, which decide whether parts are returned early
-        self._raw: list[str] = []
+        self._begun = ""  # text of the object before its arguments
+        self._ended = ""  # and behind them
         self._given: list[str] = []  # the arguments of a call that is streamed
         self._whole = JsonScanner()
+        self._num_scanned = 0  # characters of the head
+        self._unscanned: list[str] = []  # text of the head in which the object cannot end
         self._arguments: JsonScanner | None = JsonScanner() if has_name else None
         self._has_tail = not has_name
         self._tail: list[str] = []  # text of the object after its arguments
         self._tail_end: JsonScanner | None = None  # set once the object continues after the arguments
         self.is_over = False
         self.is_call = has_name
+        self.append = self._continue if has_name else self._begin
         self.rest = ""
-
-    def append(self, text: str) -> list[Part]:
-        return self._continue(text) if self.is_call else self._begin(text)
 
     def finish(self) -> list[Part]:
         """Return the parts of an object that is incomplete at the end of the answer."""
@@ -114,20 +116,28 @@ class CallReader:
         self._head.append(text)
         if len(self._begin_of_head) < MAX_HEAD:
             self._begin_of_head += text[: MAX_HEAD - len(self._begin_of_head)]
-            head = compile_head(self._shape).match(self._begin_of_head)
+            head = None
+            if "{" in text:  # the first text with which there may be a head: it stands before a brace
+                head = self._expected_head.match(self._begin_of_head)
             if head is not None and (begin := self._begin_of(head[0])) is not None:
                 self.is_call, self._arguments = True, JsonScanner()
-                self._raw.append(head[0])
+                self.append = self._continue
+                self._begun = head[0]
                 return [begin, *self._continue(self.held[head.end() :])]
         if (begun := self._begin_of_head.lstrip()) and begun[0] != "{":
             self.is_over, self.rest = True, self.held
             return []
-        end = self._whole.append(text)
+        self._unscanned.append(text)
+        if not ("}" in text or "]" in text or "<" in text):  # the object goes on
+            return []
+        unscanned = "".join(self._unscanned)
+        self._unscanned = []
+        end = self._num_scanned + self._whole.append(unscanned)
+        self._num_scanned += len(unscanned)
         if not self._whole.is_over:
             return []
         self.is_over = True
         held = self.held
-        end += len(held) - len(text)
         found = _read_call(held[:end], self._shape)
         if found is None:
             self.rest = held
@@ -148,12 +158,12 @@ class CallReader:
         parts: list[Part] = []
         if self._arguments is not None:
             end = self._arguments.append(text)
-            parts += [Arguments(text[:end])] if end else []
-            self._raw.append(text[:end])
-            self._given.append(text[:end])
-            text = text[end:]
+            if end:
+                parts.append(Arguments(text[:end]))
+                self._given.append(text[:end])
             if not self._arguments.is_over:
                 return parts
+            text = text[end:]
             self._arguments = None
         if self._has_tail:
             text = self._read_tail(text)
@@ -181,11 +191,11 @@ class CallReader:
         tail, rest = "".join(self._tail), text[end:]
         if self._tail_end is None or not self._tail_end.is_whole or not is_object(_OPEN * self._depth + "0" + tail):
             return tail + rest
-        self._raw.append(tail)
+        self._ended = tail
         return rest
 
     def _end(self) -> CallEnd:
-        return CallEnd(self.before + "".join(self._raw))
+        return CallEnd("".join([self.before, self._begun, *self._given, self._ended]))
 
 
 class CallListReader:
@@ -239,6 +249,7 @@ def compile_head(shape: CallShape) -> re.Pattern[str]:
     return re.compile(r"\s*+" + "".join(rf"\{{\s*+(?:{_FIELD})*?{key}\s*+:\s*+" for key in keys) + r"(?=\{)")
 
 
+@lru_cache(maxsize=64)
 def _synonyms(key: str) -> Sequence[str]:
     return (key, *(each for each in _SYNONYMS if key in _SYNONYMS and each != key))
 
@@ -250,12 +261,15 @@ def _read_call(text: str, shape: CallShape) -> tuple[CallBegin, str] | None:
     has one of them. If they are absent, null or empty, they are {}."""
     try:
         if shape.name:
-            name = msgspec.json.decode(_raw_at(text.encode(), shape.name), type=str)
             *outer, last = shape.arguments
-            given = [_raw_at(text.encode(), (*outer, key)) for key in _synonyms(last)]
-            raw = next((each for each in given if each), b"null")
+            fields = _fields_at(text, outer)
+            raw = next((bytes(fields[key]) for key in _synonyms(last) if key in fields), b"null")
+            *outer_of_name, key = shape.name
+            if outer_of_name != outer:
+                fields = _fields_at(text, outer_of_name)
+            name = msgspec.json.decode(fields.get(key, b""), type=str)
         else:
-            ((name, value),) = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()
+            ((name, value),) = _fields_at(text, ()).items()
             raw = bytes(value)
         arguments = msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
         own_id = _id_in(msgspec.json.decode(text), shape.id)
@@ -268,13 +282,12 @@ def _read_call(text: str, shape: CallShape) -> tuple[CallBegin, str] | None:
     return CallBegin(name, own_id or new_call_id()), arguments
 
 
-def _raw_at(text: bytes, keys: Keys) -> bytes:
-    """Return the JSON text of a value in an object; empty if it is absent. DecodeError if there is no such object."""
+def _fields_at(text: str, keys: Sequence[str]) -> dict[str, msgspec.Raw]:
+    """Return the JSON text of each value in an object; none if the object is absent. DecodeError for other values."""
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     for key in keys:
-        text = bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get(key, b""))
-        if not text:
-            break
-    return text
+        fields = msgspec.json.decode(fields.get(key, b"{}"), type=dict[str, msgspec.Raw])
+    return fields
 
 
 def _id_in(value: object, keys: Keys) -> str | None:

@@ -13,7 +13,7 @@ from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
 from .call_machine import CallMachine
 from .joints import Found, JointFinder, joint_table
-from .parts import Part, Thought, UnreadCall, content
+from .parts import Content, Part, Thought, UnreadCall
 from .white_space import EdgeFilter, Leading
 
 MAX_OPENED = 1024  # most characters of other text inside a start
@@ -54,11 +54,15 @@ class AnswerMachine:
         return self._table.texts
 
     def append(self, text: str) -> list[Part]:
-        parts: list[Part] = []
+        if not text:
+            return []
+        parts, text = self._states[self._state](text, False)
         while text:
             found, text = self._states[self._state](text, False)
             parts += found
-        return self._edges.read(parts)
+        if parts:
+            return self._edges.read(parts)
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the parts of the text that was held back. An incomplete call ends with its raw text, or is content if
@@ -82,9 +86,11 @@ class AnswerMachine:
 
     def _said(self, text: str) -> list[Part]:
         """Return text that belongs to no call: of the thought that is open, or content."""
-        if text and self._outer == "thought":
+        if not text:
+            return []
+        if self._outer == "thought":
             return [Thought(text)]
-        return content(text)
+        return [Content(text)]
 
     def _skip(self, text: str) -> str:
         """Return text without the characters that are dropped where a thought or content begins."""
@@ -106,7 +112,9 @@ class AnswerMachine:
         return [], text
 
     def _read_text(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
+        if self._lead.space or self._skipped:
+            text = self._skip(text)
+        before, found, text = self._finder.feed(text, is_last=is_last)
         if found is None and not before:
             return [], text
         self._outer = self._state
@@ -170,7 +178,7 @@ class AnswerMachine:
         return self._said("".join(self._start) + inside)
 
     def _read_call(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        parts, rest = self._call.read(text, is_last=is_last)
+        parts, rest = self._call.read(text, is_last)
         if self._call.has_begun and self._outer == "thought":
             self._outer = "outside"
         if not self._call.is_over:

@@ -12,17 +12,19 @@ Kind: TypeAlias = type[Content] | type[Thought]
 
 
 class Leading:
-    """White space to drop at the start of a text, as far as the text has it."""
+    """White space to drop at the start of a text, as far as the text has it. `space`: what may still come."""
+
+    __slots__ = ("space",)
 
     def __init__(self, space: str) -> None:
-        self._space = space
+        self.space = space
 
     def drop(self, text: str) -> str:
         """Return the next piece of the text without the white space."""
-        if not self._space or not text:
+        if not self.space or not text:
             return text
-        count = _num_shared(self._space, text)
-        self._space = self._space[count:] * (count == len(text))
+        count = _num_shared(self.space, text)
+        self.space = self.space[count:] * (count == len(text))
         return text[count:]
 
 
@@ -64,6 +66,7 @@ class EdgeFilter:
         """`is_inside_thought`: the answer begins inside a thought."""
         self._spaces = spaces
         self._kind: Kind | None = None  # of the open text
+        self._plain_kind: Kind | None = None  # the same, once nothing is to be dropped but white space at its end
         self._leads: dict[Kind, str] = {Content: spaces.content, Thought: spaces.thought_open}  # before the next text
         if is_inside_thought:
             self._leads[Thought] = spaces.prompted_thought
@@ -72,11 +75,14 @@ class EdgeFilter:
         self._has_text = False  # the open text has more than white space, or is a thought
         self._is_first = True  # nothing came before the open text
         self._held = ""  # white space at the end of the open text
+        self._tail = ""  # the white space that the form has behind the open text
 
     def read(self, parts: Iterable[Part]) -> list[Part]:
         read: list[Part] = []
         for part in parts:
-            if isinstance(part, Content | Thought):
+            if type(part) is self._plain_kind and not (self._held or (self._tail and part.text[-1:].isspace())):
+                read.append(part)
+            elif isinstance(part, (Content, Thought)):  # a tuple: unions are slow
                 kind = _kind_of(part)
                 if kind is not self._kind:
                     read += self._end(is_called=False)
@@ -86,9 +92,10 @@ class EdgeFilter:
                 else:
                     read += self._text(part.text)
             else:
-                read += self._end(is_called=True)
-                self._leads[Content] = ""
-                self._is_first = False
+                if self._kind is not None or self._is_first:
+                    read += self._end(is_called=True)
+                    self._leads[Content] = ""
+                    self._is_first = False
                 read.append(part)
         return read
 
@@ -102,6 +109,7 @@ class EdgeFilter:
         self._kind = kind
         self._lead = Leading(self._leads[kind])
         self._leads = {Content: "", Thought: self._spaces.thought_open}
+        self._tail = self._spaces.thought_close if kind is Thought else self._spaces.calls
         self._has_text = kind is Thought
 
     def _end(self, *, is_called: bool) -> list[Part]:
@@ -112,7 +120,7 @@ class EdgeFilter:
         if is_called or self._kind is Thought:
             kept = kept[: len(kept) - _num_shared(kept[::-1], self._tail[::-1])]
         parts = self._part(kept)
-        self._kind = None
+        self._kind = self._plain_kind = None
         self._held = ""
         self._blank = []
         self._is_first = False
@@ -134,18 +142,13 @@ class EdgeFilter:
                 return []
             text = "".join(self._blank)
             self._has_text = True
+        if text:
+            self._plain_kind = self._kind
         text = self._held + text
         num_spaces = len(text) - len(text.rstrip())
         end = len(text) - min(num_spaces, len(self._tail))
         self._held = text[end:]
         return self._part(text[:end])
-
-    @property
-    def _tail(self) -> str:
-        """The white space that the form has behind the open text."""
-        if self._kind is Thought:
-            return self._spaces.thought_close
-        return self._spaces.calls
 
     def _part(self, text: str) -> list[Part]:
         if text and self._kind is Thought:

@@ -133,6 +133,14 @@ def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_masks_are_measured_in_all_parts_of_an_answer(tmp_path: Path) -> None:
+    rows, _ = found = measure(tmp_path, "masks --sizes 3000 --rounds 1")
+    assert {*found.column("calls")} == {"object", "json", "tagged"}
+    assert {*found.column("part")} == {"prose", "start", "call", "end"}
+    assert all(0 < row["median_us"] <= row["max_us"] for row in rows)
+
+
+@pytest.mark.nightly
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     rows, notes = found = measure(tmp_path, f"throughput demo 3 9 5 --with-transformers {SMALL_ENGINE}")
     assert found.column("engine") == ["tokenloom", "transformers"] * 2
