@@ -11,19 +11,24 @@ from .....ipc.codec import JsonObject, decode_ids
 from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta, Submit, ThoughtTexts
 from .....ipc.params.sampling_params import SamplingParams
-from ....forms.answer_forms.grammar import form_behind_thought
+from ....forms.openai.calls.constraints import (
+    call_token,
+    forced_json,
+    new_style,
+    own_form_calls,
+    strict_without_effect,
+    tools_field,
+)
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from ....forms.openai.prompts import answer_id
 from ....forms.openai.schema import ChatRequest
 from ....forms.openai.text import AnswerStyle, AnswerText
-from ....forms.openai.tools import NamedTool
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 from ...bodies.body_parser import ParsedBody
 from ...prompts.thought_markers import thought_texts
 from ..response_warnings import warn
-from .call_constraints import forced_json, own_form_calls, strict_without_effect, tools_field
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine, Run
 
@@ -66,27 +71,16 @@ class ChatCompletion(ChoicesResponse):
             form = form.continued()
             if forced is None:
                 is_inside = prompt.is_inside_thought
-        own = own_form_calls(body, params, form, engine.inputs, is_inside=is_inside)
+        token = call_token(form, engine.inputs.is_added_token)
+        own = own_form_calls(body, params, form, token, is_inside=is_inside)
         if own is not None:
             params = params.replace(structured_outputs=own)
-            if is_inside:
-                form = form_behind_thought(form, own.begin)
         elif why := strict_without_effect(body, params, form):
             warn(why)
-        style = AnswerStyle(
-            form=form,
-            schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
-            custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
-            is_forced=forced is not None,
-            is_in_form=own is not None,
-            is_text=forced is not None and not forced.json,
-            forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
-            is_inside_thought=is_inside,
-            max_calls=1 if body.parallel_tool_calls is False else None,
-        )
+        style = new_style(body, form, forced, own, is_inside=is_inside)
         thoughts: ThoughtTexts | None = None
         if body.chat_template is not None:
-            thoughts = thought_texts(form)
+            thoughts = thought_texts(style.form)
         submit = Submit(
             request_id=answer_id("chatcmpl", body.request_id),
             params=params,

@@ -1,9 +1,11 @@
 """Constraints on the calls of a chat's answers: in the model's own form or, where that has no grammar, as a JSON list.
 
-Knows no prompt and no answer.
+And how its answers are read. Knows no prompt and no answer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,21 +13,21 @@ from .....ipc.errors import RequestError
 from .....ipc.params.call_form import first_marker
 from .....ipc.params.sampling_params import SamplingParams
 from .....ipc.params.structured_outputs import StructuredOutputsParams
-from ....forms.answer_forms.form import AnswerForm
-from ....forms.answer_forms.grammar import forced_calls, other_calls, strict_calls
-from ....forms.openai.params import errors_about
-from ....forms.openai.schema import ChatRequest
-from ....forms.openai.tools import CustomTool, NamedTool
-from ....forms.parsers.forced import forcing_schema
-from ...prompts.input_processor import InputProcessor
+from ...answer_forms.form import AnswerForm
+from ...answer_forms.grammar import forced_calls, form_behind_thought, other_calls, strict_calls
+from ...parsers.forced import forcing_schema
+from ..params import errors_about
+from ..schema import ChatRequest
+from ..text import AnswerStyle
+from ..tools import CustomTool, NamedTool
 
 
 def own_form_calls(
-    body: ChatRequest, params: SamplingParams, form: AnswerForm, inputs: InputProcessor, *, is_inside: bool
+    body: ChatRequest, params: SamplingParams, form: AnswerForm, call_token: str, *, is_inside: bool
 ) -> StructuredOutputsParams | None:
     """Return the constraint on calls in the model's own form, where they are forced or a tool is strict. None if there
-    is none, the form is unknown, or the request has another constraint. is_inside: the answer begins inside a
-    thought."""
+    is none, the form is unknown, or the request has another constraint. `call_token`: see there; `is_inside`: the
+    answer begins inside a thought."""
     tools = {tool.called.name: tool.called for tool in body.tools or ()}
     given, choice = params.structured_outputs, body.tool_choice
     if not form.calls or not tools:
@@ -36,7 +38,7 @@ def own_form_calls(
             return None
         name = choice.called.name if isinstance(choice, NamedTool) else None
         schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
-        begin = _begin(form, inputs) if form.calls_end_thought else ""
+        begin = call_token if form.calls_end_thought else ""
         may_think = not is_inside and params.thinking_token_budget is None
         own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
         return msgspec.structs.replace(own, begin=begin)
@@ -44,7 +46,7 @@ def own_form_calls(
     if choice == "none" or given is not None or not strict:
         return None
     schemas = {each: tool.schema for each, tool in tools.items()}
-    begin = "" if other_calls(form) else _begin(form, inputs)  # "": text may begin calls in each form
+    begin = "" if other_calls(form) else call_token  # "": text may begin calls in each form
     own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
     return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
 
@@ -64,10 +66,34 @@ def _strict_names(body: ChatRequest) -> set[str]:
     return {tool.name for tool in tools if tool.strict and not isinstance(tool, CustomTool)}
 
 
-def _begin(form: AnswerForm, inputs: InputProcessor) -> str:
-    """Return the token with which calls begin; "" if they begin with text."""
-    marker = first_marker(form.calls[0].start)
-    return marker if inputs.is_added_token(marker) else ""
+def call_token(form: AnswerForm, is_added_token: Callable[[str], bool]) -> str:
+    """Return the token with which calls of a form begin; "" if they begin with text. `is_added_token` says whether a
+    text is one token wherever it stands."""
+    marker = first_marker(form.calls[0].start) if form.calls else ""
+    return marker if is_added_token(marker) else ""
+
+
+def new_style(
+    body: ChatRequest,
+    form: AnswerForm,
+    forced: StructuredOutputsParams | None,
+    own: StructuredOutputsParams | None,
+    *,
+    is_inside: bool,
+) -> AnswerStyle:
+    """Return how answers to a chat are read. `forced`, `own`: of `forced_json` and `own_form_calls`; `is_inside`: they
+    begin inside a thought."""
+    return AnswerStyle(
+        form=form_behind_thought(form, own.begin) if own is not None and is_inside else form,
+        schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
+        custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
+        is_forced=forced is not None,
+        is_in_form=own is not None,
+        is_text=forced is not None and not forced.json,
+        forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
+        is_inside_thought=is_inside,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
 
 
 def tools_field(body: ChatRequest) -> str:
