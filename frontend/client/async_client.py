@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
@@ -36,11 +36,14 @@ from ..forms.call_options import (
 )
 from ..forms.prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .async_stream import AsyncStream, LoopWaker
-from .base_client import BaseClient
+from .base_client import BaseClient, new_tools
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
 from .protocol import QueryResult, ReplyType, check_reply
+
+if TYPE_CHECKING:
+    from .chat_tools import ChatTools
 
 MAX_OPEN_PIECES = 16  # pieces of one clip that are transcribed at a time
 
@@ -80,12 +83,12 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the growing output of the next turn of a conversation, as `generate` does. A message is {"role": …,
-        "content": …}."""
+        "content": …}. With `tools` a completion that has ended has `message` and `tool_calls`, as in Client.chat."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
         form, (adapter,) = chat_form(options), adapters_of(options, 1)
         submit = self._new_submit(read_chat(messages), params, request_id, form=form, adapter=adapter)
-        return self._run(submit, takes_defaults=sampling_params is None)
+        return self._run(submit, takes_defaults=sampling_params is None, tools=new_tools(options))
 
     async def embed(
         self,
@@ -237,13 +240,17 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
             self._defaults = (await self.info()).default_sampling_params
         return self._defaults
 
-    async def _run(self, submit: wire.Submit, *, takes_defaults: bool = False) -> AsyncGenerator[RequestOutput, None]:
+    async def _run(
+        self, submit: wire.Submit, *, takes_defaults: bool = False, tools: ChatTools | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         if takes_defaults and (defaults := await self._default_params()):
             submit = msgspec.structs.replace(submit, params=submit.params.replace(**defaults))
+        if tools is not None:
+            submit = tools.apply(submit, await self._ask(tools.query, wire.AnswerFormIs))
         loop = asyncio.get_running_loop()
         if self._waker is None or self._waker.loop is not loop:
             self._waker = LoopWaker(loop)
-        stream = AsyncStream(submit, self._waker)
+        stream = AsyncStream(submit, self._waker, tools)
         self._transport.submit(submit, stream.put)
         try:
             while not stream.is_finished:

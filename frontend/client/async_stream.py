@@ -12,7 +12,7 @@ from collections import deque
 
 from ...ipc.messages.client import Submit
 from .open_request import Update
-from .outputs import OutputBuilder, RequestOutput
+from .outputs import OutputBuilder, RequestOutput, Tools
 
 
 class LoopWaker:
@@ -39,12 +39,12 @@ class LoopWaker:
 class AsyncStream:
     """The outputs of one request. The transport's thread calls `put`, one task calls `next`."""
 
-    def __init__(self, submit: Submit, waker: LoopWaker) -> None:
+    def __init__(self, submit: Submit, waker: LoopWaker, tools: Tools | None = None) -> None:
         self._waker = waker
         self._updates: deque[Update] = deque()
         self._is_notified = False
         self._event = asyncio.Event()
-        self._builder = OutputBuilder(submit)
+        self._builder = OutputBuilder(submit, tools)
 
     @property
     def is_finished(self) -> bool:

@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, Never, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, Self, TypeVar, get_args
 
 import msgspec
 
@@ -24,11 +24,14 @@ from ...ipc.params.pooling_params import PoolingParams
 from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
-from ..forms.call_options import AdapterOptions, adapters_of
+from ..forms.call_options import AdapterOptions, ChatOptions, adapters_of
 from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
 from ..forms.queries import order_query, pause_query, sleep_query, wake_up_query
 from .transport import Transport
 from .zmq_transport import ZmqTransport
+
+if TYPE_CHECKING:
+    from .chat_tools import ChatTools
 
 DoneT = TypeVar("DoneT")  # result of a control method: None, or a coroutine that returns None
 
@@ -202,6 +205,15 @@ class BaseClient(Generic[DoneT]):
         if level not in get_args(LogLevel):
             raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
         return self._control(order_query("log_level", level=level))
+
+
+def new_tools(options: ChatOptions) -> ChatTools | None:
+    """Return the tools of a call of `chat`; None if it has none."""
+    if not options.get("tools") and options.get("tool_choice") in (None, "none", "auto"):
+        return None
+    from .chat_tools import ChatTools  # imports the forms of OpenAI's API, which only tools need
+
+    return ChatTools(options)
 
 
 def _on_engine(path: str | os.PathLike[str]) -> str:

@@ -16,7 +16,7 @@ from time import monotonic
 from ...ipc.errors import Draining, Overloaded, RequestError, TokenloomError
 from ...ipc.messages.client import Submit
 from .open_request import Update
-from .outputs import OutputBuilder, RequestOutput
+from .outputs import OutputBuilder, RequestOutput, Tools
 from .transport import Transport
 
 MAX_OPEN = 16384
@@ -27,10 +27,12 @@ class RequestBatch:
     """The requests of one call; call `run` once. The transport's thread uses a request's builder until its index is in
     `_ended`, then the caller's thread does; only the progress bar reads the builders' numbers of tokens before that."""
 
-    def __init__(self, transport: Transport, submits: Sequence[Submit], show_progress: bool) -> None:
+    def __init__(
+        self, transport: Transport, submits: Sequence[Submit], show_progress: bool, tools: Tools | None = None
+    ) -> None:
         self._transport = transport
         self._submits = submits
-        self._builders = [OutputBuilder(submit) for submit in submits]
+        self._builders = [OutputBuilder(submit, tools) for submit in submits]
         self._outputs: list[RequestOutput | None] = [None] * len(submits)
         self._todo = deque(range(len(submits)))
         self._open: set[int] = set()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
@@ -40,7 +40,7 @@ from ..forms.prompts import (
     list_prompts,
     read_chat,
 )
-from .base_client import BaseClient
+from .base_client import BaseClient, new_tools
 from .batch import RequestBatch
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
@@ -48,6 +48,9 @@ from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
 from .protocol import QueryResult, ReplyType, check_reply
 from .request_future import RequestFuture
+
+if TYPE_CHECKING:
+    from .chat_tools import ChatTools
 
 ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
@@ -83,10 +86,14 @@ class Client(BaseClient[None]):
         use_tqdm: bool = True,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Generate the next turn of one conversation, or of each of several. A message is {"role": …, "content": …}."""
+        """Generate the next turn of one conversation, or of each of several. A message is {"role": …, "content": …}.
+
+        With `tools` each completion has its answer as `message`, with the calls in it, for the next turn, and the calls
+        as `tool_calls`, beside `text` as the model wrote it.
+        """
         check_options("chat", options, ChatOptions)
         chats = [read_chat(chat) for chat in list_chats(messages)]
-        return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options)
+        return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options, new_tools(options))
 
     def embed(
         self,
@@ -272,6 +279,7 @@ class Client(BaseClient[None]):
         sampling_params: SamplingParams | Sequence[SamplingParams],
         use_tqdm: bool,
         options: ChatOptions | CallOptions,
+        tools: ChatTools | None = None,
     ) -> list[RequestOutput]:
         params, form = with_priority(list_params(sampling_params, len(prompts)), options), chat_form(options)
         adapters = adapters_of(options, len(prompts))
@@ -279,10 +287,13 @@ class Client(BaseClient[None]):
             self._new_submit(prompt, each, form=form, adapter=adapter)
             for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
         ]
-        return self._run(submits, use_tqdm)
+        if tools is not None:
+            found = self._ask(tools.query, wire.AnswerFormIs)
+            submits = [tools.apply(submit, found) for submit in submits]
+        return self._run(submits, use_tqdm, tools)
 
-    def _run(self, submits: list[wire.Submit], use_tqdm: bool) -> list[RequestOutput]:
-        return RequestBatch(self._transport, submits, show_progress=use_tqdm).run()
+    def _run(self, submits: list[wire.Submit], use_tqdm: bool, tools: ChatTools | None = None) -> list[RequestOutput]:
+        return RequestBatch(self._transport, submits, use_tqdm, tools).run()
 
     def _stream(self, submit: wire.Submit) -> Generator[str, None, RequestOutput]:
         updates: SimpleQueue[Update] = SimpleQueue()

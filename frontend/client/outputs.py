@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +26,13 @@ _SHOWN_IDS = 8
 _SHOWN_CHARACTERS = 120
 
 
+class Tools(Protocol):
+    """Interface of the tools of a chat (chat_tools.py)."""
+
+    def message(self, text: str, *, is_whole: bool, begins_in_thought: bool) -> dict[str, Any]:
+        """Return the text of an answer as a message."""
+
+
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or the id of
     stop_token_ids that ended it, or repetition_detected; None for any other end."""
@@ -37,8 +44,14 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None  # sum for token_ids; None unless logprobs were requested
     logprobs: list[TokenLogprobs] | FlatLogprobs | None = None  # one entry for each of token_ids
+    message: dict[str, Any] | None = None  # of a chat with tools, once it ends: role, content, tool_calls, reasoning
     lora_request: None = None  # fields of vLLM, not supported
     routed_experts: None = None
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls in `message`, in OpenAI's form: {"id", "type", "function": {"name", "arguments"}}."""
+        return list((self.message or {}).get("tool_calls", ()))
 
     def finished(self) -> bool:
         """Return whether this completion has ended."""
@@ -85,7 +98,8 @@ class OutputBuilder:
     """Builder of RequestOutputs from the updates of one request. Later updates do not change an output that was
     built."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, tools: Tools | None = None) -> None:
+        """`tools`: those of a chat, by which ended answers are read."""
         self._request_id = submit.request_id
         self._prompt = submit.prompt
         self._prompt_token_ids = submit.prompt_token_ids or b""
@@ -93,7 +107,9 @@ class OutputBuilder:
         self._lora_request = adapter if submit.adapter else None
         self._is_flat = submit.params.flat_logprobs
         has_logprobs = submit.params.num_logprobs is not None
-        self._answers = [_CompletionBuilder(index, has_logprobs, self._is_flat) for index in range(submit.params.n)]
+        self._answers = [
+            _CompletionBuilder(index, has_logprobs, self._is_flat, tools) for index in range(submit.params.n)
+        ]
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
@@ -121,6 +137,8 @@ class OutputBuilder:
         elif isinstance(update, Accepted):
             self._prompt = update.prompt if update.prompt is not None else self._prompt
             self._prompt_token_ids = update.prompt_token_ids
+            for answer in self._answers:
+                answer.begins_in_thought = update.begins_in_thought
         else:
             self._answers[update.index].add(update)
             if update.prompt_logprobs is not None and self._prompt_logprobs is not None:
@@ -182,8 +200,10 @@ def _num_in_all(num_by_place: Mapping[PlaceName, int]) -> int:
 class _CompletionBuilder:
     """Builder of one of the n completions. It records how many tokens and characters `build_delta` has returned."""
 
-    def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
+    def __init__(self, index: int, has_logprobs: bool, is_flat: bool, tools: Tools | None) -> None:
         self.index = index
+        self._tools = tools
+        self.begins_in_thought = False
         self._is_flat = is_flat
         self.text = ""
         self.token_ids = array("i")
@@ -223,7 +243,15 @@ class _CompletionBuilder:
             stop_reason=self.stop_reason,
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
             logprobs=_copy_logprobs(self.logprobs, self._is_flat, first_token),
+            message=self._message(),
         )
+
+    def _message(self) -> dict[str, Any] | None:
+        """Return the answer as a message; None without tools, or before its end."""
+        if self._tools is None or self.finish_reason is None:
+            return None
+        is_whole = self.finish_reason == "stop"
+        return self._tools.message(self.text, is_whole=is_whole, begins_in_thought=self.begins_in_thought)
 
     def build_delta(self) -> CompletionOutput:
         new = self.build(self._num_tokens_shown, self._num_characters_shown)

@@ -47,7 +47,9 @@ class ChatOptions(CallOptions, total=False):
     chat_template: str | None  # Jinja, in place of the model's own
     chat_template_content_format: Literal["auto", "string"] | None  # has no effect: templates get content as text
     chat_template_kwargs: JsonMapping | None  # further variables of the template
-    tools: Sequence[JsonMapping] | None  # functions in OpenAI's form
+    tools: Sequence[JsonMapping] | None  # functions in OpenAI's form; calls of strict ones satisfy their schemas
+    tool_choice: Literal["none", "auto", "required"] | JsonMapping | None  # as in OpenAI's API; None: auto
+    parallel_tool_calls: bool | None  # False: one call at most
     documents: Sequence[JsonMapping] | None
     reasoning_effort: str | None
     add_generation_prompt: bool | None  # None: True unless continue_final_message

@@ -172,6 +172,13 @@ class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
     query_id: int
 
 
+class GetAnswerForm(Message, frozen=True, kw_only=True, tag="answer_form"):
+    """Question how answers are written. It is answered once the form is learned."""
+
+    query_id: int
+    template: str | None = None  # the chat template of requests; nil: the model's
+
+
 class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
     query_id: int
 
@@ -220,7 +227,9 @@ class ListAdapters(Message, frozen=True, kw_only=True, tag="list_adapters"):
 
 
 AdapterQuery: TypeAlias = LoadAdapter | UnloadAdapter | ListAdapters
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control | AdapterQuery  # one Reply each
+Query: TypeAlias = (  # one Reply each
+    Tokenize | Detokenize | GetHealth | GetInfo | GetAnswerForm | GetMetrics | Control | AdapterQuery
+)
 ClientMessage: TypeAlias = Hello | PutMedium | Submit | Abort | Credit | Ping | Query
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
@@ -235,6 +244,7 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     prompt: str | None  # None: the prompt was given as token ids
     seed: int  # given or drawn; a resubmission must repeat it
     adapter_digest: bytes = b""  # digest of the adapter with this name; a resubmission must repeat it
+    begins_in_thought: bool = False  # the prompt of the chat opens a thought
 
 
 class NeedMedia(Message, frozen=True, kw_only=True, tag="need_media"):
@@ -376,6 +386,15 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     speech: SpeechModel | None = None  # None: the model transcribes no speech
 
 
+class AnswerFormIs(Message, frozen=True, kw_only=True, tag="answer_form_is"):
+    """Reply to GetAnswerForm."""
+
+    query_id: int
+    form: JsonObject  # AnswerForm (frontend/forms/answer_forms/form.py)
+    call_token: str = ""  # the token with which calls begin; empty: they begin with text
+    marker_ids: bytes = b""  # the special tokens among the form's markers, for Submit.shown_token_ids
+
+
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
     query_id: int
     metrics: list[Metric]
@@ -400,5 +419,5 @@ class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     error: ErrorInfo
 
 
-Reply: TypeAlias = TokenIds | Text | Health | Info | Metrics | Adapters | Done | QueryFailed
+Reply: TypeAlias = TokenIds | Text | Health | Info | AnswerFormIs | Metrics | Adapters | Done | QueryFailed
 FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | NeedMedia | Deltas | Pong | Reply

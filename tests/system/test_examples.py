@@ -17,7 +17,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/learn/examples"
 DEADLINE_S = 60.0
-ENGINE = {"attach.py", "openai_chat.py", "structured.py", "requests.sh"}  # those that need a running engine
+ENGINE = {"attach.py", "openai_chat.py", "structured.py", "tools.py", "requests.sh"}  # those that need a running engine
 
 
 def test_every_example_has_a_test_here() -> None:
@@ -47,6 +47,7 @@ def test_the_readmes_second_program_attaches_to_the_engine_of_the_first(tmp_path
         ("attach.py", ["Paris", "Peru →  Lima", "Egypt →  Cairo"]),
         ("openai_chat.py", ["Lima", "2 vectors of"]),
         ("structured.py", ["Oslo", "'city': '", "'unit': '"]),
+        ("tools.py", ['weather {"city": "', "<tool_call>", "17 degrees in "]),
     ],
 )
 def test_an_example_prints_the_expected_output(
@@ -56,7 +57,7 @@ def test_an_example_prints_the_expected_output(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [engine.address] if name == "attach.py" else [f"{engine.url}/v1", KEY]
+    arguments = [engine.address] if name in ("attach.py", "tools.py") else [f"{engine.url}/v1", KEY]
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     printed = capsys.readouterr().out

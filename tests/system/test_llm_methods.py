@@ -12,6 +12,7 @@ import transformers
 
 from tokenloom import LLM, AsyncClient, BeamSearchParams, Client, RequestError, SamplingParams
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.tests.support.template_shapes import template_of
 from tokenloom.tests.system.launched import LaunchedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -45,6 +46,32 @@ def test_a_chat_becomes_the_same_prompt_as_in_transformers(llm: LLM, theirs: Any
     (output,) = llm.chat(CHAT, GREEDY, use_tqdm=False, **options, chat_template_kwargs={"x": 7})
     assert output.prompt == theirs.apply_chat_template(CHAT, tokenize=False, x=7, **options)
     assert output.outputs[0].token_ids
+
+
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["celsius"]}}, "required": ["unit"]}
+CALLED: Any = {
+    "tools": [
+        {"type": "function", "function": {"name": "weather", "parameters": UNIT | {"additionalProperties": False}}}
+    ],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "chat_template": template_of("object/hermes"),
+}
+CALL_TEXT = '<tool_call>\n{"name": "weather", "arguments": {"unit": "celsius"}}\n</tool_call>'
+
+
+def test_a_chat_with_tools_returns_the_call_and_goes_on_behind_it(llm: LLM) -> None:
+    """The model is not trained on calls: the constraint makes it write one."""
+    (output,) = llm.chat(CHAT[:1], SamplingParams(temperature=0, max_tokens=128), use_tqdm=False, **CALLED)
+    answer = output.outputs[0]
+    assert answer.text.strip() == CALL_TEXT
+    (call,) = answer.tool_calls
+    assert call["function"] == {"name": "weather", "arguments": '{"unit": "celsius"}'}
+    assert answer.message == {"role": "assistant", "content": None, "tool_calls": [call]}
+    turns: Any = [*CHAT[:1], answer.message, {"role": "tool", "tool_call_id": call["id"], "content": "17 degrees"}]
+    (second,) = llm.chat(turns, GREEDY, use_tqdm=False, **CALLED | {"tool_choice": "none"})
+    assert second.prompt is not None and CALL_TEXT in second.prompt
+    assert second.outputs[0].tool_calls == []
 
 
 # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +127,17 @@ def test_beams_reuse_their_common_prefix_from_the_cache(llm: LLM) -> None:
     finally:
         del llm.generate
     assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "one block per beam and a partial one"
+
+
+def test_an_async_chat_has_the_calls_in_its_last_output(engine: LaunchedEngine) -> None:
+    async def chat() -> list[Any]:
+        params = SamplingParams(temperature=0, max_tokens=128)
+        async with AsyncClient(engine.address) as client:
+            return [output async for output in client.chat(CHAT[:1], params, **CALLED)]
+
+    *others, last = asyncio.run(chat())
+    assert others and not any(output.outputs[0].tool_calls for output in others)
+    assert [call["function"]["name"] for call in last.outputs[0].tool_calls] == ["weather"]
 
 
 def test_an_async_beam_search_finds_the_same_beams(engine: LaunchedEngine) -> None:

@@ -38,7 +38,7 @@ OWNER = "answer forms"
 
 
 class HeldForms:
-    """Owner of the choices, and of the tasks that wait for them. All methods run in the event loop."""
+    """Owner of the choices, and of the tasks that wait for them. All methods but `find` run in the event loop."""
 
     def __init__(
         self,
@@ -75,6 +75,13 @@ class HeldForms:
             del self._tasks[template]
 
     async def _find(self, template: str | None) -> Choice:
+        return await in_event_loop(self.find(template))
+
+    async def find(self, template: str | None = None) -> Choice:
+        """Return the choice for a request's template, or for the model's, to a task of the frontend. Errors: see
+        `choice`."""
+        if template is None and self.of_model is not None:
+            return self.of_model
         if template is None and not self._has_template:
             return self._known(Choice(form=self._named(), origin="named"))
         source = self._maker.of_model
@@ -84,7 +91,7 @@ class HeldForms:
         digest = self._maker.digest(source, is_of_model=is_of_model)
         choice = self._cache.read(digest)
         if choice is None:
-            choice = await in_event_loop(self._learn(LearnForm(template=source, is_of_model=is_of_model)))
+            choice = await self._learn(LearnForm(template=source, is_of_model=is_of_model))
             self._cache.keep(digest, choice)
         if template is not None:
             return choice

@@ -115,7 +115,9 @@ class Frontend:
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
-        self._queries = QueryProcessor(spec, self.prompts, self._cores, self.metrics, self._awake_clock.look)
+        self._queries = QueryProcessor(
+            spec, self.prompts, self.forms, self._cores, self.metrics, self._awake_clock.look
+        )
         placeholders = None if media is None else media.placeholders
         self.reader = RequestReader(self.adapters, self.media, placeholders, self.prompts, unix_time)
         self._requests = RequestManager(

@@ -1,4 +1,4 @@
-"""QueryProcessor: answers the queries of clients: tokenize, detokenize, health, info, metrics.
+"""QueryProcessor: answers the queries of clients: tokenize, detokenize, health, info, answer form, metrics.
 
 Threads process long texts. Health is computed from the supervisor's last Progress, so it works without a core.
 """
@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
 
 from ....ipc.errors import error_info
 from ....ipc.messages.client import (
+    AnswerFormIs,
     Detokenize,
+    GetAnswerForm,
     GetHealth,
     GetInfo,
     GetMetrics,
@@ -29,6 +34,9 @@ from ....ipc.messages.supervisor import Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.models.model_config import ModelConfig
 from ....ipc.version import tokenloom_version
+from ...forms.openai.calls.constraints import call_token
+from ...forms.parsers.names import new_parsers
+from ..answer_forms.held_forms import HeldForms
 from ..helpers.task import error_of
 from ..prompts.prompt_reader import PromptReader
 from .cores import Cores
@@ -41,12 +49,16 @@ _PROGRESS_FIELDS = (  # copied from the last Progress to Health
 STALL_S = 10.0  # with open requests and no finished step for longer, the engine counts as stalled
 
 
+_Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetAnswerForm | GetMetrics
+
+
 @dataclass(eq=False)
 class QueryProcessor:
     """Handler of clients' queries. Keeps the times of the last Progress and of the last one that showed progress."""
 
     _spec: EngineSpec
     _prompts: PromptReader
+    _forms: HeldForms
     _cores: Cores
     _metrics: EngineMetrics
     _awake_time: Callable[[], float]  # seconds without suspensions of the engine (AwakeClock)
@@ -61,9 +73,7 @@ class QueryProcessor:
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
-    async def answer(
-        self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
-    ) -> None:
+    async def answer(self, query: _Query, owner: str, send: Callable[[Reply], None]) -> None:
         """Call `send` with the answer, later if the work is long. `owner`: the caller, for fair queueing."""
         try:
             reply = await self._reply(query, owner)
@@ -71,12 +81,14 @@ class QueryProcessor:
             reply = QueryFailed(query_id=query.query_id, error=error_info(error_of(error)))
         send(reply)
 
-    async def _reply(self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str) -> Reply:
+    async def _reply(self, query: _Query, owner: str) -> Reply:
         query_id = query.query_id
         if isinstance(query, GetHealth):
             return self.health(query_id)
         if isinstance(query, GetInfo):
             return self._info(query_id)
+        if isinstance(query, GetAnswerForm):
+            return await self._answer_form(query)
         if isinstance(query, GetMetrics):
             return Metrics(query_id=query_id, metrics=self._metrics.read())
         if isinstance(query, Tokenize):
@@ -123,6 +135,17 @@ class QueryProcessor:
             max_media_bytes=0 if limits.kind is None else limits.max_bytes,
             has_answer_rules=rules is not None and rules.depend_on_place,
             speech=speech_of(spec.model),
+        )
+
+    async def _answer_form(self, query: GetAnswerForm) -> AnswerFormIs:
+        form = (await self._forms.find(query.template)).form
+        inputs = self._prompts.inputs
+        markers = [marker for parser in new_parsers(form, {}, is_inside_thought=False) for marker in parser.markers]
+        return AnswerFormIs(
+            query_id=query.query_id,
+            form=msgspec.to_builtins(form),
+            call_token=call_token(form, inputs.is_added_token),
+            marker_ids=inputs.special_ids_of(tuple(markers)),
         )
 
 

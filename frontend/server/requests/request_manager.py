@@ -163,8 +163,14 @@ class RequestManager:
                 prompt=submit.prompt if processed is None else processed.prompt.text,
                 seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
                 adapter_digest=b"" if request.adapter is None else request.adapter.digest,
+                begins_in_thought=self._begins_in_thought(request),
             )
         )
+
+    def _begins_in_thought(self, request: RequestState) -> bool:
+        if request.processed is None or request.submit.chat is None:
+            return False
+        return self._inputs.thoughts.of_request(request.submit).are_open(request.processed.prompt.token_ids)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -69,8 +69,11 @@ def _strict_names(body: ChatRequest) -> set[str]:
 def call_token(form: AnswerForm, is_added_token: Callable[[str], bool]) -> str:
     """Return the token with which calls of a form begin; "" if they begin with text. `is_added_token` says whether a
     text is one token wherever it stands."""
-    marker = first_marker(form.calls[0].start) if form.calls else ""
-    return marker if is_added_token(marker) else ""
+    for call in form.calls[:1]:
+        marker = first_marker(call.start)
+        if is_added_token(marker):
+            return marker
+    return ""
 
 
 def new_style(
@@ -83,8 +86,10 @@ def new_style(
 ) -> AnswerStyle:
     """Return how answers to a chat are read. `forced`, `own`: of `forced_json` and `own_form_calls`; `is_inside`: they
     begin inside a thought."""
+    if own is not None and is_inside:
+        form = form_behind_thought(form, own.begin)
     return AnswerStyle(
-        form=form_behind_thought(form, own.begin) if own is not None and is_inside else form,
+        form=form,
         schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
         custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
         is_forced=forced is not None,

@@ -19,13 +19,14 @@ from ....forms.openai.calls.constraints import (
     strict_without_effect,
     tools_field,
 )
+from ....forms.openai.calls.message import message_of
 from ....forms.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from ....forms.openai.messages import shows_tools, with_allowed_tools
 from ....forms.openai.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from ....forms.openai.prompts import answer_id
 from ....forms.openai.schema import ChatRequest
 from ....forms.openai.text import AnswerStyle, AnswerText
-from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
+from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought
 from ...bodies.body_parser import ParsedBody
 from ...prompts.thought_markers import thought_texts
 from ..response_warnings import warn
@@ -145,12 +146,11 @@ class ChatChoice(Choice):
         return parts
 
     def build(self) -> JsonObject:
-        content, calls = whole_calls([Content(self._echoed), *self._parts])
-        message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
+        said = message_of([Content(self._echoed), *self._parts], is_forced=self._text.is_forced)
+        calls = said.pop("tool_calls", None)
+        message: JsonObject = {**_UNSAID, **said, **self._thought(self._parts)}
         if calls:
-            message |= self._called([call.to_json() for call in calls])
-        if (calls or self._text.is_forced) and not content.strip():
-            message["content"] = None
+            message |= self._called(calls)
         logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
         choice: JsonObject = {
             "index": self._index,
