@@ -8,7 +8,7 @@ experts, P positions, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
@@ -24,7 +24,7 @@ ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 class AttentionMetadata:
     """Positions, KV slots and block tables of one step, shared by all layers.
 
-    Every step needs a new object: implementations cache attention plans by its identity. Decode rows (exactly one query
+    Every step needs a new object: implementations keep attention plans in it. Decode rows (exactly one query
     token) come first, then prefill rows (any number). The host copies have the same values as the tensors, so that a
     launch does not wait for the device; but if the device computes the lengths (`begin_decode`), those of the host are
     upper bounds.
@@ -41,6 +41,7 @@ class AttentionMetadata:
     cos_sin: Tensor | None = None  # [T, rotated] float32: a row per token, used instead of each Rotary's table
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
     has_drafts: Tensor | None = None  # [R] int32 in host memory: 1 for a known token followed by drafts; None: all 0
+    plans: dict[object, object] = field(default_factory=dict, init=False, repr=False)  # of Ops, for layers alike
 
 
 class CacheGroup(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,7 +48,6 @@ from .low_rank import CpuAdapterSpace
 from .stored_table import CpuTable, copy_table
 
 MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels, and of a cache of bytes
-KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +61,8 @@ class _Plan:
         self.library.free_attention_plan(self.address)
 
 
-@dataclass(frozen=True, eq=False)
-class _Plans:
-    """The attention plans of one metadata object."""
-
-    metadata: AttentionMetadata
-    by_shape: dict[tuple[int, int, int, int], _Plan] = field(default_factory=dict)  # heads, KV heads, size, window
-
-
 class CpuOps(ReferenceOps):
-    """The operations in C; those without a kernel are ReferenceOps'. Not thread-safe: owns scratch memory and plans."""
+    """The operations in C; those without a kernel are ReferenceOps'. Not thread-safe: owns scratch memory."""
 
     has_exact_drafts = True
     space: CpuAdapterSpace | None = None
@@ -92,7 +83,6 @@ class CpuOps(ReferenceOps):
         self._packer = LinearPacker(library, has_integer_products)
         self.has_integer_products = self._packer.takes_codes
         self._scratch = torch.empty(0, dtype=dtype)
-        self._plans: list[_Plans] = []  # the newest first
 
     def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
         self.space = CpuAdapterSpace(self.library, self.dtype, num_slots, max_rank)
@@ -306,12 +296,8 @@ class CpuOps(ReferenceOps):
     def plan_of(
         self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
     ) -> _Plan:
-        plans = next((each for each in self._plans if each.metadata is metadata), None)
-        if plans is None:
-            plans = _Plans(metadata)
-            self._plans = [plans, *self._plans[: KEPT_PLANS - 1]]
-        key = (num_heads, num_kv_heads, head_dim, window)
-        plan = plans.by_shape.get(key)
+        key = (self, num_heads, num_kv_heads, head_dim, window)
+        plan = metadata.plans.get(key)
         if plan is None:
             rows = c.step_rows(metadata)
             address = self.library.make_attention_plan(
@@ -319,7 +305,8 @@ class CpuOps(ReferenceOps):
             )
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
-            plan = plans.by_shape[key] = _Plan(self.library, address)
+            plan = metadata.plans[key] = _Plan(self.library, address)
+        assert isinstance(plan, _Plan)
         return plan
 
 

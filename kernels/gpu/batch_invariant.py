@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import NO_ACTIVATION, Activation, PackedLinear
+from ..contract import NO_ACTIVATION, Activation, AttentionMetadata, PackedLinear
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .attention.prefill import plan_prefill
 from .linear.linear import linear
-from .ops import AttentionPlans, TritonOps
+from .ops import TritonOps
 from .table import PrefillShape
 
 
@@ -42,12 +42,12 @@ class BatchInvariantTritonOps(TritonOps):
         assert isinstance(packed, PlainLinear)
         return linear(x, packed.weight, packed.bias, torch.float32)
 
-    def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
+    def _tiles(self, metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
         """Return the tiles of all rows, planned once per step. Those of decode rows are made on the device: a CUDA
         graph would copy from the same host memory at each replay."""
+        plans = self._plans_of(metadata)
         tiles = plans.tiles.get(shape.block_m // group)
         if tiles is None:
-            metadata = plans.metadata
             device = metadata.seq_lens.device
             decode = torch.zeros((metadata.num_decode_rows, 2), dtype=torch.int32, device=device)
             decode[:, 0] = torch.arange(metadata.num_decode_rows, dtype=torch.int32, device=device)

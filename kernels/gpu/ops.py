@@ -45,7 +45,6 @@ from .table import AttentionKind, DecodeShape, PrefillShape, decode_shape, group
 
 logger = logging.getLogger("tokenloom.kernels")
 
-KEPT_PLANS = 2  # newest metadata objects whose plans are kept: a layer may attend to a row's tokens and to a clip's
 MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
 MAX_GROUP = 128  # query heads per KV head
 MAX_GROUP_ELEMENTS = 8192  # query heads per KV head × head_dim, both padded: a program accumulates them in registers
@@ -55,13 +54,12 @@ MAX_GROUP_ELEMENTS = 8192  # query heads per KV head × head_dim, both padded: a
 class AttentionPlans:
     """Attention plans of one step, shared by layers of the same shape."""
 
-    metadata: AttentionMetadata
     items: dict[tuple[int | None, DecodeShape], Tensor] = field(default_factory=dict)  # of decode, by window and shape
     tiles: dict[int, Tensor] = field(default_factory=dict)  # of prefill, by the number of tokens in a tile
 
 
 class TritonOps(ReferenceOps):
-    """The operations in Triton; caches the attention plans of the KEPT_PLANS latest metadata objects.
+    """The operations in Triton.
 
     `architecture`: compute capability, 90 for Hopper.
     """
@@ -73,7 +71,6 @@ class TritonOps(ReferenceOps):
         super().__init__()
         self._architecture, self._max_programs = architecture, max_programs
         self.kernels = f"Triton kernels, sm_{architecture}"
-        self._plans: list[AttentionPlans] = []  # the newest first
         self._has_warned = False
         self._adapters: TritonAdapterSpace | None = None
 
@@ -215,7 +212,7 @@ class TritonOps(ReferenceOps):
             decode_attention(rows, kv_cache, layer, tables, lengths, items, attended, spec, shape, self._max_programs)
         if num_decode_rows < len(metadata.seq_lens_host):
             prefill = prefill_shape(kind)
-            tiles = self._tiles(plans, group, prefill)
+            tiles = self._tiles(metadata, group, prefill)
             if tiles.shape[0]:
                 prefill_attention(
                     query, kv_cache, layer, metadata, tiles, output, spec, prefill, self.is_batch_invariant
@@ -241,10 +238,8 @@ class TritonOps(ReferenceOps):
         return False
 
     def _plans_of(self, metadata: AttentionMetadata) -> AttentionPlans:
-        plans = next((each for each in self._plans if each.metadata is metadata), None)
-        if plans is None:
-            plans = AttentionPlans(metadata)
-            self._plans = [plans, *self._plans[: KEPT_PLANS - 1]]
+        plans = metadata.plans.setdefault(self, AttentionPlans())
+        assert isinstance(plans, AttentionPlans)
         return plans
 
     def _items(self, plans: AttentionPlans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
@@ -253,11 +248,12 @@ class TritonOps(ReferenceOps):
             items = plans.items[window, shape] = plan_decode(lengths, window, shape)
         return items
 
-    def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
+    def _tiles(self, metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
         """Return the tiles of the rows that are left to the prefill kernel, planned once per step."""
+        plans = self._plans_of(metadata)
         tiles = plans.tiles.get(shape.block_m // group)
         if tiles is None:
-            tiles = plans.tiles[shape.block_m // group] = plan_prefill(plans.metadata, group, shape)
+            tiles = plans.tiles[shape.block_m // group] = plan_prefill(metadata, group, shape)
         return tiles
 
 
