@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from ...ipc.kv.pool_shape import PoolShape
 from ...ipc.messages.supervisor import Initialize, Measured, Phase, PhaseProgress, StartPhase
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.machine_memory import gib
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.kv.kv_groups import KVGroup, names_of
 
 SILENCE_S = 5.0  # after this long without a line, the processes that are still starting are named
 MIN_INTERVAL_S = 3.0  # between two lines of a ThrottledWriter
@@ -48,16 +50,20 @@ class StartReport:
 
     def announce_sizes(self, spec: EngineSpec, sizes: Initialize, measured: Measured) -> None:
         """Announce the size of the KV pool, and of the arena if there are KV tiers."""
-        pool, block_size = sizes.pool, spec.config.block_size
-        self.announce(
-            "supervisor",
-            f"KV cache: {pool.num_usable} blocks of {block_size} = {pool.num_usable * block_size} tokens, "
-            f"{pool.num_bytes / 2**20:.0f} MiB per rank on {measured.device}; "
-            f"max_model_len {spec.fitted_model_len(pool)}",
-        )
+        pool, size, groups = sizes.pool, spec.config.block_size, spec.kv_groups
+        length = spec.fitted_model_len(pool)
+        if len(groups) == 1:
+            room = f"{pool.num_usable} blocks of {size} = {pool.num_usable * size} tokens"
+            memory = f"{pool.num_bytes / 2**20:.0f} MiB per rank on {measured.device}"
+            text = f"{room}, {memory}"
+        else:
+            num_fitting = pool.num_fitting(spec.num_held(length), spec.config.max_num_seqs)
+            memory = f"{gib(pool.num_bytes)} per rank on {measured.device}"
+            text = f"{memory}{describe_groups(groups, pool, size)} · {num_fitting} requests of {length} tokens fit"
+        self.announce("supervisor", f"KV cache: {text}; max_model_len {length}")
         if (arena := sizes.arena) is not None:
-            size = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"
-            self.announce("supervisor", f"KV tiers: {size}")
+            slots = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"
+            self.announce("supervisor", f"KV tiers: {slots}")
 
     def announce_progress(self, process: str, progress: PhaseProgress) -> None:
         share, done = progress.num_done / max(progress.num_all, 1), f"{progress.num_done} of {progress.num_all}"
@@ -67,6 +73,15 @@ class StartReport:
         """Announce that the processes `names` are still starting, if there was no line for SILENCE_S."""
         if self._clock.now - self._announced_at >= SILENCE_S:
             self.announce("supervisor", f"still starting: {', '.join(names)}")
+
+
+def describe_groups(groups: Sequence[KVGroup], pool: PoolShape, block_size: int) -> str:
+    """Return the slabs of a pool and the size of a block of each KV group, as the rest of a sentence."""
+    parts = [
+        f" · {name}, {len(group.layers)} layers: {num_bytes / 2**10:.0f} KiB a block"
+        for name, group, num_bytes in zip(names_of(groups), groups, pool.block_bytes, strict=True)
+    ]
+    return f" in {pool.num_slabs} slabs of {gib(pool.slab_bytes)}{''.join(parts)} of {block_size} tokens"
 
 
 class ThrottledWriter:

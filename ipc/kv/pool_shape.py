@@ -11,6 +11,7 @@ groups never overlap. Slab 0 belongs to none: it has the null block of each. Wit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -57,6 +58,11 @@ class PoolShape(msgspec.Struct, frozen=True):
         """Return how many slabs have room for these numbers of blocks of the groups, slab 0 included."""
         counts = zip(num_blocks, self.block_bytes, strict=True)
         return 1 + sum(-(-count // self.num_whole(size)) for count, size in counts)
+
+    def num_fitting(self, num_blocks: Sequence[int], most: int) -> int:
+        """Return how many requests that hold these numbers of blocks of the groups fit, at most `most`."""
+        counts = range(1, most + 1)
+        return bisect_right(counts, self.num_slabs, key=lambda n: self.num_slabs_for(n * each for each in num_blocks))
 
     def num_whole(self, block_bytes: int) -> int:
         """Return how many blocks of this size lie wholly in any slab."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from .supervisor import DraftSource, Progress
+from .supervisor import DraftSource, KVGroupState, Progress
 from .tier import SourceState
 
 _NOW = (  # fields that are not totals but the current state of a running core
     *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_blocks", "num_free_blocks", "kv_map"),
     *("num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
-    *("running", "waiting", "capacity"),
+    *("running", "waiting", "capacity", "num_used_blocks", "num_cached_blocks"),
     *("num_entries", "num_used_embeds", "num_corpus_tokens"),
     *("num_filled_slots", "num_used_slots", "is_open", "is_broken", "error"),
     *("num_objects", "held_bytes", "max_bytes", "queued_bytes"),
@@ -52,7 +52,7 @@ def _without_now(struct: Any) -> Any:
             changes[field.name] = type(value)()
         elif isinstance(value, msgspec.Struct):
             changes[field.name] = _without_now(value)
-        elif isinstance(value, list) and value and isinstance(value[0], SourceState):
+        elif isinstance(value, list) and value and isinstance(value[0], (SourceState, KVGroupState)):
             changes[field.name] = [_without_now(each) for each in value]
     return msgspec.structs.replace(struct, **changes)
 
@@ -79,13 +79,13 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def _add_lists(one: list[Any], other: list[Any]) -> list[Any]:
-    """Return the sum of two lists: histograms are added number by number, sources of drafts and tiers by name; lists of
-    digests are joined without repetitions."""
+    """Return the sum of two lists: histograms are added number by number, sources of drafts, tiers and KV groups by
+    name; lists of digests are joined without repetitions."""
     values = [*one, *other]
     if values and isinstance(values[0], bytes):
         return list(dict.fromkeys(values))
-    if values and isinstance(values[0], (DraftSource, SourceState)):
-        by_name: dict[str, DraftSource | SourceState] = {}
+    if values and isinstance(values[0], (DraftSource, SourceState, KVGroupState)):
+        by_name: dict[str, DraftSource | SourceState | KVGroupState] = {}
         for source in values:
             known = by_name.get(source.name)
             by_name[source.name] = source if known is None else _add(known, source)

@@ -125,6 +125,16 @@ class SpeculationProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     num_corpus_tokens: int = 0
 
 
+class KVGroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks of one of several KV groups."""
+
+    name: str
+    num_used_blocks: int = 0  # that requests hold
+    num_free_blocks: int = 0  # the others in slabs of the group
+    num_cached_blocks: int = 0  # that lookups find, used or free
+    num_unusable_tokens: int = 0  # total of tokens that other groups had keys of, and this one lacked
+
+
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """Report of the core's state; the supervisor forwards it to the frontends."""
 
@@ -136,6 +146,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_blocks: int = 0  # blocks in the KV pools of the cores that run; 0: none runs
     num_free_blocks: int = 0
     kv_map: bytes = b""  # a byte for each of a sample of blocks, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
+    kv_groups: list[KVGroupState] = []  # empty if all layers are in one
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0  # this and the following are totals since this core's start, for the metrics
     num_queried_tokens: int = 0  # tokens looked up in the prefix cache

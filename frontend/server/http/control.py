@@ -113,7 +113,7 @@ class ControlEndpoints:
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been freed by /sleep"),
             self._command("restart_replicas", "Restart a replica, or one after the other", RestartRequest, fields),
             self._command("reset_prefix_cache", "Empty the prefix cache", empty, lambda _: {"success": True}),
-            Endpoint("/kv", self.kv, "KV blocks in the pool and in each tier, with the tiers' errors"),
+            Endpoint("/kv", self.kv, "KV blocks in the pool, in each group and in each tier, with the tiers' errors"),
             Endpoint("/kv/clear", self.clear_kv, "Remove all KV blocks from the pool and all tiers", empty),
             Endpoint("/kv/prefetch", self.prefetch_kv, "Load the KV blocks of a prompt into memory", PrefetchRequest),
             self._command("start_profile", "Start profiling the workers", empty, lambda _: {"profiling": True}),
@@ -158,7 +158,9 @@ class ControlEndpoints:
         metrics = self._frontend.metrics
         pool = {"blocks": metrics.num_kv_blocks, "free": metrics.progress.num_free_blocks}
         tiers = None if metrics.tiers is None else metrics.tiers.summary()
-        return json_response({"block_size": self._spec.config.block_size, "pool": pool, "tiers": tiers})
+        groups = metrics.core.groups.summary()
+        size = self._spec.config.block_size
+        return json_response({"block_size": size, "pool": pool, "groups": groups, "tiers": tiers})
 
     async def clear_kv(self, request: Request) -> Response:
         await self._read(request, EmptyRequest)

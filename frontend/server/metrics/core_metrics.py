@@ -1,4 +1,4 @@
-"""CoreMetrics: metrics of steps, prefix cache, queue and losses, from the core's Progress.
+"""CoreMetrics: metrics of steps, prefix cache, KV groups, queue and losses, from the core's Progress.
 
 All of them are of the whole engine: each frontend counts them from the same reports.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from ....ipc.messages.supervisor import Progress
+from .group_metrics import GroupMetrics
 from .registry import Counter, Histogram, Metric
 
 ROWS = tuple(float(2**power) for power in range(13))  # bounds of Progress.num_steps_by_rows
@@ -33,14 +34,17 @@ class CoreMetrics:
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
         about = "Tokens per step: of completed prompts, and generated."
         self.step_tokens = Histogram(step_tokens_name, about, STEP_TOKENS)
+        self.groups = GroupMetrics(increase)
         self.rejections = Counter("admission_rejections_total", "Requests refused by a full queue.", ["reason"])
 
     @property
     def metrics(self) -> list[Metric]:
-        return [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
+        own = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
+        return [*own, *self.groups.metrics]
 
     def on_progress(self, progress: Progress) -> None:
         """Add the increase of the core's totals."""
+        self.groups.on_progress(progress.kv_groups)
         self.restarts.raise_to(progress.num_restarts)
         self.requests_cut.raise_to(progress.num_http_requests_cut)
         totals: tuple[tuple[Counter, tuple[str, ...], float], ...] = (

@@ -73,6 +73,15 @@ def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> li
     ]
 
 
+def names_of(groups: Sequence[KVGroup]) -> list[str]:
+    """Return a name of each group for users: "attention" or "window N", with the shape if another has the same."""
+    kinds = ["attention" if group.window is None else f"window {group.window}" for group in groups]
+    return [
+        f"{kind}, {group.num_kv_heads} x {group.head_dim}" if kinds.count(kind) > 1 else kind
+        for kind, group in zip(kinds, groups, strict=True)
+    ]
+
+
 def num_held(groups: Sequence[KVGroup], num_tokens: int, step_tokens: int, block_size: int) -> list[int]:
     """Return the most blocks of each group that a row of `num_tokens` holds at a time; see KVGroup.num_held."""
     return [group.num_held(num_tokens, step_tokens, block_size) for group in groups]

@@ -9,8 +9,8 @@ import pytest
 
 from tokenloom.frontend.launcher.supervisor.replica import Replica
 from tokenloom.ipc.messages.adapter import AdaptersProgress
-from tokenloom.ipc.messages.progress_sum import add_up
-from tokenloom.ipc.messages.supervisor import DraftSource, Progress, SpeculationProgress
+from tokenloom.ipc.messages.progress_sum import add_up, totals_of
+from tokenloom.ipc.messages.supervisor import DraftSource, KVGroupState, Progress, SpeculationProgress
 from tokenloom.ipc.messages.tier import SourceState, TiersProgress
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.engine_specs import new_spec
@@ -24,6 +24,7 @@ BUSY = Progress(
     num_free_blocks=10,
     kv_map=bytes([1, 2, 3, 0]),
     num_hit_tokens=100,
+    kv_groups=[KVGroupState(name="window 8", num_used_blocks=3, num_unusable_tokens=16)],
     num_steps_by_rows=[1, 2, 4],
     adapters=AdaptersProgress(num_slots=2, num_ready=1, num_fills=3, running=[b"a"]),
     speculation=SpeculationProgress(
@@ -40,6 +41,7 @@ IDLE = Progress(
     num_free_blocks=20,
     kv_map=bytes([0, 0, 0, 1]),
     num_hit_tokens=11,
+    kv_groups=[KVGroupState(name="window 8", num_used_blocks=4, num_unusable_tokens=1)],
     num_steps_by_rows=[5],
     is_paused=True,
     adapters=AdaptersProgress(num_slots=2, num_fills=1, running=[b"a", b"b"]),
@@ -66,6 +68,8 @@ def test_numbers_and_histograms_of_several_cores_add_up() -> None:
         ("own", 6, [3, 1]),
         ("corpus", 2, [0, 1]),
     ]
+    assert total.kv_groups == [KVGroupState(name="window 8", num_used_blocks=7, num_unusable_tokens=17)]
+    assert totals_of(total).kv_groups == [KVGroupState(name="window 8", num_unusable_tokens=17)]
     assert add_up([BUSY]) == BUSY
 
 

@@ -98,6 +98,7 @@ class PageEndpoints:
             "kv_blocks": metrics.num_kv_blocks,
             "block_size": self._spec.config.block_size,
             "kv_map": list(metrics.progress.kv_map),
+            "kv_groups": metrics.core.groups.summary(),
             "tiers": None if metrics.tiers is None else metrics.tiers.summary(),
             "adapters": None if metrics.adapters is None else metrics.adapters.summary(),
             "speculation": None if metrics.speculation is None else metrics.speculation.summary(),

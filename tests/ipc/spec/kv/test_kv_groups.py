@@ -12,7 +12,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.kv.pool_shape import MIN_BLOCKS_OF_SLAB, PoolShape
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.option_ranges import AUTO_LENGTH
-from tokenloom.ipc.spec.kv.kv_groups import KVGroup, kv_groups
+from tokenloom.ipc.spec.kv.kv_groups import KVGroup, kv_groups, names_of
 from tokenloom.ipc.spec.models.model_config import LayerConfig, ModelConfig
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -75,6 +75,17 @@ def test_slabs_hold_enough_whole_blocks_and_one_group_has_a_slab_for_each_block(
                 asked = [count if other == group else 0 for other in range(len(sizes))]
                 assert (min(num_whole) - 1) * (pool.num_slabs_for(asked) - 2) < count, "nearly the least"
                 assert count <= min(num_whole) * (pool.num_slabs_for(asked) - 1)
+
+
+def test_a_pool_has_room_for_as_many_requests_as_their_slabs_allow() -> None:
+    pool = PoolShape(9, 32, (16, 1))  # 2 or 32 blocks in each of 8 slabs
+    assert [pool.num_fitting([2, 8], most) for most in (99, 3)] == [6, 3]
+    assert pool.num_fitting([99, 0], 9) == 0
+
+
+def test_groups_of_equal_windows_have_names_of_their_own() -> None:
+    groups = [KVGroup(None, (0,), 1, 64), KVGroup(8, (1,), 1, 64), KVGroup(8, (2,), 2, 64)]
+    assert names_of(groups) == ["attention", "window 8, 1 x 64", "window 8, 2 x 64"]
 
 
 @pytest.mark.parametrize(("num_slabs", "length"), [(2, 16), (9, 128), (99, 512)])
