@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ...ipc.spec.config.gguf_index import EXACT_KINDS, KEPT_BITS
 from ...ipc.spec.config.weight_files import StoredTensor
+from ...ipc.spec.kv.kv_groups import is_grouped, kv_groups
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.models.multimodal import ENCODER_PREFIXES
 
@@ -15,6 +16,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ON_LOAD_BITS = {"int8": 8.0, "int4": 4.75, "fp8": 8.5}  # bits of a weight that is quantized on load, with its scales
 _CODES_PER_BYTE = {"I8": 1.0, "F8_E4M3": 1.0, "U8": 2.0, "I32": 2.0}  # in safetensors
 _SCALE_BYTES = 4  # of a head's row
+STEP_TOKENS = 512  # of a prompt in one step, next to a window
 
 
 def weight_bytes(
@@ -60,15 +62,18 @@ def weight_bytes(
     return int(num_bytes)
 
 
-def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False) -> int:
-    """Return the bytes that the keys and values of `num_tokens` tokens take, over all ranks. As in the KV cache, each
-    layer has as much room as the largest. is_8_bits: numbers take a byte, and each head of a token has a scale."""
-    shapes = [model.at_layer(layer) for layer in range(model.num_layers)]
-    if is_8_bits:
-        width = max((each.num_kv_heads * (each.head_dim + 4) for each in shapes), default=0)
-        return model.num_cached_layers * 2 * width * num_tokens
-    width = max((each.num_kv_heads * each.head_dim for each in shapes), default=0)
-    return model.num_cached_layers * 2 * width * _ITEM_BYTES[dtype] * num_tokens
+def kv_bytes(
+    model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False, uses_tiers: bool = False
+) -> int:
+    """Return the bytes that the keys and values of a request of `num_tokens` tokens take, over all ranks. In each KV
+    group they are those of all its tokens, or of its window and a step. is_8_bits: numbers take a byte, and each head
+    of a token has a scale."""
+    num_bytes = 0
+    for group in kv_groups(model, num_tokens, is_grouped=is_grouped(model, uses_tiers=uses_tiers)):
+        head_bytes = group.head_dim + 4 if is_8_bits else group.head_dim * _ITEM_BYTES[dtype]
+        token_bytes = len(group.layers) * 2 * group.num_kv_heads * head_bytes
+        num_bytes += token_bytes * group.num_held(num_tokens, STEP_TOKENS, block_size=1)
+    return num_bytes
 
 
 def _layout_of(model: ModelConfig) -> str:
