@@ -55,6 +55,10 @@ class BlockTable(Protocol):
     block_ids: list[int]
     num_left: int  # first entries that are the null block
 
+    def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
+        """Add a key to the index of the group's pool."""
+        ...
+
     @property
     def held(self) -> Sequence[int]:
         """The blocks that the table references."""

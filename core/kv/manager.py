@@ -209,11 +209,10 @@ class KVCacheManager:
             keys = request.block_keys
             if len(keys) < num_blocks:
                 self._add_keys(request, num_blocks)
-            for group, table in enumerate(request.tables):
-                cache_block = self.pools[group].cache_block
+            for table in request.tables:
                 for i in range(start, num_blocks):
                     if (block := table.block_ids[i]) != NULL_BLOCK:
-                        cache_block(block, keys[i], is_private=is_private)
+                        table.cache_block(block, keys[i], is_private=is_private)
             if self.outer is not None and not is_private:
                 new = slice(request.num_cached_blocks, num_blocks)
                 blocks = zip(request.tables[0].block_ids[new], request.block_keys[new], strict=True)

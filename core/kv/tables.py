@@ -17,6 +17,7 @@ class FullTable:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self.cache_block = pool.cache_block
         self.block_ids: list[int] = []
         self.num_left = 0
 
@@ -44,6 +45,7 @@ class WindowTable:
         """kept: boundaries, in ascending order, at which other requests are likely to begin: blocks that are needed
         there are reused last, others first."""
         self._pool = pool
+        self.cache_block = pool.cache_block
         self._window = window
         self._block_size = block_size
         self._kept = kept

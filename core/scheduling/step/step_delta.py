@@ -46,15 +46,21 @@ class StepDelta:
         self._new_rows.append(_new_row(request, num_computed_tokens))
         self._request_by_new_row[request.row] = request
 
-    def extend_tables(self, request: Request, blocks: Sequence[int], num_new: int) -> None:
-        """Add that the tables of a running request have `num_new` new blocks each, the tables one after another, and
-        that others may have left them."""
+    def append_blocks(self, row: int, blocks: Sequence[int]) -> None:
+        """Add that the only table of a running request has these new blocks."""
+        if row not in self._request_by_new_row:
+            for block in blocks:
+                self._block_appends += (row, 0, block)
+
+    def extend_tables(self, request: Request, num_new: int) -> None:
+        """Add that the tables of a running request have `num_new` new blocks each, and that others may have left
+        them."""
         row = request.row
         if row in self._request_by_new_row:
             return
-        for i, block in enumerate(blocks):
-            self._block_appends += (row, i // num_new, block)
         for group, table in enumerate(request.tables):
+            for block in table.block_ids[-num_new:]:
+                self._block_appends += (row, group, block)
             if table.num_left:
                 self._num_left[row, group] = table.num_left
 

@@ -17,6 +17,7 @@ class TableGrowth:
         self._delta = delta
         self._block_size = kv_cache.block_size
         self._has_windows = kv_cache.sizes.has_windows
+        self._appends_only = len(kv_cache.groups) == 1 and not kv_cache.sizes.has_windows
         self._allocate = kv_cache.memory.allocate_each
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -33,11 +34,13 @@ class TableGrowth:
         found = self._allocate(num_new)
         if found is None:
             return False
-        start = 0
-        for table in tables:
-            table.block_ids += found[start : start + num_new]
-            start += num_new
-        self._delta.extend_tables(request, found, num_new)
+        if self._appends_only:
+            tables[0].block_ids += found
+            self._delta.append_blocks(request.row, found)
+        else:
+            for group, table in enumerate(tables):
+                table.block_ids += found[group * num_new : (group + 1) * num_new]
+            self._delta.extend_tables(request, num_new)
         return True
 
     def room(self, request: Request, num_tokens: int) -> int:
