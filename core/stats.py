@@ -6,7 +6,9 @@ import time
 
 from msgspec.structs import replace
 
-from ..ipc.messages.supervisor import Progress
+from ..ipc.messages.supervisor import KVGroupState, Progress
+from ..ipc.spec.kv.kv_groups import names_of
+from .kv.manager import KVCacheManager
 from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0
@@ -83,6 +85,7 @@ class CoreStats:
             num_blocks=scheduler.kv_cache.num_usable_blocks,
             num_free_blocks=scheduler.kv_cache.num_free_blocks,
             kv_map=scheduler.kv_cache.sample(KV_MAP_BLOCKS),
+            kv_groups=_group_states(scheduler.kv_cache),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             is_paused=is_paused,
             is_asleep=is_asleep,
@@ -122,3 +125,20 @@ class CoreStats:
             f"KV {1 - kv_cache.num_free_blocks / kv_cache.num_usable_blocks:.0%} used, "
             f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached{shares}"
         )
+
+
+def _group_states(kv_cache: KVCacheManager) -> list[KVGroupState]:
+    """Return the states of the KV groups; none if all layers are in one."""
+    if len(kv_cache.groups) == 1:
+        return []
+    counts = zip(names_of(kv_cache.groups), kv_cache.pools, kv_cache.num_unusable_tokens, strict=True)
+    return [
+        KVGroupState(
+            name=name,
+            num_used_blocks=pool.num_used,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_unusable_tokens=num_unusable,
+        )
+        for name, pool, num_unusable in counts
+    ]

@@ -78,6 +78,11 @@ class BlockPool:
         return len(self._free) + len(self._demoted)
 
     @property
+    def num_used(self) -> int:
+        """The number of blocks that are referenced."""
+        return self.num_blocks - 1 - self.num_free
+
+    @property
     def num_cached(self) -> int:
         """The number of blocks that lookups find."""
         return len(self._block_by_key)
