@@ -82,7 +82,7 @@ THOUGHTS = ("", "Hm.", ' 1 < 2, {"a": "b"}\n')
 MAX_TRIES = 40  # walks for one whole answer
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/"}
-_ESCAPE = re.compile(r"<!\[CDATA\[|\]\]>|\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<sign>[ntrbf/])")
+_ESCAPE = re.compile(r"<!\[CDATA\[|\]\]>|\\(?P<code>u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-f]{2})|\\(?P<sign>[ntrbf/])")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])|\b(?:True|False|None)\b")
 
 
@@ -176,12 +176,14 @@ class FormWalks:
 
     def _canonical(self, text: str) -> str:
         """Return a text without white space, each number, word and escape in one spelling, places of calls left out.
-        Quotes are left out where texts of arguments have none: templates write lists of them as Python does, or not."""
+        Quotes are left out where texts of arguments have none, or may have two kinds, or stand as they are in texts."""
         for count in self._counts:
             text = count.sub("", text)
         text = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass").decode("utf-16")  # \u escapes are pairs
         text = "".join(_NUMBER.sub(_spelled, text).split())
-        return re.sub(r"""["'\\]""", "", text) if self._form.calls[0].kind == "tagged" else text
+        call = self._form.calls[0]
+        has_other_quotes = call.kind == "tagged" or len(call.quote) == 1
+        return re.sub(r"""["'\\]""", "", text) if has_other_quotes else text
 
     def _rendered(self, answer: Answer, variables: JsonObject) -> str:
         calls = [
@@ -206,7 +208,7 @@ def _counts_of(form: CallForm) -> list[re.Pattern[str]]:
 
 def _unescaped(found: re.Match[str]) -> str:
     if found["code"]:
-        return chr(int(found["code"], 16))
+        return chr(int(found["code"][1:], 16))
     return _ESCAPES.get(found["sign"], "")
 
 

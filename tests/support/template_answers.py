@@ -68,6 +68,14 @@ class Answer(NamedTuple):
     said: str = "I look.\n"  # the content "I look." before a call
 
 
+PYTHON = Answer(
+    "<|tool_call_start|>[weather(city='Paris', days=3)]<|tool_call_end|>",
+    "<|tool_call_start|>[weather(city='Paris', days=3), clock()]<|tool_call_end|>",
+    "<|tool_call_start|>[weather(city='Paris', days=3)]",
+    "<|tool_call_start|>[weather(city='Paris',days=3)]<|tool_call_end|>",
+    "<think>Hm.</think>",
+    "I look.",
+)
 ANSWERS = {
     "object/hermes": Answer(
         HERMES, f"{HERMES}\n{HERMES_CLOCK}", f"<tool_call>\n{OBJECT}", f"<tool_call>{DENSE_OBJECT}</tool_call>"
@@ -301,14 +309,8 @@ ANSWERS = {
         f"<tool_call>weather\n{KEYS}</tool_call>",
         "Hm.</think>",
     ),
-    "literal/python_calls": Answer(
-        "<|tool_call_start|>[weather(city='Paris', days=3)]<|tool_call_end|>",
-        "<|tool_call_start|>[weather(city='Paris', days=3), clock()]<|tool_call_end|>",
-        "<|tool_call_start|>[weather(city='Paris', days=3)]",
-        "<|tool_call_start|>[weather(city='Paris',days=3)]<|tool_call_end|>",
-        "<think>Hm.</think>",
-        "I look.",
-    ),
+    "literal/python_calls": PYTHON,
+    "literal/python_lists": PYTHON,
     "odd/repeated_instruction": Answer(
         f"Action:\n```json\n[\n{ACTION}\n]```",
         f'Action:\n```json\n[\n{ACTION},\n{{\n    "tool_name": "clock",\n    "parameters": {{}}\n}}\n]```',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.support.template_shapes import template_of
+from tests.support.template_shapes import SHAPES, template_of
 from tokenloom.frontend.forms.answer_forms.form import CallForm
 from tokenloom.frontend.forms.answer_forms.grammar import forced_calls
 from tokenloom.frontend.server.answer_forms.learn import learn
@@ -55,7 +55,8 @@ def test_values_have_the_spellings_of_the_template(name: str) -> None:
     assert (form.texts, form.lists, form.objects, form.words, form.has_bare_keys) == SPELLINGS[name][1]
 
 
-SOURCES = [*map(source_of, SPELLINGS), *map(template_of, ("literal/python_calls", "literal/quoted_by_marker"))]
+LITERAL = [name for name, shape in SHAPES.items() if shape.kind == "literal"]
+SOURCES = [*map(source_of, SPELLINGS), *map(template_of, LITERAL)]
 
 
 @pytest.mark.parametrize("is_typed", [False, True])
