@@ -104,8 +104,10 @@ def cross_of(inputs: StepInputs) -> CrossStep | None:
 
 def step_arrays(inputs: StepInputs) -> list[npt.NDArray[Any]]:
     """Return the arrays whose copies on the device `cache_groups` takes."""
-    of_groups = [array for group in inputs.groups for array in (group.slots, group.block_tables)]
-    return [positions_of(inputs), inputs.query_starts, inputs.seq_lens, *of_groups]
+    arrays: list[npt.NDArray[Any]] = [positions_of(inputs), inputs.query_starts, inputs.seq_lens]
+    for group in inputs.groups:
+        arrays += (group.slots, group.block_tables)
+    return arrays
 
 
 def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequence[Tensor]) -> list[CacheGroup]:
@@ -128,6 +130,7 @@ def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequen
         has_drafts=None if inputs.has_drafts is None else torch.from_numpy(inputs.has_drafts),
     )
     groups = [CacheGroup(kv_caches[0], first)]
-    for kv_cache, slots, block_tables in zip(kv_caches[1:], of_groups[2::2], of_groups[3::2], strict=True):
-        groups.append(CacheGroup(kv_cache, replace(first, slots=slots, block_tables=block_tables)))
+    for index in range(1, len(kv_caches)):
+        slots, block_tables = of_groups[2 * index : 2 * index + 2]
+        groups.append(CacheGroup(kv_caches[index], replace(first, slots=slots, block_tables=block_tables)))
     return groups
