@@ -40,7 +40,18 @@ _CODER = CallForm(
     empty_next=">\n</function>\n</tool_call>\n<tool_call>\n<function=",
     empty_end=">\n</function>\n</tool_call>",
 )
-_PYTHON = CallForm(kind="literal", start="[", next=", ", end="]", mid="(", pair=", ", assign="=", close=")", quote="'")
+_PYTHON = CallForm(
+    kind="literal",
+    start="[",
+    next=", ",
+    end="]",
+    mid="(",
+    pair=", ",
+    assign="=",
+    close=")",
+    quote="'",
+    texts="python",
+)
 _FORMS: dict[str, tuple[CallForm, ...]] = {
     "hermes": (HERMES,),
     "mistral": (

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from tests.support.template_shapes import SHAPES, template_of
-from tokenloom.frontend.forms.answer_forms.form import CallForm
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
 from tokenloom.frontend.forms.answer_forms.grammar import forced_calls
+from tokenloom.frontend.forms.answer_forms.named import FORMS
 from tokenloom.frontend.server.answer_forms.learn import learn
 from tokenloom.frontend.server.answer_forms.probe import PROBES, type_of
 from tokenloom.frontend.server.answer_forms.prove import prove, shown_text
@@ -73,7 +74,19 @@ def test_grammars_take_the_probes_as_the_template_writes_them(source: str, is_ty
             values = {key: {"type": type_of(value)} if is_typed else {} for key, value in arguments.items()}
             tools[name] = {"properties": values, "required": [*values]}
         text, _ = shown_text(shown, msgspec.structs.replace(answer, thought="", content=""))
-        matcher = COMPILER.compile("calls", forced_calls(form, tools, has_one_call=False, may_think=False).text)
-        ids = [each for letter in text.strip() for each in TOKENIZER.encode(letter, add_special_tokens=False).ids]
-        num_taken = matcher.inner.try_consume_tokens(ids)
-        assert num_taken == len(ids) and matcher.inner.is_accepting(), (probe, text, ids[num_taken:])
+        assert taken_of(form, tools, text.strip()) == text.strip(), probe
+
+
+def taken_of(form: AnswerForm, tools: dict[str, JsonObject], text: str) -> str:
+    """Return the begin of a text that the grammar of forced calls takes; the whole text only if it may end there."""
+    matcher = COMPILER.compile("calls", forced_calls(form, tools, has_one_call=False, may_think=False).text)
+    ids = [each for letter in text for each in TOKENIZER.encode(letter, add_special_tokens=False).ids]
+    num_taken = matcher.inner.try_consume_tokens(ids)
+    if num_taken == len(ids) and matcher.inner.is_accepting():
+        return text
+    return str(TOKENIZER.decode(ids[:num_taken])) + "…"
+
+
+def test_the_named_form_takes_texts_as_python_writes_them() -> None:
+    for text in ("[f(a='x', b=[True])]", """[f(a="it's", b=["y", 'z'])]""", r"[f(a='it\'s', b={'k': None})]"):
+        assert taken_of(FORMS["pythonic"], {"f": {"properties": {"a": {"type": "string"}, "b": {}}}}, text) == text
