@@ -15,6 +15,8 @@ SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides e
     "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
     "mistral": {"hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 48},
     "qwen3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
+    "gemma3_text": {"sliding_window": 24},
+    "gpt_oss": {"num_hidden_layers": 3},
     "qwen3_moe": {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
 CASES = [*((family, False, "auto") for family in SHAPES), ("mistral", True, "auto"), ("qwen3_moe", True, "auto")]
@@ -51,7 +53,8 @@ def open_llm(folder: Path, **options: object) -> LLM:
 
 @pytest.mark.parametrize(("family", "enforce_reference", "kv_cache"), [*some(CASES, 2), *some(BYTES, 1)])
 def test_no_schedule_changes_a_bit(family: str, enforce_reference: bool, kv_cache: str, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path / "m", family, vocab_size=300, num_hidden_layers=2, **SHAPES[family])
+    fields: dict[str, object] = {"vocab_size": 300, "num_hidden_layers": 2, **SHAPES[family]}
+    folder = tiny_checkpoint(tmp_path / "m", family, **fields)  # type: ignore[arg-type]
     prompts = make_prompts()
     params = [make_params(i) for i in range(len(prompts))]
     own = {"enforce_reference": enforce_reference, "kv_cache_dtype": kv_cache}

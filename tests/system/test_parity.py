@@ -42,6 +42,7 @@ SHAPES: dict[str, dict[str, object]] = {  # each family with its own head_dim, g
 }
 BLOCK_SIZES = {"llama": 16, "mistral": 8, "mixtral": 32, "qwen2": 32, "qwen3": 16, "qwen3_moe": 16}
 WITH_EXPERTS = ("mixtral", "qwen3_moe")  # in bf16 a near tie of two experts changes all later tokens
+WITH_WINDOWS_ALONE = ("phi3", "starcoder2")  # of 8 tokens in all layers: a row that decodes needs no further block
 
 NUM_PROMPTS, LONGEST, NUM_ANSWERED, MAX_MODEL_LEN = 16, 180, 12, 224
 FURTHER_FAMILIES = (
@@ -51,7 +52,7 @@ FURTHER_FAMILIES = (
 SCHEDULES: dict[str, dict[str, object]] = {
     "plain": {},
     "chunked": {"max_num_batched_tokens": 48, "max_num_seqs": 16},
-    "preempted": {"block_size": 8, "max_num_seqs": 24, "max_num_batched_tokens": 256},  # answers grow by two blocks
+    "preempted": {"block_size": 8, "max_num_seqs": 24, "max_num_batched_tokens": 64},  # answers grow by five blocks
     "priority": {"scheduling_policy": "priority", "max_num_seqs": 8},
     "one step in flight": {"steps_in_flight": 1, "enable_prefix_caching": False},
     "plain torch": {"enforce_reference": True},
@@ -123,6 +124,9 @@ def test_greedy_answers_equal_transformers_under_every_schedule(family: str, sch
     folder, oracle = models[family]
     vocab_size = load_model_config(folder).vocab_size
     longest, max_model_len = (LONGEST, MAX_MODEL_LEN) if family in SHAPES else (100, 120)  # phi3's positions end at 128
+    num_answered = NUM_ANSWERED
+    if schedule == "preempted":  # prompts that fill no window, and answers that do
+        longest, num_answered = longest // 2, 40
     prompts = make_prompts(NUM_PROMPTS, longest, seed=len(family))
     prompts = [[token_id % vocab_size for token_id in prompt] for prompt in prompts]
     options = {"block_size": BLOCK_SIZES.get(family, 8), "max_model_len": max_model_len, **SCHEDULES[schedule]}
@@ -130,16 +134,16 @@ def test_greedy_answers_equal_transformers_under_every_schedule(family: str, sch
         options["num_kv_blocks"] = 2 + max_model_len // 8
     with LLM(folder, in_process=True, num_threads=1, **options) as llm:
         if schedule == "preempted":
-            params = SamplingParams(temperature=0, max_tokens=NUM_ANSWERED, ignore_eos=True)
+            params = SamplingParams(temperature=0, max_tokens=num_answered, ignore_eos=True)
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            assert sum(output.metrics.num_preemptions for output in outputs) > 0
+            assert sum(output.metrics.num_preemptions for output in outputs) > 0 or family in WITH_WINDOWS_ALONE
         else:
-            outputs = serve_staggered(llm, prompts, NUM_ANSWERED)
+            outputs = serve_staggered(llm, prompts, num_answered)
     if schedule == "plain" and family in SHAPES:
         assert sum(output.num_cached_tokens > 0 for output in outputs) >= 2, "the shared stems were not found"
     if schedule == "one step in flight":
         assert all(output.num_cached_tokens == 0 for output in outputs)
-    check_all(oracle, prompts, outputs, NUM_ANSWERED)
+    check_all(oracle, prompts, outputs, num_answered)
 
 
 @pytest.mark.parametrize("family", some(list(RANKS), num_today=1))

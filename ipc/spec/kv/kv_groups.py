@@ -14,7 +14,6 @@ from ...errors import ConfigError
 from ..models.model_config import ModelConfig
 
 MAX_GROUPS = 8
-IS_GROUPED = False  # False: every model has one group
 
 
 class KVGroup(msgspec.Struct, frozen=True):
@@ -44,7 +43,7 @@ class KVGroup(msgspec.Struct, frozen=True):
 def is_grouped(model: ModelConfig, *, uses_tiers: bool) -> bool:
     """Return whether the layers of a model are divided into groups. They are not if KV blocks are also kept outside the
     pool, or if all layers have to share their tables: those of transformers, and those with cross attention."""
-    return IS_GROUPED and model.implementation == "native" and model.cross is None and not uses_tiers
+    return model.implementation == "native" and model.cross is None and not uses_tiers
 
 
 def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> list[KVGroup]:

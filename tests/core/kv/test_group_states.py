@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.supervisor import KVGroupState
-from tokenloom.ipc.spec.kv import kv_groups
 from tokenloom.tests.core.harness import Harness
 
 PROMPT = list(range(41))  # ten blocks of 4 tokens may be read from the cache
@@ -18,8 +15,7 @@ def groups_of(harness: Harness, now: float) -> list[KVGroupState]:
     return progress.kv_groups
 
 
-def test_blocks_of_each_group_and_tokens_that_one_lacked_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_groups, "IS_GROUPED", True)
+def test_blocks_of_each_group_and_tokens_that_one_lacked_are_reported() -> None:
     harness = Harness(windows=[None, 6], pool=PoolShape(40, 20, (10, 5)))
     harness.add(1, PROMPT, max_tokens=1)
     harness.run()

@@ -15,11 +15,10 @@ from tokenloom.core.request import Request
 from tokenloom.core.scheduling.step_feature import StepFeature
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
-from tokenloom.ipc.spec.kv import kv_groups
 from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
 from tokenloom.tests.core.adversary import Adversary
-from tokenloom.tests.core.harness import Harness, random_sizes
-from tokenloom.tests.core.random_operations import RandomOperations
+from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
+from tokenloom.tests.core.random_operations import MAX_REQUESTS, RandomOperations
 from tokenloom.tests.support.today import seeds
 
 
@@ -40,11 +39,6 @@ SETS = {
     "Gemma 4": Groups((None, 12), 32, (7, 16)),
     "gpt-oss": Groups((None, 8), 4, (4, 4)),
 }
-
-
-@pytest.fixture(autouse=True)
-def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_groups, "IS_GROUPED", True)
 
 
 class GroupHarness(Harness):
@@ -94,15 +88,55 @@ class GroupOperations(RandomOperations):
         least = empty.num_slabs_for(num_held(each, 80, step_tokens, block_size))
         pool = PoolShape(least + rng.choice([0, 1, 4, 30]), groups.slab_bytes, groups.block_bytes)
         super().__init__(seed, record, GroupHarness, windows=groups.windows, pool=pool, **sizes, **options)
+        self.most = [group.num_held(256, step_tokens, block_size) for group in each]
+
+    def add(self) -> None:
+        """Add a request, in one of four times for several answers, which may share blocks with one another alone."""
+        rng, num_answers = self.rng, self.rng.randrange(2, 5)
+        if rng.random() < 0.75 or self.num_added % 10 > 10 - num_answers:  # another frontend's
+            super().add()
+        elif self.harness.core.num_requests < MAX_REQUESTS:
+            prompt, more = self.draw_prompt(30), {"n": num_answers, "skip_reading_prefix_cache": rng.random() < 0.5}
+            self.harness.add(self.num_added, prompt, rng.randrange(1, 40), **more)  # type: ignore[arg-type]
+            self.num_added += num_answers
+
+    def check(self) -> None:
+        super().check()
+        assert all(held <= most for held, most in zip(self.harness.worker.cache.most_held, self.most, strict=True))
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("seed", seeds(3, 60))
-def test_random_operations_on_groups_keep_every_invariant(name: str, seed: int, tmp_path: Path) -> None:
-    rng = random.Random(seed)
-    options: dict[str, object] = {}
+def operations_of(name: str, seed: int, record: Path) -> GroupOperations:
+    """Operations without and with drafts, and with rewinds."""
+    rng, options = random.Random(seed), dict[str, object]()
     if seed % 3 == 1:
         options["proposer"] = Adversary(rng, accuracy=rng.choice([0.0, 0.8, 1.0]))
     elif seed % 3 == 2:
         options["num_new_tokens"] = lambda: rng.choice([0, 1, 1, 1, 2, 3])
-    GroupOperations(name, seed, tmp_path / "blocks", **options).run(250)
+    return GroupOperations(name, seed, record, **options)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("seed", seeds(3))
+def test_random_operations_on_groups_keep_every_invariant(name: str, seed: int, tmp_path: Path) -> None:
+    operations_of(name, seed, tmp_path / "blocks").run(250)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SETS)
+def test_a_hundred_thousand_operations_on_groups_keep_every_invariant(name: str, tmp_path: Path) -> None:
+    for number, seed in enumerate(seeds(48)):
+        operations_of(name, seed.values[0], tmp_path / str(number)).run(300)
+
+
+def test_a_prefix_is_found_where_a_window_is_kept_and_what_is_unusable_is_counted() -> None:
+    pool, rng = PoolShape(16, 20, (3, 10)), random.Random(0)
+    harness = GroupHarness(windows=(None, 6), pool=pool, max_num_seqs=1, max_num_batched_tokens=4)
+    stem = prompt_of(rng, 80)
+    for key in range(4):
+        for number, prompt in ((key, stem + prompt_of(rng, 9)), (100 + key, prompt_of(rng, 30))):
+            harness.add(number, prompt, 1)
+            harness.run()
+    kv_cache = harness.core.scheduler.kv_cache
+    assert 0 < harness.cached[1] < 80, "no one expected that a request would begin at the end of the stem"
+    assert harness.cached[2] == harness.cached[3] == 80
+    assert kv_cache.num_unusable_tokens == [0, 80 - harness.cached[1]]

@@ -113,6 +113,33 @@ def test_a_slab_goes_to_another_group_when_it_is_used_longest_ago_and_never_belo
     assert slabs.allocate([0, 9]) is None and slabs.allocate([0, 8]) is not None and full.num_slabs == 1
 
 
+@pytest.mark.parametrize("used_first", [0, 1, 2])
+def test_of_all_groups_the_blocks_that_were_used_longest_ago_make_room(used_first: int) -> None:
+    slabs, pools = new_slabs(PoolShape(7, 2, (1, 1, 1)), [1, 1, 1])
+    held = slabs.allocate([4, 4, 4])
+    for i in range(3):
+        group = (used_first + i) % 3
+        slabs.advance()
+        for block in held[group]:
+            pools[group].cache_block(block, b"%d" % block)
+        pools[group].free(held[group])
+    assert slabs.allocate([0, 0, 1])
+    assert [pool.num_cached for pool in pools] == [[2, 4, 4], [4, 2, 4], [4, 4, 3]][used_first]
+
+
+@pytest.mark.parametrize(("floors", "has_room"), [([6, 2], True), ([0, 0], False)])
+def test_a_row_that_is_spread_over_all_slabs_leaves_the_floors(floors: list[int], *, has_room: bool) -> None:
+    slabs, (full, window) = new_slabs(PoolShape(11, 4, (1, 2)), floors)
+    own, others = list[int](), list[int]()
+    while (found := slabs.allocate([4, 0])) is not None:
+        own.append(found[0][0])
+        others += found[0][1:]
+    full.free(others)
+    assert full.num_idle == 0 and full.num_slabs == 10 - floors[1], "the oldest row has a block in each slab"
+    assert full.num_free >= 20 and (slabs.allocate([9, 4]) is not None) == has_room
+    assert window.num_used == 4 * has_room
+
+
 @pytest.mark.parametrize("seed", seeds(60, 2000))
 def test_the_hit_is_the_largest_boundary_at_which_every_group_has_what_it_needs(seed: int) -> None:
     rng = random.Random(seed)
@@ -136,16 +163,18 @@ def test_the_hit_is_the_largest_boundary_at_which_every_group_has_what_it_needs(
     assert sum(hit.num_unusable) == hit.deepest - hit.num_blocks
 
 
-def test_a_window_keeps_its_last_blocks_and_frees_the_others_to_be_reused_first() -> None:
-    pool = BlockPool(8)
-    table = WindowTable(pool, window=9, block_size=4, kept=(3,))
-    for position in range(64):
-        if position % 4 == 0:
-            for i in range(max(position // 4 - 1, 0), position // 4):
-                pool.cache_block(table.block_ids[i], b"%d" % i)
+@pytest.mark.parametrize("block_size", [1, 5, 16, 32, 100])
+def test_a_long_answer_holds_its_window_and_frees_other_blocks_to_be_reused_first(block_size: int) -> None:
+    pool, window, kept = BlockPool(-(-63 // block_size) + 8), 64, 4
+    table = WindowTable(pool, window, block_size, kept=(kept,))
+    for position in range(8192):
+        if position % block_size == 0:
+            if i := position // block_size:
+                pool.cache_block(table.block_ids[i - 1], b"%d" % (i - 1))
             table.leave(position - 1)
             table.block_ids += pool.allocate(1) or ()
-        assert table.num_left * 4 <= max(position - 9, 0), "a block left that a rewound row sees"
-        assert len(table.held) <= -(-8 // 4) + 2
-        assert sum(map(bool, table.block_ids)) == len(table.held)
-    assert [pool.lookup(b"%d" % i) is not None for i in range(3)] == [False, True, True], "a kept boundary needs them"
+        assert table.num_left * block_size <= max(position - window, 0), "a block left that a rewound row sees"
+        assert sum(map(bool, table.block_ids)) == len(table.held) <= -(-63 // block_size) + 2
+    needed = range(max(kept - -(-63 // block_size), 0), kept)
+    assert all(pool.lookup(b"%d" % i) for i in [*needed][-2:]), "a kept boundary needs them"
+    assert pool.lookup(b"%d" % kept) is None
