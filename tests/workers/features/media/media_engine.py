@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ NUM_OUTPUTS = 5
 
 
 def media_spec(folder: Path, run_directory: Path, **options: int | str) -> EngineSpec:
-    spec = make_spec(folder, run_directory, **options)
+    spec = make_spec(folder, run_directory, **{"num_kv_blocks": 160, **options})
     return msgspec.structs.replace(spec, max_model_len=256, encoder_cache_tokens=400)
 
 
@@ -40,7 +40,8 @@ class Engine:
         self.worker = Worker(self.spec, 0, 7)
         self.phases = [phase.name for phase in self.worker.load()]
         measured = self.worker.measure()
-        self.worker.initialize(PoolShape.of(measured.pool_bytes, measured.block_bytes))
+        self.pool = PoolShape.of(measured.pool_bytes, measured.block_bytes)
+        self.worker.initialize(self.pool)
 
     def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
         digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
@@ -101,7 +102,7 @@ def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
         result = engine.execute(msgspec.structs.replace(message(), encodes=orders))
         assert result.failed_entries == []
         assert result.execute_s > 0
-    blocks = [each for row in (1, 2) for block in range(16) for each in (row, 0, 1 + block + 16 * (row - 1))]
+    blocks = appends_of(engine.pool, (1, 2), 16)
     rows = [prompt.new_row(1), new_row(2, [9, 8, 7])]
     step = msgspec.structs.replace(message([], [], None, rows, blocks), span_entries=prompt.bindings(1))
     engine.execute(step)
@@ -118,6 +119,18 @@ def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
     entries = frame(*[order.entry for order in prompt.orders])
     engine.execute(msgspec.structs.replace(message(freed=[1, 2]), freed_entries=entries))
     return tokens[:NUM_OUTPUTS]
+
+
+def appends_of(pool: PoolShape, rows: Sequence[int], num_blocks: int) -> list[int]:
+    """Return block_appends that give each row `num_blocks` blocks of each KV group, in parts of the pool that do not
+    overlap."""
+    appends, end = list[int](), max(pool.block_bytes)
+    for group, size in enumerate(pool.block_bytes):
+        first = -(-end // size)
+        for block, row in enumerate(np.repeat(rows, num_blocks).tolist(), first):
+            appends += [row, group, block]
+        end = (first + len(rows) * num_blocks) * size
+    return appends
 
 
 def check_two_processes(engine: Engine, prompt: Prompt, run_directory: Path) -> None:
