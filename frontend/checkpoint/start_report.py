@@ -59,7 +59,7 @@ class StartReport:
         else:
             num_fitting = pool.num_fitting(spec.num_held(length), spec.config.max_num_seqs)
             memory = f"{gib(pool.num_bytes)} per rank on {measured.device}"
-            text = f"{memory}{describe_groups(groups, pool, size)} · {num_fitting} requests of {length} tokens fit"
+            text = f"{memory}{describe_groups(groups, pool, size)} · room for {num_fitting} × {length} tokens"
         self.announce("supervisor", f"KV cache: {text}; max_model_len {length}")
         if (arena := sizes.arena) is not None:
             slots = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"
@@ -75,13 +75,18 @@ class StartReport:
             self.announce("supervisor", f"still starting: {', '.join(names)}")
 
 
+def kib(num_bytes: int) -> str:
+    """Format a size in KiB, or as gib() from 1 MiB."""
+    return gib(num_bytes) if num_bytes >= 1 << 20 else f"{num_bytes / 2**10:.0f} KiB"
+
+
 def describe_groups(groups: Sequence[KVGroup], pool: PoolShape, block_size: int) -> str:
     """Return the slabs of a pool and the size of a block of each KV group, as the rest of a sentence."""
     parts = [
-        f" · {name}, {len(group.layers)} layers: {num_bytes / 2**10:.0f} KiB a block"
+        f" · {name}, {len(group.layers)} layers: {kib(num_bytes)} a block"
         for name, group, num_bytes in zip(names_of(groups), groups, pool.block_bytes, strict=True)
     ]
-    return f" in {pool.num_slabs} slabs of {gib(pool.slab_bytes)}{''.join(parts)} of {block_size} tokens"
+    return f" in {pool.num_slabs} slabs of {kib(pool.slab_bytes)}{''.join(parts)} of {block_size} tokens"
 
 
 class ThrottledWriter:
