@@ -22,6 +22,7 @@ HEADS = {  # the begins of answers, by the parser that they lead into
     "hermes": tuple(f"<tool_call>{each}" for each in (*JSON, '{"name": "f", "arguments": {}}')),
     "llama": ("", "<|python_tag|>", *JSON),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[CALL_ID]", '[TOOL_CALLS][{"name": "'),
+    "olmo3": ("<function_calls>", "<function_calls>f", "<function_calls>f(a='", "<function_calls>f()\n"),
     "pythonic": ("", "[", "[f", "[f(a='", "<|python_start|>"),
     "qwen3_coder": tuple(
         f"<tool_call>{each}"

@@ -311,6 +311,13 @@ ANSWERS = {
     ),
     "literal/python_calls": PYTHON,
     "literal/python_lists": PYTHON,
+    "literal/lines": Answer(
+        '<function_calls>weather(city="Paris", days=3)</function_calls>',
+        '<function_calls>weather(city="Paris", days=3)\nclock()</function_calls>',
+        '<function_calls>weather(city="Paris", days=3)',
+        "<function_calls>\n\n weather(city='Paris',days=3)\n\n</function_calls>",
+        said="I look. ",
+    ),
     "odd/repeated_instruction": Answer(
         f"Action:\n```json\n[\n{ACTION}\n]```",
         f'Action:\n```json\n[\n{ACTION},\n{{\n    "tool_name": "clock",\n    "parameters": {{}}\n}}\n]```',

@@ -98,6 +98,7 @@ SHAPES: dict[str, Shape] = {
     "tagged/uneven": Shape("tagged", "<tool_call>", THINK, has_prompt=True),
     "literal/python_calls": Shape("literal", "<|tool_call_start|>[", THINK, history=TEXT_ALONE),
     "literal/python_lists": Shape("literal", "<|tool_call_start|>[", THINK, history=TEXT_ALONE),
+    "literal/lines": Shape("literal", "<function_calls>"),
     "literal/quoted_by_marker": Shape("literal", "<|tool_call>call:", ("<|channel>thought", "<channel|>")),
     "thoughts/in_the_prompt": Shape(thought=THINK, history=UNSHOWN, has_prompt=True),
     "thoughts/tools_without_calls": Shape(thought=THINK, history=UNSHOWN, why="the template shows no calls"),

@@ -64,6 +64,19 @@ _FORMS: dict[str, tuple[CallForm, ...]] = {
         _PYTHON,
         msgspec.structs.replace(_PYTHON, start="<|python_start|>[", end="]<|python_end|>"),
     ),
+    "olmo3": (
+        msgspec.structs.replace(
+            _PYTHON,
+            start="<function_calls>\n",
+            next="\n",
+            end="\n</function_calls>",
+            quote='"',
+            texts="json",
+            lists="json",
+            objects="json",
+            words=("null", "false", "true"),
+        ),
+    ),
     "qwen3_coder": (
         _CODER,
         msgspec.structs.replace(  # as models also write them

@@ -296,8 +296,17 @@ class CallMachine:
             self._raw = [rest[: len(rest) - len(begun)]]
             self._begin_object()
             return self._held_end(), begun
+        if begun and (lines := self._lines()):
+            end = self._held_end()
+            self._next(lines, rest[: len(rest) - len(begun)], {})
+            return end, begun
         self.is_over = True
         return self._held_end(), rest
+
+    def _lines(self) -> Forms:
+        """Return the forms of the last call in which a name follows it, with white space alone before it."""
+        calls = self._form.calls
+        return tuple(each for each in self._now if calls[each].kind == "literal" and not calls[each].next.strip())
 
     def _leave(self, joint: Joint, found: Found, before: str = "") -> list[Part]:
         """Go on behind the joint that follows a call. Return the call's end, if it is still held. `before`: the text

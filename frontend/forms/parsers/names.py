@@ -23,6 +23,7 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
     ("[TOOL_CALLS]", "mistral"),
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
+    ("<function_calls>", "olmo3"),
     ("<|python_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),
 )

@@ -46,7 +46,6 @@ TOOL_PARSERS = {  # alias of --tool-call-parser: parser
     "llama4_json": "llama",
     "qwen3_json": "hermes",
     "llama4_pythonic": "pythonic",
-    "olmo3": "pythonic",
     "qwen3_xml": "qwen3_coder",
     **dict.fromkeys(_CALLS_OF_FAMILIES, "auto"),
 }

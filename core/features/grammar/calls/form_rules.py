@@ -67,7 +67,7 @@ class FormRules:
     def _calls(self) -> str:
         """Return an expression for the calls behind the first start."""
         lasts = self._each_call(self._head, self._form.end, self._form.empty_end)
-        if self._constraint.has_one_call or not self._form.next.strip():
+        if self._constraint.has_one_call or not self._form.next:
             return lasts
         empty = self._form.empty_next.partition("{NAME}")[0] if self._head else self._form.empty_next
         firsts = self._each_call(self._head, self._next, empty)

@@ -94,6 +94,11 @@ def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
             [("f", {"a": 1, "b": "x", "c": [True, None], "d": {"e": -2.5}}), ("g.h", {})],
         ),
         (partial(call_parser, "pythonic"), "<|python_start|>[f(a='é')]<|python_end|>", [("f", {"a": "é"})]),
+        (
+            partial(call_parser, "olmo3"),
+            'Hm. <function_calls>\nf(a=1, b="x\\n", c=[true, null])\ng.h()\n\nf(a=2)\n</function_calls>',
+            [("f", {"a": 1, "b": "x\n", "c": [True, None]}), ("g.h", {}), ("f", {"a": 2})],
+        ),
         (new_coder, f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
         (
             new_coder,
@@ -150,6 +155,7 @@ def test_a_deeply_nested_object_is_read_by_character() -> None:
         ('{% if tools %}{"name": …, "parameters": …}{% endif %}', "llama", "none"),
         ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}[THINK][/THINK]", "mistral", "mistral"),
         ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", "none"),
+        ("{% if tools %}<functions></functions><function_calls>{% endif %}", "olmo3", "none"),
         ("<|start|>assistant<|channel|>{{ tools }}", "openai", "gpt_oss"),
         ("{{ messages }}", "hermes", "none"),
         ("{{ parameters }}", "hermes", "none"),

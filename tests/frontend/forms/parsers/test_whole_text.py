@@ -67,6 +67,22 @@ FORMS = {
         partial(call_parser, "pythonic"),
         ["<|python_start|>", "<|python_end|>", "[", "]", ", ", "%(%='%')", "%(%=1e999)", "%(**{'%': 1})", "%", "# %\n"],
     ),
+    "olmo3": Form(
+        partial(call_parser, "olmo3"),
+        [
+            "<function_calls>",
+            "</function_calls>",
+            "\n",
+            " ",
+            "%(%='%')",
+            "%(%=1e999)",
+            "%()",
+            "%",
+            "% %\n",
+            "(",
+            "<func",
+        ],
+    ),
     "qwen3_coder": Form(
         partial(call_parser, "qwen3_coder"),
         [

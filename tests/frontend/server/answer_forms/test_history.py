@@ -26,6 +26,7 @@ OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "json/place_in_name": WITHOUT_THOUGHTS,
     "json/function_tag": WITHOUT_THOUGHTS,
     "tagged/lines": WITHOUT_THOUGHTS,
+    "literal/lines": WITHOUT_THOUGHTS,
     "odd/recipient_in_prompt": "--.-.",  # its form is unknown, so that the recipient is content
     "odd/printed_messages": "++++.",
     "object/line_breaks_between": SPLIT_WITHOUT_THOUGHTS,
