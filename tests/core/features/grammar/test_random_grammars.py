@@ -10,6 +10,7 @@ import pytest
 
 from tokenloom.core.features.grammar.manager import LATE_S
 from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.core import ConstraintBegin
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness, expected_with_grammar
@@ -19,7 +20,8 @@ from tokenloom.tests.support.today import seeds
 
 
 class GrammarOperations(RandomOperations):
-    """Late answers and masks, a lost helper and lost workers. accuracy: of drafts; None: there are none."""
+    """Late answers and masks, a lost helper and lost workers, for three of six seeds with two KV groups. accuracy: of
+    drafts; None: there are none."""
 
     weights: ClassVar[dict[str, float]] = {
         "add": 12,
@@ -36,7 +38,8 @@ class GrammarOperations(RandomOperations):
 
     def __init__(self, seed: int, record: Path, accuracy: float | None = None) -> None:
         self.now, self.num_lost_helpers = 0.0, 0
-        super().__init__(seed, record, GrammarHarness, monotonic=lambda: self.now, grammar_timeout_s=600.0)
+        more = {"windows": (None, 6), "pool": PoolShape(260, 1, (1, 1))} if seed // 3 % 2 else {}
+        super().__init__(seed, record, GrammarHarness, monotonic=lambda: self.now, grammar_timeout_s=600.0, **more)
         if accuracy is not None:
             self.harness.give_adversary(self.rng, accuracy)
 
