@@ -19,12 +19,14 @@ from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
 from tokenloom.frontend.forms.anthropic.request_body import chat_request as chat_of_messages
 from tokenloom.frontend.forms.media_limits import MediaLimits
+from tokenloom.frontend.forms.ollama.request_body import OllamaMessage, message_of
 from tokenloom.frontend.forms.openai.messages import ChatInput, chat_input
 from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
 from tokenloom.frontend.forms.openai.response_body import chat_request as chat_of_response
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerStyle
 from tokenloom.frontend.server.api.anthropic import MessageCreation
+from tokenloom.frontend.server.api.ollama import OllamaAnswer
 from tokenloom.frontend.server.api.openai.chat import ChatCompletion
 from tokenloom.frontend.server.api.openai.chat_batch import ChatBatch
 from tokenloom.frontend.server.api.openai.local_engine import Run
@@ -212,6 +214,24 @@ def message_stream(scene: Scene) -> ChatInput:
     return _next_message(scene, content)
 
 
+def _next_ollama(scene: Scene, message: Any) -> ChatInput:
+    """A client may name no call beside a result."""
+    results = [{"role": "tool", "content": RESULT} for _ in message.get("tool_calls", ())]
+    question = {"role": "user", "content": QUESTION}
+    turns = [question, {"role": "assistant", **message}, *(results or [question])]
+    body = {
+        "messages": list(map(message_of, msgspec.convert(turns, list[OllamaMessage]))),
+        "tools": scene.tools,
+        "chat_template_kwargs": scene.variables,
+    }
+    return chat_input(msgspec.convert(body, ChatRequest), LIMITS)
+
+
+def ollama(scene: Scene) -> ChatInput:
+    body = scene.run(lambda engine, chat: OllamaAnswer(chat, "m", is_chat=True), is_stream=False)
+    return _next_ollama(scene, json.loads(body)["message"])
+
+
 WAYS: dict[str, Way] = {
     "chat": chat,
     "chat, streamed": chat_stream,
@@ -220,4 +240,5 @@ WAYS: dict[str, Way] = {
     "response, streamed": response_stream,
     "message": message,
     "message, streamed": message_stream,
+    "Ollama's chat": ollama,
 }

@@ -55,7 +55,7 @@ class AnswerWriter:
         if texts["thinking"]:
             shown["thinking"] = "".join(texts["thinking"])
         if calls:
-            shown |= {"content": "".join(texts["content"]).strip(), "tool_calls": calls}
+            shown["tool_calls"] = calls
         return self._head(now) | self._shown(shown)
 
     def empty(self, now: float) -> JsonObject:

@@ -34,9 +34,9 @@ def test_the_lines_of_a_chat_join_to_its_whole_answer() -> None:
     messages = [without_id(line["message"]) for line in lines]
     whole: Any = AnswerWriter("m", is_chat=True).whole(PARTS, 0.0)
     message = without_id(whole["message"])
-    assert message == {"role": "assistant", "content": "Lima.", "thinking": "hm so", "tool_calls": [CALL]}
+    assert message == {"role": "assistant", "content": "\n\nLima.", "thinking": "hm so", "tool_calls": [CALL]}
     assert "".join(each.get("thinking", "") for each in messages) == message["thinking"]
-    assert "".join(each["content"] for each in messages).strip() == message["content"]
+    assert "".join(each["content"] for each in messages) == message["content"]
     assert [each["tool_calls"] for each in messages if "tool_calls" in each] == [message["tool_calls"]]
 
 
