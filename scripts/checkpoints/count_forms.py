@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 from tokenloom.frontend.server.answer_forms.choose import Choice, choose
 from tokenloom.frontend.server.answer_forms.probe import PROBES, ProbeAnswer, ProbeCall
@@ -37,7 +37,13 @@ NESTED = "nested values"  # a probe
 LETTERS = "abc äß字🙂\"'\\<>[]{}|=/\n\t 0123"
 
 
-Proved: TypeAlias = tuple[Choice, Renderings, Render]
+class Proved(NamedTuple):
+    """A template whose form is proved. `name`: of its file."""
+
+    name: str
+    choice: Choice
+    shown: Renderings
+    render: Render
 
 
 class Rendered:
@@ -92,7 +98,7 @@ def count_cuts(proved: list[Proved], num_cuts: int, chance: random.Random) -> tu
     num_texts = num_read = num_different = 0
     probes = [probe.answer for probe in PROBES]
     while num_read < num_cuts:
-        choice, shown, _ = chance.choice(proved)
+        _, choice, shown, _ = chance.choice(proved)
         answer = fuzzed(chance.choice(probes), chance)
         text = shown_text(shown, answer).text
         if not text:
@@ -110,27 +116,28 @@ def count_cuts(proved: list[Proved], num_cuts: int, chance: random.Random) -> tu
 
 
 def walk(proved: list[Proved], kinds: Collection[str], count: int, seed: int) -> int:
-    """Print the number of invalid answers of each kind of calls and each mode, and return their sum. count: answers of
-    each, spread over the templates."""
+    """Print the number of invalid answers of each kind of calls and each mode, and the templates that render the calls
+    of some otherwise. Return the number of the invalid ones. count: answers of each, spread over the templates."""
     num_invalid = 0
-    walked = [(choice, render) for choice, _, render in proved if choice.form.calls]
     for kind, mode in itertools.product(kinds, MODES):
-        own = [each for each in walked if each[0].form.calls[0].kind == kind]
-        own = [each for each in own if each[0].form.thought is not None or not mode[1]]
-        found = Counter[str]()
+        own = [each for each in proved if each.choice.form.calls and each.choice.form.calls[0].kind == kind]
+        own = [each for each in own if each.choice.form.thought is not None or not mode[1]]
+        found, others = Counter[str](), Counter[str]()
         start = time.monotonic()
-        for number, (choice, render) in enumerate(own):
+        for number, (name, choice, _, render) in enumerate(own):
             with tempfile.TemporaryDirectory() as folder:
                 walks = FormWalks(Path(folder), choice.form, render, has_nested=NESTED not in failed(choice))
                 for answer in walks.answers(mode, (count + number) // len(own), seed + number):
                     found.update(answers=1, calls=answer.num_calls, invalid=bool(answer.fault))
-                    if answer.fault:
-                        print(f"INVALID {answer.fault}: {json.dumps(answer.text, ensure_ascii=False)}", file=sys.stderr)
+                    others.update([name] * bool(answer.difference))
+                    if why := answer.fault or answer.difference:
+                        print(f"{name}: {why}: {json.dumps(answer.text, ensure_ascii=False)}", file=sys.stderr)
         num_invalid += found["invalid"]
-        name = f"{kind}, {'forced' if mode[0] else 'strict'}{', with a thought' if mode[1] else ''}"
+        rendered = "".join(f"; {other} rendered otherwise by {name}" for name, other in others.items())
         print(
-            f"{name}: {found['invalid']} invalid of {found['answers']} answers with {found['calls']} calls, "
-            f"{len(own)} templates, {time.monotonic() - start:.0f} s",
+            f"{kind}, {'forced' if mode[0] else 'strict'}{', with a thought' * mode[1]}: {found['invalid']} invalid of "
+            f"{found['answers']} answers with {found['calls']} calls, {len(own)} templates, "
+            f"{time.monotonic() - start:.0f} s{rendered}",
             flush=True,
         )
     return num_invalid
@@ -169,7 +176,7 @@ def main() -> int:
         print(line_of(path.stem, choice, cpu_ms[-1], rendered.num_renders))
         if choice.origin in ("learned", "tried"):
             try:
-                proved.append((choice, Renderings(rendered.render), rendered.render))
+                proved.append(Proved(path.stem, choice, Renderings(rendered.render), rendered.render))
             except HostileTemplate as error:
                 print(error)
     cpu_ms.sort()

@@ -87,11 +87,13 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])|\b(?:
 
 
 class Judged(NamedTuple):
-    """A whole answer. `fault`: the first that a reader finds; "" if all readers agree."""
+    """A whole answer. `fault`: found by the form's parsers or jsonschema. `difference`: between the calls and the
+    template's rendering of them. "" where there is none."""
 
     text: str
     num_calls: int
     fault: str
+    difference: str
 
 
 class FormWalks:
@@ -152,10 +154,10 @@ class FormWalks:
         form = form_behind_thought(self._form, self._marker) if is_inside else self._form
         answer = read(form, self._schemas, text, is_inside_thought=is_inside)
         names = self._schemas if mode[0] else STRICT
-        found = fault(answer, self._schemas, names, is_forced=mode[0]) or self._otherwise_shown(answer, text)
-        return Judged(text, len(answer.calls), found)
+        found = fault(answer, self._schemas, names, is_forced=mode[0])
+        return Judged(text, len(answer.calls), found, self._difference(answer, text))
 
-    def _otherwise_shown(self, answer: Answer, text: str) -> str:
+    def _difference(self, answer: Answer, text: str) -> str:
         """Return the difference between the calls in a text and the template's rendering of them; "" if there is
         none."""
         form, wanted = self._form.calls[0], self._canonical(text)
