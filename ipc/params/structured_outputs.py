@@ -39,7 +39,7 @@ class StructuredOutputsParams(
     disable_additional_properties: bool = False  # no effect: schemas are closed unless they say otherwise
     calls: str | None = None  # the text of a CallsConstraint, which frontends make; no request may give it
     includes_thought: bool = False  # constrain the whole output, not only the text after the reasoning
-    begin: str = ""  # an added token that constrained text starts with; inside of reasoning it ends that
+    begin: str = ""  # an added token, or text between two, that constrained text starts with; it ends reasoning
     repeats: bool = False  # only text from a `begin` to the constraint's end is constrained, each time that one comes
 
     def __post_init__(self) -> None:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
-from tokenloom.frontend.forms.answer_forms.grammar import forced_calls, form_behind_thought, other_calls, strict_calls
+from tokenloom.frontend.forms.answer_forms.grammar import (
+    begin_of_calls,
+    forced_calls,
+    form_behind_thought,
+    other_calls,
+    strict_calls,
+)
 from tokenloom.frontend.server.answer_forms.probe import VALUES, schema_of, tool
 from tokenloom.frontend.server.answer_forms.renderings import SETTINGS, Render
 from tokenloom.ipc.codec import JsonObject
@@ -136,7 +142,7 @@ class FormWalks:
         if is_forced:
             params = forced_calls(form, self._schemas, has_one_call=draw.random() < 0.2, may_think=may_think)
         else:
-            is_token = vocabulary.is_token(self._marker) and not other_calls(form)
+            is_token = bool(begin_of_calls(form, vocabulary.is_token)) and not other_calls(form)
             params = self._strict(has_text=not is_token, has_one_call=draw.random() < 0.2)
             if is_token:  # it begins the constrained part
                 own = "".join(thought).replace(thought[1], draw.choice(THOUGHTS) + thought[1]) if thought else ""

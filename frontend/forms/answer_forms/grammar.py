@@ -5,12 +5,12 @@ Knows no grammar language: the core compiles the constraint (core/features/gramm
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from ....ipc.codec import JsonObject
-from ....ipc.params.call_form import first_marker
+from ....ipc.params.call_form import first_marker, markers_of
 from ....ipc.params.calls_constraint import CallsConstraint
 from ....ipc.params.structured_outputs import StructuredOutputsParams
 from .form import AnswerForm, CallForm
@@ -56,6 +56,24 @@ def strict_calls(
         has_one_call=has_one_call,
     )
     return StructuredOutputsParams(calls=constraint.to_text())
+
+
+def begin_of_calls(form: AnswerForm, is_token: Callable[[str], bool]) -> str:
+    """Return the text from which on a constraint on calls applies: the first marker of their start or, if thoughts or
+    content of the form have it, too, the start up to its last token. "" if it does not begin with a token. is_token:
+    whether a text is one token wherever it stands."""
+    start = form.calls[0].start.partition("{")[0].lstrip()
+    marker = first_marker(start)
+    if not is_token(marker):
+        return ""
+    if marker not in "".join((*(form.thought or ()), form.content_open, form.turn_end)):
+        return marker
+    place = end = 0
+    for each in markers_of(start):
+        place = start.index(each, place) + len(each)
+        if is_token(each):
+            end = place
+    return start[:end]
 
 
 def form_behind_thought(form: AnswerForm, begin: str) -> AnswerForm:

@@ -81,12 +81,20 @@ class ThoughtMarkers:
         return [ConstraintBegin(token_ids=self._tokens_of(self._texts[1])), *begins]
 
     def _begin_of(self, text: str) -> ConstraintBegin:
-        if self._tokenizer is None or text not in self._tokenizer.added_ids:
+        token_ids: list[int] = []
+        if self._tokenizer is not None and len(text) <= MAX_TEXTS:
+            added = self._tokenizer.added_ids
+            token_ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            if text in added:
+                token_ids = [added[text]]
+            if not {*token_ids[:1], *token_ids[-1:]} <= {*added.values()}:  # in other text it has other tokens
+                token_ids = []
+        if not token_ids:
             raise RequestError(
-                f"structured_outputs.begin is {text[:80]!r}, which is no added token of this model: let the grammar "
-                "include the text before it"
+                f"structured_outputs.begin is {text[:80]!r}, which is no added token of this model, nor begins and "
+                "ends with one: let the grammar include the text before it"
             )
-        frame = encode_ids([self._tokenizer.added_ids[text]])
+        frame = encode_ids(token_ids)
         self._check_ids(frame, "structured_outputs.begin")
         return ConstraintBegin(token_ids=frame, is_included=True)
 

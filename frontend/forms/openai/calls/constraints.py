@@ -10,11 +10,10 @@ from collections.abc import Callable
 import msgspec
 
 from .....ipc.errors import RequestError
-from .....ipc.params.call_form import first_marker
 from .....ipc.params.sampling_params import SamplingParams
 from .....ipc.params.structured_outputs import StructuredOutputsParams
 from ...answer_forms.form import AnswerForm
-from ...answer_forms.grammar import forced_calls, form_behind_thought, other_calls, strict_calls
+from ...answer_forms.grammar import begin_of_calls, forced_calls, form_behind_thought, other_calls, strict_calls
 from ...parsers.forced import forcing_schema
 from ..params import errors_about
 from ..schema import ChatRequest
@@ -67,13 +66,11 @@ def _strict_names(body: ChatRequest) -> set[str]:
 
 
 def call_token(form: AnswerForm, is_added_token: Callable[[str], bool]) -> str:
-    """Return the token with which calls of a form begin; "" if they begin with text. `is_added_token` says whether a
-    text is one token wherever it stands."""
-    for call in form.calls[:1]:
-        marker = first_marker(call.start)
-        if is_added_token(marker):
-            return marker
-    return ""
+    """Return the token with which calls of a form begin, or the text from there to another token; "" if they begin with
+    text. `is_added_token` says whether a text is one token wherever it stands."""
+    if not form.calls:
+        return ""
+    return begin_of_calls(form, is_added_token)
 
 
 def new_style(

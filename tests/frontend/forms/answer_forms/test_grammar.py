@@ -10,7 +10,12 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
-from tokenloom.frontend.forms.answer_forms.grammar import forced_calls, form_behind_thought, strict_calls
+from tokenloom.frontend.forms.answer_forms.grammar import (
+    begin_of_calls,
+    forced_calls,
+    form_behind_thought,
+    strict_calls,
+)
 from tokenloom.frontend.forms.answer_forms.named import FORMS, with_also_written
 from tokenloom.frontend.forms.parsers.names import new_parsers
 from tokenloom.frontend.forms.parsers.parts import CallBegin, parsed
@@ -75,6 +80,24 @@ def test_calls_in_text_conform_in_each_form_that_is_read(
     vocabulary = WalkedVocabulary(tmp_path, [marker] * bool(marker))
     params = strict_calls(form, SCHEMAS, SCHEMAS.keys(), has_one_call=False, has_text=True)
     check_walks(form, params, vocabulary, f"I look. {form.calls[number].start}")
+
+
+SHARED = "<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="
+
+
+@pytest.mark.parametrize(
+    ("start", "turn_end", "begin"),
+    [
+        ("<tool_call>\n<function=", "<|end|>", "<tool_call>"),
+        ("<call>{ID}", "", ""),
+        (SHARED, "<|close|>response<|sep|>", "<|close|>response<|sep|><|open|>tools<|sep|><|open|>"),
+    ],
+)
+def test_constrained_calls_begin_with_a_token_that_begins_nothing_else(start: str, turn_end: str, begin: str) -> None:
+    call = msgspec.structs.replace(FORMS["hermes"].calls[0], start=start)
+    form = msgspec.structs.replace(FORMS["hermes"], calls=(call,), turn_end=turn_end)
+    tokens = {"<tool_call>", "<|close|>", "<|sep|>", "<|open|>"}
+    assert begin_of_calls(form, tokens.__contains__) == begin
 
 
 @pytest.mark.parametrize("begin", ["", "<tool_call>"])

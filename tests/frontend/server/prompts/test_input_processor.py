@@ -261,16 +261,17 @@ def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
         ("Why?<think>", True, ["<|user|>"]),
         ("Why?", False, []),
         ("Why?<think>", False, ["</think>", "<|user|>"]),
+        ("Why?", True, ["<|user|>tools<|user|>"]),
     ],
 )
 def test_a_begin_starts_the_constrained_text_and_ends_a_thought(
     prompt: str, repeats: bool, expected: list[str]
 ) -> None:
     inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
-    outputs = {"regex": "a", "begin": "<|user|>", "repeats": repeats}
+    outputs = {"regex": "a", "begin": (expected or ["<|user|>"])[-1], "repeats": repeats}
     params = SamplingParams(structured_outputs=outputs, thinking_token_budget=3)  # type: ignore[arg-type]
     core = process(inputs, params, prompt=prompt)
-    texts = [inputs.detokenize(begin.token_ids) for begin in core.constraint_begins]
+    texts = [inputs.detokenize(begin.token_ids).replace(" ", "") for begin in core.constraint_begins]
     assert texts == expected and core.constraint_repeats == repeats
     assert [begin.is_included for begin in core.constraint_begins] == [text != "</think>" for text in expected]
     assert bool(core.thought_markers) == bool(expected), "before a constrained part a thought has its budget"
@@ -279,7 +280,9 @@ def test_a_begin_starts_the_constrained_text_and_ends_a_thought(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"begin": "hello"}, "begin is 'hello', which is no added token of this model"),
+        ({"begin": "hello"}, "begin is 'hello', which is no added token of this model, nor begins"),
+        ({"begin": "<|user|> hello"}, "nor begins and ends with one"),
+        ({"begin": "<|user|>" * 100}, "nor begins and ends with one"),
         ({"repeats": True}, "repeats needs begin"),
         ({"begin": "<|user|>", "repeats": True, "includes_thought": True}, "no includes_thought"),
     ],
