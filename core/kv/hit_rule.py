@@ -34,10 +34,10 @@ def longest_hit(num_readable: int, num_needed: Sequence[int | None], has: Callab
                 return next((i for i in range(end) if not has(group, i)), end)
             return end
         first = min(known[group], end)
-        while first > max(end - count, 0):
-            first -= 1
-            if not has(group, first):
-                end = first  # all larger boundaries up to the former need this block
+        while first > (start := max(end - count, 0)):
+            # All boundaries after the first missing block need it, up to the former one.
+            end = next((i for i in range(start, first) if not has(group, i)), end)
+            first = start
         known[group] = first
         return end
 

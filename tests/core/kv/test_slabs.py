@@ -163,6 +163,12 @@ def test_the_hit_is_the_largest_boundary_at_which_every_group_has_what_it_needs(
     assert sum(hit.num_unusable) == hit.deepest - hit.num_blocks
 
 
+def test_a_prompt_without_a_hit_is_not_searched_block_by_block() -> None:
+    asked = list[int]()
+    assert longest_hit(8192, [256], lambda group, i: asked.append(i) is not None).num_blocks == 0
+    assert len(asked) == 8192 / 256
+
+
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 100])
 def test_a_long_answer_holds_its_window_and_frees_other_blocks_to_be_reused_first(block_size: int) -> None:
     pool, window, kept = BlockPool(-(-63 // block_size) + 8), 64, 4
