@@ -134,7 +134,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
-    thought_markers: list[bytes] = []  # int32: tokens that start reasoning, and that end it, for thinking_token_budget
+    thought_markers: list[bytes] = []  # int32: tokens that start reasoning, none: it starts at once, and that end it
     constraint_begins: list[ConstraintBegin] = []  # the grammar applies from each of them on; empty: from the start
     constraint_repeats: bool = False  # text after the grammar's end is free up to the next begin; else the answer ends
     num_losses: int = 0  # cores and worker groups lost while they computed it, since its last new token

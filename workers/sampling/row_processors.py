@@ -87,7 +87,9 @@ class RowProcessors:
             begin, end = (ids_in(frame, vocab_size).tolist() for frame in sampling.thought_markers)
             stops = [ids_in(frame, vocab_size).tolist() for frame in sampling.constraint_begins]
             if not any(len(positions_after(outputs, stop)) for stop in stops):
-                self.thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens, stops)
+                self.thinking = ThinkingBudget(
+                    sampling.thinking_token_budget, begin, end, tokens, stops, new_row.num_prompt_tokens
+                )
         self._trace: list[int] = ids_in(sampling.trace_token_ids, vocab_size).tolist()
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")

@@ -20,12 +20,22 @@ class ThinkingBudget:
     of reasoning."""
 
     def __init__(
-        self, budget: int, begin: list[int], end: list[int], tokens: I32, stops: Sequence[list[int]] = ()
+        self,
+        budget: int,
+        begin: list[int],
+        end: list[int],
+        tokens: I32,
+        stops: Sequence[list[int]] = (),
+        num_prompt_tokens: int = 0,
     ) -> None:
-        """`tokens`: the row's prompt and output so far, whose output has none of `stops`."""
+        """`tokens`: the row's prompt and output so far, whose output has none of `stops`. Without a `begin` reasoning
+        begins with the output."""
         self._budget, self._begin, self._end, self._stops = budget, begin, end, stops
         last_end = max(positions_after(tokens, end), default=0)
         begun_at = positions_after(tokens[last_end:], begin)
+        if not begin:
+            at = np.array([num_prompt_tokens - last_end], np.int64)
+            begun_at = at[at >= 0]
         self._num_thought = len(tokens) - last_end - int(begun_at[0]) if len(begun_at) else None
         self._num_recent = max(map(len, (begin, end, *stops)))
         self._recent: list[int] = tokens[-self._num_recent :].tolist()

@@ -93,6 +93,15 @@ def test_behind_a_stop_no_reasoning_counts_and_a_resumed_row_continues_unchanged
     assert num_stopped > 40
 
 
+@pytest.mark.parametrize("prompt", [[7, 7], [3, 4, 7]])
+def test_without_a_begin_reasoning_begins_with_the_output(prompt: list[int]) -> None:
+    outputs, thinking = [5, 6, 4, 5, 6, 6], ThinkingBudget(2, [], [4], np.array(prompt, np.int32), (), len(prompt))
+    for i, forced in enumerate([None, 4, None, None, None, None]):
+        thinking.append(outputs[i])
+        row = np.array([*prompt, *outputs[: i + 1]], np.int32)
+        assert thinking.forced() == ThinkingBudget(2, [], [4], row, (), len(prompt)).forced() == forced
+
+
 class ThinkingSchedule(RandomSchedule):
     """All requests have a budget, and prompts that leave a thought open."""
 
