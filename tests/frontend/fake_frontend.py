@@ -28,6 +28,7 @@ from tokenloom.ipc.messages.client import (
     Abort,
     Accepted,
     Adapters,
+    AnswerFormIs,
     ClientMessage,
     Credit,
     Delta,
@@ -35,6 +36,7 @@ from tokenloom.ipc.messages.client import (
     Detokenize,
     Done,
     FrontendMessage,
+    GetAnswerForm,
     GetHealth,
     Health,
     Info,
@@ -224,6 +226,8 @@ class FakeService:
             reply = Health(
                 query_id=query_id, is_ready=True, is_stalled=False, step=1, step_age_s=0.0, num_running=0, num_waiting=0
             )
+        elif isinstance(message, GetAnswerForm):
+            reply = AnswerFormIs(query_id=query_id, form={})
         else:
             reply = Info(
                 query_id=query_id,

@@ -27,7 +27,7 @@ from tokenloom.ipc.params.lora_request import LoRARequest
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, greedy
 
 CHAT = [{"role": "user", "content": "hi"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"lora_request": object()}, "lora_request is <object.*must be tokenloom.LoRARequest"),
     ("embed", {"lora_request": [LoRARequest("a"), None]}, "2 LoRA requests for 1 prompts: give one for all, or one"),
