@@ -38,6 +38,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "gateway": "what a gateway adds to the first token, and the gap of a stream whose core is killed",
     "tiers": "the first token of a prompt whose KV blocks lie in each tier",
     "tiers_load": "requests with and without a disk tier that takes every block",
+    "groups": "how KV groups use the memory, without a model",
     "conversation": "the tokens of a growing conversation that are computed again",
     "tier_throttle": "the first token of prompts whose KV blocks come from a slow source",
     "tier_stores": "the stores of KV blocks by themselves; beside LMCache's",

@@ -69,7 +69,7 @@ class Calls:
         self.count += event in ("call", "c_call")
 
 
-class _Executor:
+class Executor:
     """Executor that keeps the core's newest step for the null worker."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class CoreSteps:
         spec = new_spec(config)
         max_tokens = STEPS_AHEAD + num_steps + 4
         num_blocks = num_rows * (-(-(max_tokens + 4) // config.block_size) + 1) + 2
-        self._worker, self._executor = NullWorker(spec), _Executor()
+        self._worker, self._executor = NullWorker(spec), Executor()
         pool = PoolShape(num_blocks, 1, (1,))
         self.core = EngineCore(spec, pool, self._executor, Surroundings(LocalGrammarHelper(spec)))
         for key in range(num_rows):

@@ -39,6 +39,7 @@ FIGURES = {  # by the benchmark's name in its JSON
     "engine without a model": Figure("CPU µs per token, all but the worker", "engine", "us_per_token", True),
     "cost of a streamed token": Figure("CPU µs per streamed token, all but the worker", "server", "us_per_token", True),
     "masks of calls": Figure("CPU µs of the median mask, by the part of the answer", "part", "median_us", True),
+    "KV groups": Figure("bytes of a decoding request of 32k tokens, of those of one group", "shape", "decoding", True),
     "start-up": Figure("seconds from the command to the first token", "engine", "first_token_s", True),
 }
 

@@ -6,8 +6,8 @@ Each prompt is the one before, its answer of 60 to 400 tokens, and 100 to 900 ne
 Printed for each turn: the prompt's tokens, those that the turn before has computed or sampled, and how many of these
 are computed again. Every so many turns the same prompt is computed without the prefix cache: with --deterministic the
 tokens and their logprobs have the same bits. With --llama-bin, a folder of llama.cpp's programs, and a GGUF file as the
-model (inputs/random_gguf.py writes 20m-gemma3 as one), llama-server has a conversation of the same lengths; it says how
-many tokens it computes.
+model (inputs/random_gguf.py writes 20m-gemma3 as one), llama-server has a conversation of the same lengths, by its
+own count of computed tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 
 class Turn(NamedTuple):
-    """An answer, and how many tokens of its prompt were computed."""
+    """An answer, and the number of tokens of its prompt that were computed."""
 
     token_ids: list[int]
     num_computed: int

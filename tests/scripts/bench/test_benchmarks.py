@@ -95,6 +95,7 @@ CASES = {
         [*["2 replicas", "one engine"] * 2, *[None] * 4],  # then four of "3 rows a replica"
         notes=tuple(f"throughput relative to one engine, {rows} rows a replica" for rows in (2, 3)),
     ),
+    "groups": Case("groups --chunks 2048 --draws 1", "what", ["bytes", *["pool"] * 3] * 2),
     "kernels": Case("kernels demo --rounds 1", "case", list(STEPS), ("least_ms", "share_of_limit")),
     "transcripts": Case(
         f"multimodal {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
