@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
 from ...ipc.messages.media import MediaSpan
 from ..media_spans import event_extra, key_extra
 from ..request import BlockTable, Request
-from .block_hash import block_key, block_keys, random_namespace, shared_root
-from .block_pool import NULL_BLOCK, BlockObserver, BlockPool
+from .block_hash import block_keys, random_namespace, shared_root
+from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
 from .hit_rule import longest_hit
@@ -211,7 +212,7 @@ class KVCacheManager:
                 self._add_keys(request, num_blocks)
             for table in request.tables:
                 for i in range(start, num_blocks):
-                    if (block := table.block_ids[i]) != NULL_BLOCK:
+                    if block := table.block_ids[i]:  # not the null block
                         table.cache_block(block, keys[i], is_private=is_private)
             if self.outer is not None and not is_private:
                 new = slice(request.num_cached_blocks, num_blocks)
@@ -295,7 +296,9 @@ class KVCacheManager:
         parent = keys[-1] if keys else self._root(request)
         for first in range(len(keys) * size, end * size, size):
             extra = key_extra(media, first, first + size) if media else b""
-            parent = block_key(parent, tokens[first : first + size].tobytes(), extra)
+            parent = sha256(
+                parent + tokens[first : first + size].tobytes() + extra
+            ).digest()  # block_key without a call
             keys.append(parent)
 
     def _root(self, request: Request) -> bytes:
