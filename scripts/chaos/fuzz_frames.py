@@ -93,7 +93,7 @@ class FrameFuzzer:
             return {info.tag_field: info.tag, **fields} if info.tag_field else fields
         if isinstance(info, inspect.UnionType):
             return self._raw(pick.choice(info.types), depth)
-        if isinstance(info, inspect.ListType):
+        if isinstance(info, inspect.ListType | inspect.VarTupleType):
             return [self._raw(info.item_type, depth + 1) for _ in range(pick.randrange(4))]
         if isinstance(info, inspect.DictType):
             return {self._raw(info.key_type, depth + 1): self._raw(info.value_type, depth + 1)}
