@@ -8,7 +8,8 @@ validity: one server with a template in the form of Hermes; N conversations with
   arguments that jsonschema refuses. Answers that max_tokens cut are not counted.
 steps: times between the tokens of --streams unconstrained answers beside one that is unconstrained, one with a strict
   tool that writes prose, and one that must write a strict call. All run in turn in each round; the ratio is the median
-  of the rounds' ratios of medians.
+  of the rounds' ratios of medians. Prose has masks if the model's calls begin with text, and none if with a token of
+  their own: --call-tags '<a>,</a>' puts other tags into the template.
 All flags of engine-launch are taken; --max-model-len must have room for the prompts, of about 1,000 tokens.
 """
 
@@ -57,6 +58,7 @@ BESIDE: Mapping[str, JsonObject] = {  # fields of the row beside the unconstrain
     "strict, prose": {"strict": True},
     "strict, call": {"strict": True, "tool_choice": "required"},
 }
+STORY = "Tell me a long story about a lighthouse and its keeper."  # a question after which a model calls nothing
 SKIPPED = 8  # tokens of a stream that are not timed: the other streams' prompts are computed meanwhile
 
 
@@ -145,9 +147,8 @@ def measure_validity(setup: Setup, server: ChatServer) -> None:
 def measure_steps(setup: Setup, server: ChatServer) -> None:
     """Time the tokens of unconstrained answers beside each kind of row, in turn in each round."""
     arguments, medians = setup.arguments, dict[str, list[float]]()
-    (messages, _), *_ = conversations(1)
     common: JsonObject = {
-        "messages": messages,
+        "messages": [{"role": "user", "content": STORY}],
         "temperature": 0,
         "ignore_eos": True,
         "max_tokens": arguments.tokens * 2,
@@ -173,7 +174,9 @@ def measure_steps(setup: Setup, server: ChatServer) -> None:
 def engine_flags(setup: Setup) -> list[str]:
     setup.options.setdefault("model", str(setup.folder))
     setup.options.setdefault("http", "0")
-    setup.options.setdefault("chat_template", TEMPLATE)
+    begin, end = setup.arguments.call_tags.split(",")
+    template = TEMPLATE.replace("</tool_call>", end).replace("<tool_call>", begin)
+    setup.options.setdefault("chat_template", template)
     return flags_of(setup.options)
 
 
@@ -195,6 +198,7 @@ def measure(setup: Setup) -> None:
 
 OPTIONS = {
     "--parts": (",".join(PARTS), "parts to measure"),
+    "--call-tags": ("<tool_call>,</tool_call>", "begin and end of calls in the template"),
     "--temperature": (0.7, "of the answers of `validity`"),
     "--streams": (4, "answers that run at once"),
     "--tokens": (120, "pieces of each answer of `steps`"),
