@@ -98,7 +98,7 @@ def _events(body: bytes) -> Iterator[Any]:
 
 
 def _next_chat(scene: Scene, message: JsonObject) -> ChatInput:
-    calls = message.get("tool_calls") or []
+    calls: Any = message.get("tool_calls") or []
     results = [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
     turns = [{"role": "user", "content": QUESTION}, message, *(results or [{"role": "user", "content": QUESTION}])]
     body = {"messages": turns, "tools": scene.tools, "chat_template_kwargs": scene.variables}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -124,8 +124,9 @@ def test_random_operations_on_groups_keep_every_invariant(name: str, seed: int, 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SETS)
 def test_a_hundred_thousand_operations_on_groups_keep_every_invariant(name: str, tmp_path: Path) -> None:
-    for number, seed in enumerate(seeds(48)):
-        operations_of(name, seed.values[0], tmp_path / str(number)).run(300)
+    cases: list[Any] = seeds(48)
+    for number, case in enumerate(cases):
+        operations_of(name, case.values[0], tmp_path / str(number)).run(300)
 
 
 def test_a_prefix_is_found_where_a_window_is_kept_and_what_is_unusable_is_counted() -> None:

@@ -228,7 +228,7 @@ def test_each_api_streams_the_end_of_a_call_with_its_closing_tag(tool_parser: st
     style = new_style(tool_parser=tool_parser, reasoning_parser="none", schemas=schemas)
     deltas = [Delta(request_id="r", text=letter) for letter in call]
     chat = ChatChoice(0, body, AnswerText(style), "", Run(1, 1), lambda token_id: b"")
-    chunks = filter(None, map(chat.chunk, deltas))
+    chunks: Any = filter(None, map(chat.chunk, deltas))
     calls = [each["function"]["arguments"] for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
     assert "".join(calls) == '{"x": 1}'
     text, items, blocks = AnswerText(style), ItemWriter("r"), BlockWriter()
