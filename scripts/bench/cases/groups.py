@@ -25,7 +25,6 @@ import msgspec
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.features.grammar.local_helper import LocalGrammarHelper
 from tokenloom.core.features.new import Surroundings
-from tokenloom.core.kv.slab_pool import SlabPool
 from tokenloom.core.request import State
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
@@ -98,14 +97,6 @@ MIXES = {  # the fewest and the most tokens of a prompt, by mix; a request is of
 }
 
 
-class GroupedSpec(EngineSpec, frozen=True):
-    """The specification of an engine with its layers divided into groups."""
-
-    @property
-    def kv_groups(self) -> list[KVGroup]:
-        return kv_groups(self.model, self.max_model_len, is_grouped=True)
-
-
 def block_bytes(group: KVGroup) -> int:
     return len(group.layers) * 2 * group.num_kv_heads * group.head_dim * BLOCK_SIZE * ELEMENT_BYTES
 
@@ -160,8 +151,7 @@ class Core:
     @property
     def used_bytes(self) -> int:
         """The bytes of blocks that requests hold."""
-        counts = [len(p.used) if isinstance(p, SlabPool) else p.num_blocks - 1 - p.num_free for p in self._pools]
-        return sum(count * size for count, size in zip(counts, self._sizes, strict=True))
+        return sum(pool.num_used * size for pool, size in zip(self._pools, self._sizes, strict=True))
 
 
 def spec_of(shape: Meta, folder: Path, chunk: int, num_rows: int) -> EngineSpec:
@@ -175,8 +165,7 @@ def spec_of(shape: Meta, folder: Path, chunk: int, num_rows: int) -> EngineSpec:
         max_num_seqs=num_rows,
         steps_in_flight=1,
     )
-    fields = msgspec.structs.asdict(new_spec(config))
-    return GroupedSpec(**fields | {"model": load_model_config(folder), "max_model_len": LENGTH})
+    return msgspec.structs.replace(new_spec(config), model=load_model_config(folder), max_model_len=LENGTH)
 
 
 def measure_bytes(name: str, spec: EngineSpec, report: Report) -> None:
