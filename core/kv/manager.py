@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
 from ...ipc.messages.media import MediaSpan
 from ..media_spans import event_extra, key_extra
 from ..request import BlockTable, Request
-from .block_hash import block_keys, random_namespace, shared_root
+from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
@@ -296,9 +295,7 @@ class KVCacheManager:
         parent = keys[-1] if keys else self._root(request)
         for first in range(len(keys) * size, end * size, size):
             extra = key_extra(media, first, first + size) if media else b""
-            parent = sha256(
-                parent + tokens[first : first + size].tobytes() + extra
-            ).digest()  # block_key without a call
+            parent = block_key(parent, tokens[first : first + size].tobytes(), extra)
             keys.append(parent)
 
     def _root(self, request: Request) -> bytes:
