@@ -233,8 +233,8 @@ class ReferenceOps:
 
         heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the result may be a view of it. The
         first n elements of a head are rotated; element i is paired with i + n / 2 (NeoX style). Keys and values are
-        stored at `metadata.slots` of `layer`, NaN and infinities as 0: masked attention multiplies stale values by 0,
-        and 0 * NaN is NaN, so they would poison the block's next owner.
+        stored at `metadata.slots` of `layer`, NaN and infinities as 0, so that they reach no other row that shares the
+        block.
         """
         num_kv_heads = kv_cache.shape[3]
         num_heads = heads.shape[1] - 2 * num_kv_heads

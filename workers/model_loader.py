@@ -16,7 +16,6 @@ import torch
 from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import gib
 from ..ipc.spec.config.engine_spec import EngineSpec
-from ..ipc.spec.kv.kv_groups import KVGroup, is_grouped, kv_groups
 from ..ipc.spec.models.model_config import ModelConfig
 from ..kernels.byte_cache import CACHE_DTYPES
 from ..kernels.select import Ops, select_ops
@@ -111,7 +110,7 @@ class ModelLoader:
                 on_progress,
                 is_dummy=is_dummy,
                 adapters=adapters,
-                groups=self._kv_groups(config),
+                groups=self._spec.kv_groups_of(config),
             )
         except torch.OutOfMemoryError as error:
             if adapters is None:
@@ -121,11 +120,6 @@ class ModelLoader:
                 f"{gib(adapters.space.nbytes)} already: lower --max-loras or --max-lora-rank, or give fewer "
                 "--lora-target-modules"
             ) from error
-
-    def _kv_groups(self, config: ModelConfig) -> list[KVGroup]:
-        """Return the KV groups of the layers of `config`, which are some of the model's."""
-        grouped = is_grouped(self._spec.model, uses_tiers=self._spec.uses_tiers)
-        return kv_groups(config, self._spec.max_model_len, is_grouped=grouped)
 
     def _new_filler(self, folder: Path, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
         spec, cpu = self._spec, torch.device("cpu")

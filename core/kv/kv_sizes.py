@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.kv.pool_shape import PoolShape
-from ...ipc.spec.kv.kv_groups import KVGroup
+from ...ipc.spec.kv.kv_groups import KVGroup, num_behind, num_held
 
 SPACING = 2048  # tokens between kept boundaries of a prompt if no group sees all tokens
 
@@ -27,7 +27,7 @@ class KVSizes(NamedTuple):
 
     def held(self, num_tokens: int) -> list[int]:
         """Return the most blocks of each group that a request of `num_tokens` holds at a time."""
-        return [group.num_held(num_tokens, self.step_tokens, self.block_size) for group in self.groups]
+        return num_held(self.groups, num_tokens, self.step_tokens, self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks of group 0 have the size of all blocks of such a request."""
@@ -53,5 +53,5 @@ class KVSizes(NamedTuple):
             if group.window is None:
                 full_bytes += size
             else:
-                window_bytes += -(-(group.window - 1) // self.block_size) * size
+                window_bytes += num_behind(group.window, self.block_size) * size
         return max(-(-2 * window_bytes // full_bytes) if full_bytes else SPACING // self.block_size, 1)

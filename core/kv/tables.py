@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ...ipc.spec.kv.kv_groups import num_behind
 from .block_pool import NULL_BLOCK, BlockPool
 
 
@@ -49,7 +50,7 @@ class WindowTable:
         self._window = window
         self._block_size = block_size
         self._kept = kept
-        self._num_needed = -(-(window - 1) // block_size)
+        self._num_needed = num_behind(window, block_size)
         self.block_ids: list[int] = []
         self.num_left = 0
 

@@ -204,8 +204,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_groups(self) -> list[KVGroup]:
         """The KV groups of the model's layers. ConfigError if there are too many."""
+        return self.kv_groups_of(self.model)
+
+    def kv_groups_of(self, layers: ModelConfig) -> list[KVGroup]:
+        """Return the KV groups of `layers`, the model or some of its layers. ConfigError if there are too many."""
         grouped = is_grouped(self.model, uses_tiers=self.uses_tiers)
-        return kv_groups(self.model, self.max_model_len, is_grouped=grouped)
+        return kv_groups(layers, self.max_model_len, is_grouped=grouped)
 
     @property
     def step_tokens(self) -> int:

@@ -29,7 +29,7 @@ class KVGroup(msgspec.Struct, frozen=True):
         """Return how many blocks, the last ones of a row's first `num_blocks`, a row needs to continue after them."""
         if self.window is None:
             return num_blocks
-        return min(-(-(self.window - 1) // block_size), num_blocks)
+        return min(num_behind(self.window, block_size), num_blocks)
 
     def num_held(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
         """Return the most blocks that a row of `num_tokens` holds at a time. step_tokens: its tokens in one step, and
@@ -79,6 +79,11 @@ def names_of(groups: Sequence[KVGroup]) -> list[str]:
         f"{kind}, {group.num_kv_heads} x {group.head_dim}" if kinds.count(kind) > 1 else kind
         for kind, group in zip(kinds, groups, strict=True)
     ]
+
+
+def num_behind(window: int, block_size: int) -> int:
+    """Return how many blocks before a boundary a token behind it may see through a window."""
+    return -(-(window - 1) // block_size)
 
 
 def num_held(groups: Sequence[KVGroup], num_tokens: int, step_tokens: int, block_size: int) -> list[int]:
