@@ -3,11 +3,10 @@ be faster than computing them.
 
     begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → all blocks loaded → the request may run
 
-Waiting must not make a request slower. The longest wait is the time to compute the blocks that have come, plus the
-share GRACE of the time to compute all missing blocks. Then the request runs with the loaded blocks; blocks that come
-before its admission are used, too. A fetch holds each slot with one of its blocks until its request is admitted or
-ends: otherwise the blocks of a prompt that is larger than the arena would evict each other. If it needs more slots than
-there are, its blocks are copied to the pool, and their slots are released before.
+fetch_wait.py says how long a request waits. Then it runs with the loaded blocks; blocks that come before its admission
+are used, too. A fetch holds each slot with one of its blocks until its request is admitted or ends: otherwise the
+blocks of a prompt that is larger than the arena would evict each other. If it needs more slots than there are, its
+blocks are copied to the pool, and their slots are released before.
 """
 
 from __future__ import annotations
@@ -18,19 +17,15 @@ from itertools import count
 import numpy as np
 
 from ....ipc.codec import encode_ids
-from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
+from ....ipc.messages.tier import BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
 from ...kv.block_pool import BlockPool
 from ...request import Request
-from .costs import ComputeCost, SourceCost
+from .costs import ComputeCost
 from .fetch import Fetch, Load, MissingBlocks
+from .fetch_wait import WaitRule
 from .hits import FIRST_SOURCE, Hits
 from .slots import Slots
 
-GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
-MIN_GRACE_S = 0.001  # with less, asking the tier process would take too long
-MIN_BLOCKS = 2  # fewest missing blocks that are worth asking for
-WORTH = 0.8  # of the time to compute: a load must be expected to take less
-PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
 PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
 LANDING_SHARE = 0.25  # of these, the fewest that are copied to the pool at once while others are being filled
@@ -49,10 +44,10 @@ class Fetches:
         release: Callable[[Request], None],
     ) -> None:
         """send: sends a message to the tier process. release: lets a request run."""
-        self._pool, self._slots, self._compute, self._block_size = pool, slots, compute, block_size
+        self._pool, self._slots, self._block_size = pool, slots, block_size
+        self._rule = WaitRule(compute, block_size)
         self.hits = Hits(block_size, 4 * slots.num_blocks)
         self._send, self._release = send, release
-        self.costs = [SourceCost() for _ in SOURCES]
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
         self.reads_salted_remotely = True  # blocks of tenants may be in the remote store
         self._asked: dict[int, Fetch] = {}
@@ -83,8 +78,8 @@ class Fetches:
         """Ask the tier process for the missing blocks of a request. Return False if too few are missing to be worth it:
         then the request need not wait."""
         num_blocks = len(missing.tokens) // (4 * self._block_size)
-        grace_s = GRACE * self._seconds(missing.start, missing.start + num_blocks)
-        if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
+        grace_s = self._rule.grace_s(missing.start, missing.start + num_blocks)
+        if grace_s is None:
             return False
         fetch = Fetch(request, missing.start, missing.first_keys, now, grace_s, missing.owner, give_up_at=now + grace_s)
         self.by_request[request] = fetch
@@ -123,14 +118,10 @@ class Fetches:
             )
         )
 
-    def _seconds(self, start: int, end: int) -> float:
-        """Return the seconds to compute the blocks [start, end) of a prompt."""
-        return self._compute.seconds(start * self._block_size, end * self._block_size)
-
     def on_found(self, message: BlocksFound, now: float) -> None:
         """Order the loads of those found blocks that are faster to load than to compute; for a prefetch, of all that
-        fit. If none is faster, and the source of the first has loaded nothing for PROBE_S, order one block to measure
-        the source, for which no request waits."""
+        fit. If none is faster, and the source of the first has brought nothing for long, order one block to measure the
+        source, for which no request waits."""
         fetch = self._asked.pop(message.serial, None)
         if fetch is None:
             return
@@ -143,29 +134,14 @@ class Fetches:
             self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
         if fetch.request is None:
             self._cut(fetch, self._max_loading)
-        num_worth = self._num_worth(fetch)
-        if num_worth == 0 and fetch.keys and now - self.costs[fetch.sources[0]].told_at > PROBE_S:
+        num_worth = self._rule.num_worth(fetch)
+        if num_worth == 0 and self._rule.is_probe_due(fetch, now):
             self._cut(fetch, 1)
             self._order(fetch, now)
             self._let_run(fetch)
             return
         self._cut(fetch, num_worth)
         self._go_on(fetch, now)
-
-    def _num_worth(self, fetch: Fetch) -> int:
-        """Return how many of the found blocks, from the first, are faster to load than to compute: all, or those before
-        the blocks of a source that is too slow. All for a prefetch."""
-        if fetch.request is None:
-            return len(fetch.keys)
-        num_by_source = [0] * len(SOURCES)
-        for index, source in enumerate(fetch.sources):
-            num_by_source[source] += 1
-            is_end = index + 1 == len(fetch.sources) or fetch.sources[index + 1] != source
-            if is_end:
-                load_s = sum(cost.seconds(n) for cost, n in zip(self.costs, num_by_source, strict=True) if n)
-                if load_s >= WORTH * self._seconds(fetch.start, fetch.start + index + 1):
-                    return index + 1 - num_by_source[source]
-        return len(fetch.keys)
 
     # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,7 +176,7 @@ class Fetches:
             return
         job = next(self._numbers)
         self._loads[job] = Load(fetch, source, key_by_slot, len(key_by_slot))
-        self.costs[source].on_order(len(key_by_slot), now)
+        self._rule.costs[source].on_order(len(key_by_slot), now)
         self._loading.update(dict.fromkeys(key_by_slot.values(), job))
         fetch.jobs.add(job)
         keys, sources = b"".join(key_by_slot.values()), bytes([source]) * len(key_by_slot)
@@ -225,7 +201,7 @@ class Fetches:
         if message.is_last:
             bad += load.key_by_slot.items()
             del self._loads[message.job]
-        self.costs[load.source].on_report(len(good), len(bad), now)
+        self._rule.costs[load.source].on_report(len(good), len(bad), now)
         for slot, key in bad:
             del self._loading[key]
             self._slots.free([slot])
@@ -246,12 +222,10 @@ class Fetches:
         loaded."""
         self._take_ready(fetch)
         self._order(fetch, now)
-        request = fetch.request
         if fetch.num_ready >= len(fetch.keys):
             self._let_run(fetch)
-        elif request is not None:
-            end = fetch.start + fetch.num_ready
-            fetch.give_up_at = fetch.begun_at + fetch.grace_s + self._seconds(fetch.start, end)
+        elif fetch.request is not None:
+            fetch.give_up_at = self._rule.give_up_at(fetch)
 
     def _take_ready(self, fetch: Fetch) -> None:
         while fetch.num_ready < len(fetch.keys):
@@ -333,7 +307,7 @@ class Fetches:
         """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""
         for load in self._loads.values():
             self._slots.free(load.key_by_slot)
-        for cost in self.costs:
+        for cost in self._rule.costs:
             cost.on_lost()
         self._loads.clear()
         self._loading.clear()

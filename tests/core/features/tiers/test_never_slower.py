@@ -16,7 +16,8 @@ import pytest
 
 from tokenloom.core.features.tiers.costs import MIN_SAMPLE, ComputeCost
 from tokenloom.core.features.tiers.fetch import MissingBlocks
-from tokenloom.core.features.tiers.fetches import PROBE_S, Fetches
+from tokenloom.core.features.tiers.fetch_wait import PROBE_S
+from tokenloom.core.features.tiers.fetches import Fetches
 from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.request import Request
