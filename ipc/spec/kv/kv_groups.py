@@ -50,7 +50,7 @@ def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> li
     """Return the groups of a model's layers: first the one that sees all tokens, then by falling window. A window of
     max_model_len or more is none. If the model is not grouped, all layers are in one group that sees all tokens and has
     the shape of the layer with the most elements. ConfigError if there are more than MAX_GROUPS groups."""
-    own = [layer for layer in range(model.num_layers) if model.layers[layer].kv_layer is None]
+    own = [layer for layer in range(model.num_layers) if model.layers[layer].has_own_kv]
     shapes = {layer: model.at_layer(layer) for layer in own}
     if not is_grouped or not own:
         widest = max(shapes.values(), key=lambda each: each.num_kv_heads * each.head_dim, default=model)

@@ -18,6 +18,7 @@ ModelImplementation = Literal["auto", "native", "transformers"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "divided"]
 Encoder: TypeAlias = VisionConfig | AudioConfig
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
+Mixer = Literal["attention", "state", "both", "none"]
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,8 @@ class ActivationConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer's own settings."""
 
+    mixer: Mixer = "attention"  # what mixes the tokens; "both": the sum of attention and of a state's output
+    has_mlp: bool = True
     window: int | None = None  # positions that a token attends to, its own included; None: all
     rope: int | None = 0  # index in ModelConfig.ropes; None: no positions (NoPE)
     has_experts: bool = False
@@ -70,6 +73,84 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int | None = None  # of the dense MLP
     are_values_keys: bool = False  # values are the keys before their norm and rotation
     kv_layer: int | None = None  # the layer whose keys and values this one attends to; None: it has its own
+
+    @property
+    def has_attention(self) -> bool:
+        return self.mixer in ("attention", "both")
+
+    @property
+    def has_state(self) -> bool:
+        return self.mixer in ("state", "both")
+
+    @property
+    def has_own_kv(self) -> bool:
+        """Whether the layer has keys and values of its own."""
+        return self.has_attention and self.kv_layer is None
+
+
+class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that mix tokens through a state: a short convolution, then a scan with a matrix [key_dim, value_dim] for
+    each head. Its input projections give parts of a token, named by letters:
+
+        q, k  query and key of each key head; Mamba2's C and B
+        v     value of each head; Mamba2's x
+        z     gate of the output, as long as v
+        u     factor of v before the convolution (kind "conv")
+        a, b  decay and beta, a number for each head; Mamba2's dt is its a
+
+    kind: "gated_delta" (arXiv 2412.06464), "mamba2" (arXiv 2405.21060), or "conv", which has a convolution alone.
+    """
+
+    kind: Literal["gated_delta", "mamba2", "conv"]
+    num_heads: int  # of values; of kind "conv": hidden_size
+    key_heads: int = 0  # each is read by num_heads / key_heads heads, one after the other; 0: there is no scan
+    key_dim: int = 0
+    value_dim: int = 1
+    conv_size: int  # inputs of the convolution, the token's own included
+    conv_parts: str = "qkv"  # the parts that pass through the convolution, in the order of its weights
+    has_conv_activation: bool = True  # SiLU
+    has_conv_bias: bool = False
+    has_projection_bias: bool = False
+    has_output_bias: bool = False
+    beta_scale: float = 1.0
+    min_dt: float = 0.0
+    max_dt: float | None = None  # None: unbounded
+    gate: Literal["norm_then_silu", "silu_then_norm", "silu", "product"] = "norm_then_silu"  # order of norm and gate
+    norm: NormConfig | None = None  # of the output; None: there is none
+    norm_groups: int = 0  # parts of a token's output that are normalized separately; 0: heads, which share a weight
+    has_skip: bool = False  # adds D · v to the output of the scan
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    part_scales: dict[str, float] = {}  # factors of parts, before the convolution
+    projections: dict[str, str]  # tensor → the parts that it gives, such as "qkvz"
+    is_by_key_head: bool = False  # a tensor has its parts of the first key head, then of the second, …
+    names: StateNames
+
+    def part_size(self, part: str) -> int:
+        """Return the number of elements that a token has in a part."""
+        if part in "qk":
+            return self.key_heads * self.key_dim
+        return self.num_heads if part in "ab" else self.num_heads * self.value_dim
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of elements that the projections give a token, and those that it has before the last one."""
+        return sum(map(self.part_size, "".join(self.projections.values()))) + self.part_size("v")
+
+
+class StateNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the tensors of a layer's state mixer, as in TensorNames. `projections` of StateConfig follow `block`,
+    too. Empty: the layer has no such tensor."""
+
+    block: str
+    conv: str = "conv1d"
+    decay: str = "A_log"  # this and the next two are parameters of their own, without ".weight"
+    dt_bias: str = "dt_bias"
+    skip: str = "D"
+    norm: str = "norm"
+    output: str = "out_proj"
+    layer_norms: tuple[str, str, str, str] | None = None  # input, mixer's output, MLP's input, MLP's output; None: the
+    # names that layers with attention have
 
 
 class CrossConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +291,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_head_bias: bool = False
-    has_state: bool = False  # layers keep a state besides keys and values, so that requests share no prefixes
+    state: StateConfig | None = None  # of layers whose mixer is "state" or "both"
+    has_output_gate: bool = False  # each query head has a gate behind it; its sigmoid is a factor of attention's output
+    has_state: bool = False  # layers keep a state that is not in the KV cache, so that requests share no prefixes
     names: TensorNames = TensorNames()
     dtype: str  # of the checkpoint: float32, bfloat16 or float16
     tie_word_embeddings: bool
@@ -246,7 +329,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_cached_layers(self) -> int:
         """The number of layers with keys and values of their own."""
-        return sum(layer.kv_layer is None for layer in self.layers)
+        return sum(layer.has_own_kv for layer in self.layers)
 
     @property
     def num_layer_weights(self) -> int:
@@ -255,12 +338,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         experts, total = self.experts, 0
         for layer in range(self.num_layers):
             own = self.at_layer(layer)
-            total += own.hidden_size * own.head_dim * 2 * (own.num_heads + own.num_kv_heads)
+            kind = own.layers[layer]
+            if kind.has_attention:
+                num_heads = 2 * (own.num_heads + own.num_kv_heads) + own.has_output_gate * own.num_heads
+                total += own.hidden_size * own.head_dim * num_heads
+            if kind.has_state and self.state is not None:
+                total += own.hidden_size * self.state.num_outputs
             if own.cross is not None:
                 total += own.head_dim * 2 * (own.num_heads * own.hidden_size + own.num_kv_heads * own.cross.num_rows)
-            has_mlp = experts is None or not own.layers[layer].has_experts or experts.is_beside_mlp
-            total += (2 + own.activation.is_gated) * own.hidden_size * own.intermediate_size * has_mlp
-            if experts is not None and own.layers[layer].has_experts:
+            if kind.has_mlp and (experts is None or not kind.has_experts or experts.is_beside_mlp):
+                total += (2 + own.activation.is_gated) * own.hidden_size * own.intermediate_size
+            if experts is not None and kind.has_experts:
                 total += 3 * own.hidden_size * (experts.top_k * experts.intermediate_size + experts.shared_size)
         return total
 
