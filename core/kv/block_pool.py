@@ -22,8 +22,9 @@ class BlockObserver(Protocol):
         """Record that the workers have written the block, so that its content can be read."""
         ...
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Record that the block leaves the index because the next step may overwrite it."""
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
+        """Record that the block leaves the index because the next step may overwrite it. is_demoted: it is unlikely to
+        be of use."""
         ...
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
@@ -99,7 +100,7 @@ class BlockPool:
             if (key := self._key_by_block[block]) is not None:
                 self._remove(block, key)
                 for observer in self._observers:
-                    observer.evicted(self.group, block, key)
+                    observer.evicted(self.group, block, key, is_demoted=free is self._demoted)
             self._ref_count[block] = 1
             blocks.append(block)
         return blocks

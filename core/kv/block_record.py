@@ -58,7 +58,7 @@ class BlockRecord:
     def written(self, group: int, block: int, key: bytes) -> None:
         self._write(self._first[group] + block, key)
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         self._write(self._first[group] + block, _NO_KEY)
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:

@@ -117,7 +117,7 @@ class KVEvents:
         elif key not in self._told:
             self._untold.add(key)
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         self._content_by_key.pop(key, None)
         self._untold.discard(key)
         if key in self._told:
@@ -163,7 +163,7 @@ class _SlotEvents:
         else:
             self._events.append(BlockStored([key], None, [], self._block_size, None, MEDIUM_SLOTS, None, None, 0))
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         if key in self.told:
             self.told.discard(key)
             _remove(self._events, key, MEDIUM_SLOTS)

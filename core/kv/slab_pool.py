@@ -80,12 +80,13 @@ class SlabPool(BlockPool):
         """Remove the blocks of an idle slab; their content leaves the index."""
         assert self._num_used.pop(slab) == 0, f"slab {slab} has referenced blocks"
         for block in self.ids_of(slab):
+            is_demoted = self._free.pop(block, None) is None
+            if is_demoted:
+                del self._demoted[block]
             if (key := self._key_by_block[block]) is not None:
                 self._remove(block, key)
                 for observer in self._observers:
-                    observer.evicted(self.group, block, key)
-            if self._free.pop(block, None) is None:
-                del self._demoted[block]
+                    observer.evicted(self.group, block, key, is_demoted=is_demoted)
         self.num_idle -= 1
         self.num_idle_blocks -= len(self.ids_of(slab))
 

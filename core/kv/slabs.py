@@ -34,6 +34,10 @@ class Memory(Protocol):
         do not fit."""
         ...
 
+    def allocate(self, counts: Sequence[int]) -> list[list[int]] | None:
+        """Allocate `counts` blocks; see `allocate_each`."""
+        ...
+
     def take_pending(self) -> Pending:
         """Return the blocks of all groups that were cached since the last call, as BlockPool.take_pending."""
         ...
@@ -73,6 +77,10 @@ class WholePool:
         self.allocate_each = pool.allocate
         self.take_pending = pool.take_pending
         self.mark_written = pool.mark_written
+
+    def allocate(self, counts: Sequence[int]) -> list[list[int]] | None:
+        found = self._pool.allocate(counts[0])
+        return None if found is None else [found]
 
     def num_missing(self, counts: Sequence[int], released: Blocks | None = None, taken: Blocks | None = None) -> int:
         num_missing = counts[0] - self._pool.num_free
@@ -157,7 +165,6 @@ class Slabs:
         return None if found is None else [*chain.from_iterable(found)]
 
     def allocate(self, counts: Sequence[int]) -> list[list[int]] | None:
-        """Allocate `counts` blocks by group; see `allocate_each`."""
         needs = list(counts)
         if any(count > pool.num_free for pool, count in zip(self._pools, counts, strict=True)):
             if self.num_missing(counts) > 0:

@@ -57,7 +57,7 @@ class Replay:
 
     def cleared(self, group: int) -> None: ...
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         for tier in self.tiers:
             tier.keep(key)
 

@@ -165,7 +165,7 @@ class Offload:
             if owner:
                 self._owner_by_block[block] = owner
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         """Plan the copy of an evicted block to a slot, before the next step overwrites it: with a host tier, or if the
         block is queued for a write; only if a sent step has written it, no slot has it, and a slot is free."""
         is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)

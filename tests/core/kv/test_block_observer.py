@@ -22,7 +22,7 @@ class Mirror:
         assert group == 3 and block not in self.key_by_block
         self.key_by_block[block] = key
 
-    def evicted(self, group: int, block: int, key: bytes) -> None:
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         assert group == 3 and self.key_by_block.pop(block, key) == key
         self.num_evicted += 1
 

@@ -184,3 +184,35 @@ def test_a_long_answer_holds_its_window_and_frees_other_blocks_to_be_reused_firs
     needed = range(max(kept - -(-63 // block_size), 0), kept)
     assert all(pool.lookup(b"%d" % i) for i in [*needed][-2:]), "a kept boundary needs them"
     assert pool.lookup(b"%d" % kept) is None
+
+
+class Evictions:
+    """The keys of evicted blocks, with whether they were demoted."""
+
+    def __init__(self) -> None:
+        self.seen = dict[bytes, bool]()
+
+    def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
+        self.seen[key] = is_demoted
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        pass
+
+    forgotten = written
+
+    def cleared(self, group: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("takes_slab", [False, True])
+def test_an_observer_learns_which_evicted_blocks_were_demoted(takes_slab: bool) -> None:
+    shape, evictions = PoolShape(2, 4, (2, 1)), Evictions()
+    pools = [SlabPool(shape, [evictions], group) for group in range(2)]
+    slabs = Slabs(shape, pools, [0, 0])
+    _, blocks = slabs.allocate([0, 4]) or []
+    for block in blocks:
+        pools[1].cache_block(block, b"%d" % block)
+    pools[1].free(blocks)
+    pools[1].demote(blocks[1:3])
+    assert slabs.allocate([2, 0] if takes_slab else [0, 4])
+    assert evictions.seen == {b"%d" % block: block in blocks[1:3] for block in blocks}
