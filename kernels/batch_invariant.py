@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .contract import Norm
+from .contract import GateOrder, Norm
 from .reference import PlainLinear, ReferenceOps
+from .reference_state import gated_norm
 
 
 class BatchInvariantOps(ReferenceOps):
@@ -30,6 +31,11 @@ class BatchInvariantOps(ReferenceOps):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return _map_rows(lambda row: ReferenceOps.norm(self, row, norm), x)
+
+    @staticmethod
+    def gated_norm(x: Tensor, gate: Tensor, norm: Norm | None, groups: int, order: GateOrder) -> Tensor:
+        gates = iter(torch.split(gate, 1))
+        return _map_rows(lambda row: gated_norm(row, next(gates), norm, groups, order), x)
 
 
 def _map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

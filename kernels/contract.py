@@ -1,5 +1,5 @@
-"""Types that models and operations share: attention metadata, decode state, packed weights, adapter slots, and fused
-layers.
+"""Types that models and operations share: metadata of attention and of states, decode state, packed weights, adapter
+slots, and fused layers.
 
 `reference.py` states the contract of each operation. Axes: T tokens of the step, R rows (requests), H query heads, E
 experts, P positions, D head_dim.
@@ -18,6 +18,8 @@ ActivationKind: TypeAlias = Literal[
     "none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "clamp", "swiglu_clamped"
 ]
 ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+ConvActivation: TypeAlias = Literal["none", "silu"]
+GateOrder: TypeAlias = Literal["norm_then_silu", "silu_then_norm"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,22 @@ class AttentionMetadata:
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
     has_drafts: Tensor | None = None  # [R] int32 in host memory: 1 for a known token followed by drafts; None: all 0
     plans: dict[object, object] = field(default_factory=dict, init=False, repr=False)  # of Ops, for layers alike
+
+
+@dataclass(frozen=True, eq=False)
+class StateMetadata:
+    """Tokens of one step in segments, and the blocks with the states before and after each segment.
+
+    A segment is a run of tokens of one row. The segments of a row follow each other: each after the first reads the
+    block that the one before it writes. A segment without tokens copies its state. A block that one row writes is
+    neither read nor written by another row of the step; several rows may read one block that none writes.
+    """
+
+    segment_starts: (
+        Tensor  # [G + 1] int32, the first is 0: segment g has tokens [segment_starts[g], segment_starts[g + 1])
+    )
+    reads: Tensor  # [G] int32: the block with the state before the segment, -1 = a state of zeros
+    writes: Tensor  # [G] int32: the block that gets the state after the segment, -1 = do not write
 
 
 class CacheGroup(NamedTuple):

@@ -45,16 +45,8 @@ from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
 from .reference_attention import attend, gather, mask_of
 from .reference_rows import advance_rows
+from .reference_state import causal_conv, gated_norm, sigmoid, state_scan
 from .stored_rows import StoredRows
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """Compute sigmoid(x). The bits of an element do not depend on the others.
-
-    On a CPU torch computes dense elements as vectors, but the last ones one by one, which rounds differently; it
-    computes strided elements all one by one.
-    """
-    return torch.stack((x, x), -1)[..., 0].sigmoid()
 
 
 class ReferenceOps:
@@ -219,6 +211,9 @@ class ReferenceOps:
         return _ACTIVATIONS[kind](gate).mul_(up)
 
     sigmoid = staticmethod(sigmoid)
+    causal_conv = staticmethod(causal_conv)
+    state_scan = staticmethod(state_scan)
+    gated_norm = staticmethod(gated_norm)
 
     def qk_norm_rope_cache(
         self,
