@@ -4,8 +4,9 @@
 
 `media` is empty unless spans of media touch the block. Then it has, for each of these media, the digest and the index
 within the span of the first token that is in the block; so placeholders of different media never share a key, and a hit
-may end within an image. The root is made from the namespace of the loaded weights, the request's adapter and salt, and
-the KV group. The full digest is kept: equal keys mean equal content in every process, on every host and after a
+may end within an image. The root is made from the namespace of the loaded weights and the request's adapter and salt.
+All KV groups have the same keys; where blocks of several groups lie side by side, a block is found by its name, made
+from key and group. The full digest is kept: equal keys mean equal content in every process, on every host and after a
 restart. Knows no block ids.
 """
 
@@ -31,17 +32,16 @@ def salted_root(namespace: bytes, salt: str) -> bytes:
     return hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
 
 
-def group_root(root: bytes, group: int) -> bytes:
-    """Return the root of a KV group, that is, of layers that share block tables. Group 0 has `root` itself."""
-    return hashlib.sha256(root + b"group" + group.to_bytes(4, "little")).digest() if group else root
-
-
-def shared_root(namespace: bytes, salt: str | None, group: int, adapter: bytes = b"") -> bytes:
-    """Return the root of the blocks that all requests with the same salt (or all without one) and adapter share in a KV
-    group. adapter: the adapter's digest, or empty."""
+def shared_root(namespace: bytes, salt: str | None, adapter: bytes = b"") -> bytes:
+    """Return the root of the blocks that all requests with the same salt (or all without one) and adapter share.
+    adapter: the adapter's digest, or empty."""
     weights = hashlib.sha256(namespace + b"adapter" + adapter).digest() if adapter else namespace
-    root = weights if salt is None else salted_root(weights, salt)
-    return group_root(root, group) if group else root
+    return weights if salt is None else salted_root(weights, salt)
+
+
+def object_name(key: bytes, group: int) -> bytes:
+    """Return the name, 32 bytes, of a KV group's block outside the pool. For group 0 it is the key."""
+    return hashlib.sha256(key + b"group" + bytes([group])).digest() if group else key
 
 
 def block_key(parent: bytes, tokens: bytes, media: bytes = b"") -> bytes:

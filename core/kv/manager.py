@@ -148,7 +148,7 @@ class KVCacheManager:
     def prompt_keys(self, token_ids: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan]) -> list[bytes]:
         """Return the keys of a prompt's full blocks, followed by their root. token_ids: int32. adapter: the adapter's
         digest, or empty."""
-        root = shared_root(self._namespace, salt, self.pool.group, adapter)
+        root = shared_root(self._namespace, salt, adapter)
         return [*block_keys(root, token_ids, self.block_size, media), root]
 
     def take_computed(self, request: Request, computed: Computed, *, has_rows: bool = False) -> bool:
@@ -302,7 +302,7 @@ class KVCacheManager:
         if request.cache_root is not None:
             return request.cache_root
         adapter = b"" if request.adapter is None else request.adapter.digest
-        return shared_root(self._namespace, request.params.cache_salt, self.pool.group, adapter)
+        return shared_root(self._namespace, request.params.cache_salt, adapter)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ not count.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -62,10 +62,12 @@ class _Job:
 class TierAnswers:
     """Owner of the open orders. With one host, every reply passes unchanged."""
 
-    def __init__(self, num_hosts: int) -> None:
-        self._num_hosts = num_hosts
+    def __init__(self, num_hosts: int, ask: Callable[[FindBlocks], None]) -> None:
+        """ask: sends a question to all hosts, after `expect`."""
+        self._num_hosts, self._ask = num_hosts, ask
         self._jobs: dict[int, _Job] = {}
         self._open: dict[tuple[type, int], dict[int, TierToCore]] = {}  # by kind of reply and serial: replies by host
+        self._questions: dict[int, FindBlocks] = {}  # by serial
         self._states: dict[int, list[SourceState]] = {}  # by host
 
     def expect(self, order: CoreToTier) -> None:
@@ -82,6 +84,7 @@ class TierAnswers:
             self._open[TierOpened, order.serial] = {}
         elif isinstance(order, FindBlocks):
             self._open[BlocksFound, order.serial] = {}
+            self._questions[order.serial] = order
         elif isinstance(order, ClearTier):
             self._open[TierCleared, order.serial] = {}
         elif isinstance(order, FlushTier):
@@ -135,6 +138,21 @@ class TierAnswers:
             del self._jobs[message.job]
         return (ended, is_over) if ended or is_over else None
 
+    def _merge(self, question: FindBlocks, answers: Sequence[BlocksFound]) -> Iterator[BlocksFound]:
+        """Yield one answer for all hosts, with the farthest source of each block. If a group needs blocks at the
+        smallest boundary that a host with a larger one has not named, ask all hosts again, up to that boundary."""
+        end = min(answer.end for answer in answers)
+        if end <= question.least:
+            yield BlocksFound(serial=question.serial, sources=[b""] * len(question.groups), end=end)
+            return
+        by_host = [_sources_at(question, answer, end) for answer in answers]
+        known = [sources for sources in by_host if sources is not None]
+        if len(known) < len(answers):
+            self._ask(_up_to(question, end))
+            return
+        sources = [bytes(map(max, zip(*columns, strict=True))) for columns in zip(*known, strict=True)]
+        yield BlocksFound(serial=question.serial, sources=sources, end=end)
+
     def _join(self, host: int, message: TierOpened | BlocksFound | TierCleared | TierFlushed) -> Iterator[TierToCore]:
         answers = self._open.get((type(message), message.serial))
         if answers is None:
@@ -144,14 +162,36 @@ class TierAnswers:
             return
         del self._open[type(message), message.serial]
         if isinstance(message, BlocksFound):
-            columns = zip(*(each.sources for each in answers.values() if isinstance(each, BlocksFound)), strict=False)
-            yield BlocksFound(serial=message.serial, sources=bytes(map(max, columns)))
+            found = [each for each in answers.values() if isinstance(each, BlocksFound)]
+            yield from self._merge(self._questions.pop(message.serial), found)
         elif isinstance(message, TierOpened) and len({msgspec.structs.astuple(each) for each in answers.values()}) > 1:
             logger.error(
                 "the KV tiers stay closed: the hosts have different weights or keys of --kv-key-file: make both equal"
             )
         else:
             yield message
+
+
+def _sources_at(question: FindBlocks, answer: BlocksFound, end: int) -> list[bytes] | None:
+    """Return the sources of the blocks that the groups need at `end`, a boundary up to that of a host's answer; None if
+    the answer does not have all of them."""
+    first = question.start // question.block_size
+    sources = []
+    for group, known in zip(question.groups, answer.sources, strict=True):
+        begin = max(end - group.needed, first) if group.needed else first
+        num_before = begin - (answer.end - len(known))  # blocks of the answer that are not needed
+        if num_before < 0:
+            return None
+        sources.append(known[num_before : num_before + end - begin])
+    return sources
+
+
+def _up_to(question: FindBlocks, end: int) -> FindBlocks:
+    """Return the question for boundaries up to `end` alone."""
+    num_blocks = end - question.start // question.block_size
+    groups = [msgspec.structs.replace(group, here=group.here[:num_blocks]) for group in question.groups]
+    tokens = question.token_ids[: 4 * num_blocks * question.block_size]
+    return msgspec.structs.replace(question, token_ids=tokens, groups=groups)
 
 
 def _sum(parts: Sequence[SourceState]) -> SourceState:

@@ -25,7 +25,7 @@ class TierLink:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, arena: int) -> None:
         self._context, self._spec, self.arena = context, spec, arena
         self._channels: list[Channel[TierToCore, CoreToTier]] = []  # by host
-        self._answers = TierAnswers(1)
+        self._answers = TierAnswers(1, self.send)
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes]]:
@@ -76,7 +76,7 @@ class TierLink:
                 self._spec.group_keys.secure_client(socket)
             socket.connect(address)
             self._channels.append(Channel(socket, TierToCore, "tier process"))
-        self._answers = TierAnswers(len(self._channels))
+        self._answers = TierAnswers(len(self._channels), self.send)
 
     def send(self, message: CoreToTier) -> None:
         if isinstance(message, PinnedBlocks) and self._channels:

@@ -1,4 +1,4 @@
-"""Finder: determines how many consecutive blocks the sources have, and which source has each.
+"""Finder: determines the largest boundary at which all KV groups have the blocks that they need, and where each is.
 
 It has two threads: one asks the disk, which answers from memory; the other continues lookups in the other sources. So a
 slow remote store delays no lookup that the disk can answer alone.
@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
-from ...ipc.messages.tier import SOURCES, BlocksFound, FindBlocks
+from ...ipc.errors import ProtocolError
+from ...ipc.messages.tier import HERE, SOURCES, BlocksFound, FindBlocks
 from ...ipc.shortages.threads import start_thread
-from ..kv.block_hash import block_keys
+from ..kv.block_hash import KEY_BYTES, block_keys, object_name
+from ..kv.hit_rule import longest_hit
 from .source import Source
 
 logger = logging.getLogger("tokenloom.tiers")
@@ -22,35 +24,93 @@ LIMIT_S = 0.25  # limit from a lookup's arrival to its answer, with the blocks f
 
 
 class _Lookup:
-    """One FindBlocks: the keys of its blocks, and for each block found so far, its source."""
+    """One FindBlocks, and what is known of its blocks. Indexes of blocks and boundaries count from its first block."""
 
     def __init__(self, message: FindBlocks) -> None:
+        """ProtocolError if the question is not valid."""
         self.serial, self.skips_remote = message.serial, message.skips_remote
         self.deadline = time.monotonic() + LIMIT_S
-        self.keys: list[bytes] = []
-        self.found = bytearray()
-        self.ends: set[int] = set()  # sources that do not have the next block
+        self.boundary = 0  # the largest that suits all groups, as far as it is known
         self._message = message
+        size = message.block_size
+        if size < 1 or len(message.parent) != KEY_BYTES or message.start % size or not message.groups:
+            raise ProtocolError(f"find_blocks {self.serial}: {size} tokens in a block, from token {message.start} on")
+        self.num_blocks = len(message.token_ids) // (4 * size)
+        for group in message.groups:
+            if group.needed < 0 or len(group.here) not in (0, self.num_blocks):
+                raise ProtocolError(
+                    f"find_blocks {self.serial}: {len(group.here)} of {self.num_blocks} blocks are here"
+                )
+        self._first = message.start // size
+        self._needed = [group.needed or None for group in message.groups]
+        self._keys: list[bytes] = []
+        self._sources: Mapping[int, Source] = {}  # to ask
+        self._end = self.num_blocks  # no larger boundary suits
+        # By group: the source of each block that was found, and the sources that lack a block.
+        self._found = [{i: HERE for i, is_here in enumerate(group.here) if is_here} for group in message.groups]
+        self._lacking: list[dict[int, set[int]]] = [{} for _ in message.groups]
 
     def make_keys(self) -> None:
         """Compute the chain of keys."""
         it = self._message
-        self.keys = list(block_keys(it.parent, it.token_ids, it.block_size, it.media, it.start))
+        self._keys = list(block_keys(it.parent, it.token_ids, it.block_size, it.media, it.start))
 
-    def ask(self, sources: Mapping[int, Source]) -> None:
-        """Extend the run of found blocks by asking these sources, one after the other, until none of them has the next
-        block or the deadline has passed. A source that raises counts as having none."""
-        while len(self.found) < len(self.keys) and (left := [each for each in sources if each not in self.ends]):
+    def search(self, sources: Mapping[int, Source]) -> None:
+        """Find the largest boundary, asking these sources for blocks that are not known until the deadline."""
+        self._sources, self._end = sources, self.num_blocks
+        self.boundary = longest_hit(self.num_blocks, self._needed, self._has).num_blocks
+
+    def _has(self, group: int, index: int) -> bool:
+        found = self._found[group]
+        is_of_use = self._first + self._end > self._message.least
+        if index not in found and is_of_use and not self._sources.keys() <= self._lacking[group].get(index, set()):
+            self._ask(group, index)
+        if index in found:
+            return True
+        self._end = index  # all larger boundaries that are left to try need this block
+        return False
+
+    def _ask(self, group: int, index: int) -> None:
+        """Ask the sources for a block, and for those after it that the group needs at the same boundary."""
+        found, needed = self._found[group], self._needed[group]
+        end = self._end if needed is None else min(self._end, index + needed)
+        indexes = [each for each in range(index, end) if each not in found]
+        names = [object_name(self._keys[each], group) for each in indexes]
+        run, lacking = self._run(names, self._lacking[group].get(index, set()))
+        found.update(zip(indexes, run, strict=False))
+        if len(run) < len(names):
+            self._lacking[group][indexes[len(run)]] = lacking
+
+    def _run(self, names: list[bytes], lacking: set[int]) -> tuple[bytearray, set[int]]:
+        """Return the source of each of the first names, up to one that no source has or until the deadline, and the
+        sources that lack the next name. lacking: sources that lack the first name."""
+        run = bytearray()
+        while len(run) < len(names) and (left := [each for each in self._sources if each not in lacking]):
             for number in left:
-                if time.monotonic() >= self.deadline or len(self.found) == len(self.keys):
-                    return
-                try:
-                    count = sources[number].find(self.keys[len(self.found) :], self.deadline)
-                except Exception:
-                    logger.exception("a lookup in the %s failed", sources[number].name)
-                    count = 0
-                self.found += bytes([number]) * count
-                self.ends = {number} if count else self.ends | {number}
+                if time.monotonic() >= self.deadline or len(run) == len(names):
+                    return run, lacking
+                count = self._count(number, names[len(run) :])
+                run += bytes([number]) * count
+                lacking = {number} if count else lacking | {number}
+        return run, lacking
+
+    def _count(self, number: int, names: list[bytes]) -> int:
+        """Return how many of the first names a source has. A source that raises counts as having none."""
+        source = self._sources[number]
+        try:
+            return source.find(names, self.deadline)
+        except Exception:
+            logger.exception("a lookup in the %s failed", source.name)
+            return 0
+
+    def answer(self) -> BlocksFound:
+        sources = [b""] * len(self._found)
+        end = self._first + self.boundary
+        if end > self._message.least:
+            for group, (found, needed) in enumerate(zip(self._found, self._needed, strict=True)):
+                begin = 0 if needed is None else max(self.boundary - needed, 0)
+                sources[group] = bytes(found[index] for index in range(begin, self.boundary))
+        return BlocksFound(serial=self.serial, sources=sources, end=end)
 
 
 class Finder:
@@ -59,7 +119,7 @@ class Finder:
     def __init__(self, sources: Mapping[int, Source], answer: Callable[[BlocksFound], None]) -> None:
         disk = SOURCES.index("disk")
         self._near = {number: source for number, source in sources.items() if number == disk}
-        self._far = {number: source for number, source in sources.items() if number != disk}
+        self._all = {**self._near, **sources}
         self._answer = answer
         self._arrived: SimpleQueue[_Lookup] = SimpleQueue()
         self._going_on: SimpleQueue[_Lookup] = SimpleQueue()
@@ -67,23 +127,22 @@ class Finder:
             start_thread("find", target)
 
     def find(self, message: FindBlocks) -> None:
+        """Begin a lookup. ProtocolError if it is not valid."""
         self._arrived.put(_Lookup(message))
 
     def _look_near(self) -> None:
         while True:
             lookup = self._arrived.get()
             lookup.make_keys()
-            lookup.ask(self._near)
-            if not self._far or lookup.skips_remote or len(lookup.found) == len(lookup.keys):
-                self._end(lookup)
+            lookup.search(self._near)
+            has_far = len(self._all) > len(self._near)
+            if not has_far or lookup.skips_remote or lookup.boundary == lookup.num_blocks:
+                self._answer(lookup.answer())
             else:
                 self._going_on.put(lookup)
 
     def _look_far(self) -> None:
         while True:
             lookup = self._going_on.get()
-            lookup.ask({**self._far, **self._near})
-            self._end(lookup)
-
-    def _end(self, lookup: _Lookup) -> None:
-        self._answer(BlocksFound(serial=lookup.serial, sources=bytes(lookup.found)))
+            lookup.search(self._all)
+            self._answer(lookup.answer())

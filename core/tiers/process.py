@@ -206,8 +206,6 @@ class TierProcess:
         maybe_fail("tier.receive")
         try:
             if isinstance(order, FindBlocks):
-                if order.block_size < 1 or len(order.parent) != KEY_BYTES:
-                    raise ProtocolError(f"find_blocks {order.serial}: {order.block_size} tokens in a block")
                 self._finder.find(order)
             elif isinstance(order, LoadBlocks):
                 self._load(order)

@@ -6,8 +6,8 @@ The core allocates the slots and alone decides which content goes where; the tie
 disks and networks. Each order goes to the tier processes of all hosts, and their answers are merged into one
 (core/links/tier_answers.py).
 The slots of LoadBlocks and StoreBlocks belong to the tier process. Each one belongs to the core again when a
-BlocksLoaded or BlocksStored names it, or with the last reply to the job. Blocks are named by their keys
-(core/kv/block_hash.py), 32 bytes each. A source is given by its index in SOURCES.
+BlocksLoaded or BlocksStored names it, or with the last reply to the job. The `keys` of an order are the names of blocks
+(object_name in core/kv/block_hash.py), 32 bytes each. A source is given by its index in SOURCES.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SOURCES: tuple[SourceName, ...] = ("disk", "remote", "peer")
 PlaceName: TypeAlias = Literal["pool", "host", "disk", "remote", "peer"]
 PLACES: tuple[PlaceName, ...] = ("pool", "host", *SOURCES)  # where a request may find blocks
 STORE_ON_DISK, STORE_REMOTELY = 1, 2  # bits of `targets`
+HERE = 255  # in BlocksFound, in place of a source: the question said that the core has the block
 
 
 class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
@@ -35,17 +36,28 @@ class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
     facts: bytes  # JSON: everything that determines the bytes of a block, except the weights
 
 
+class FindGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a KV group needs to continue at a boundary, for FindBlocks."""
+
+    needed: int = 0  # blocks before a boundary without which no row continues there; 0: all of them
+    here: bytes = b""  # uint8 for each block of the question: 1 = the core has it, in the pool or a slot; empty: none
+
+
 class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
-    """Request to count the first blocks that are in some source, without a gap. The reply is BlocksFound, within about
-    0.25 s, with the blocks found until then; a reply that waits for another host may come after the replies to later
-    requests."""
+    """Request to find the largest boundary of a prompt at which every group has the blocks that it needs, here or in
+    some source. The rule is that of core/kv/hit_rule.py; blocks before the first of the question count as here.
+
+    The reply is BlocksFound, within about 0.25 s, with what was found until then; a reply that waits for another host
+    may come after the replies to later requests."""
 
     serial: int
     parent: bytes  # key of the block before the first, or the root
     token_ids: bytes  # int32, of whole blocks
     block_size: int  # tokens
+    groups: list[FindGroup]  # of the engine, in order
+    least: int = 0  # boundary in blocks of the prompt: only larger ones are of use
     skips_remote: bool = False  # do not look the blocks up outside this machine
-    start: int = 0  # index in the prompt of the first of these tokens
+    start: int = 0  # index in the prompt of the first of these tokens, a multiple of block_size
     media: list[MediaSpan] = []  # all media of the prompt
 
 
@@ -106,8 +118,14 @@ class TierOpened(Message, frozen=True, kw_only=True, tag="tier_opened"):
 
 
 class BlocksFound(Message, frozen=True, kw_only=True, tag="blocks_found"):
+    """Reply to FindBlocks: the boundary `end`, in blocks of the prompt, and the source of each block that a group needs
+    there and that is not before the first of the question: for a group that needs all blocks those up to `end`, for
+    another one the last `needed` of them. If no boundary is of use, `end` is at most the question's `least`, and there
+    are no sources."""
+
     serial: int
-    sources: bytes  # uint8: the source of each block, from the first up to the first miss
+    sources: list[bytes]  # by group: uint8 for each block, in order; a source or HERE
+    end: int
 
 
 class BlocksLoaded(Message, frozen=True, kw_only=True, tag="blocks_loaded"):

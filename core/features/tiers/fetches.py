@@ -17,7 +17,15 @@ from itertools import count
 import numpy as np
 
 from ....ipc.codec import encode_ids
-from ....ipc.messages.tier import BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
+from ....ipc.messages.tier import (
+    BlocksFound,
+    BlocksLoaded,
+    CancelLoad,
+    CoreToTier,
+    FindBlocks,
+    FindGroup,
+    LoadBlocks,
+)
 from ...kv.block_pool import BlockPool
 from ...request import Request
 from .costs import ComputeCost
@@ -112,6 +120,8 @@ class Fetches:
                 parent=missing.parent,
                 token_ids=missing.tokens,
                 block_size=self._block_size,
+                groups=[FindGroup()],
+                least=missing.start,
                 skips_remote=missing.owner != 0 and not self.reads_salted_remotely,
                 start=missing.start * self._block_size,
                 media=list(missing.media),
@@ -127,9 +137,10 @@ class Fetches:
             return
         if fetch not in self._others and (fetch.request is None or self.by_request.get(fetch.request) != fetch):
             return  # it is over
-        fetch.keys = fetch.first_keys(len(message.sources))
+        found = message.sources[0]
+        fetch.keys = fetch.first_keys(len(found))
         fetch.index_by_key = {key: index for index, key in enumerate(fetch.keys)}
-        fetch.sources = message.sources[: len(fetch.keys)]
+        fetch.sources = found[: len(fetch.keys)]
         for source in set(fetch.sources):
             self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
         if fetch.request is None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tokenloom.core.kv.block_hash import block_key, block_keys
+from tokenloom.core.kv.block_hash import block_key, block_keys, object_name
 from tokenloom.core.media_spans import end_of, event_extra, first_after, touching
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.media import MediaSpan
@@ -30,6 +30,13 @@ def test_text_keeps_the_keys_that_are_on_disks() -> None:
     assert block_key(ROOT, tokens) == hashlib.sha256(ROOT + tokens).digest()
     assert keys_of([1, 2, 3, 4, 5]) == [block_key(ROOT, tokens)]
     assert keys_of([1, 2, 3, 4, *[IMAGE] * 4], span(1, 4, 4))[0] == block_key(ROOT, tokens)
+
+
+def test_a_block_of_the_first_group_is_named_by_its_key_and_those_of_others_apart() -> None:
+    keys = keys_of([1, 2, 3, 4, 5, 6, 7, 8])
+    assert [object_name(key, 0) for key in keys] == keys
+    assert object_name(keys[0], 3) == hashlib.sha256(keys[0] + b"group\3").digest()
+    assert len({object_name(key, group) for key in keys for group in range(5)}) == 10
 
 
 def test_equal_placeholders_of_other_images_have_other_keys_from_the_first_block_on_that_they_touch() -> None:

@@ -10,14 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from tokenloom.core.kv.hit_rule import longest_hit
 from tokenloom.core.links.tier_answers import TierAnswers
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import (
+    HERE,
     BlocksFound,
     BlocksLoaded,
     BlocksStored,
     ClearTier,
     FindBlocks,
+    FindGroup,
     LoadBlocks,
     OpenTier,
     PinBlocks,
@@ -29,8 +32,18 @@ from tokenloom.ipc.messages.tier import (
     TierState,
     TierToCore,
 )
+from tokenloom.tests.support.today import some
 
 KEY = bytes(32)
+
+
+def answers_of(num_hosts: int) -> TierAnswers:
+    """Return the answers of hosts that never have to be asked again."""
+
+    def refuse(question: FindBlocks) -> None:
+        raise AssertionError(f"asked again: {question}")
+
+    return TierAnswers(num_hosts, refuse)
 
 
 class HostTier:
@@ -74,7 +87,7 @@ class HostTier:
 def test_a_slot_is_the_cores_again_when_all_hosts_are_done_and_good_if_all_have_their_part(seed: int) -> None:
     rng = random.Random(seed)
     hosts = [HostTier(rng) for _ in range(rng.randint(2, 4))]
-    answers = TierAnswers(len(hosts))
+    answers = answers_of(len(hosts))
     slots_by_job: dict[int, list[int]] = {}
     asked: dict[tuple[int, int], int] = {}
     ended: dict[tuple[int, int], int] = {}
@@ -134,24 +147,90 @@ def results_of(message: TierToCore) -> Iterator[tuple[int, int]]:
 
 
 def find(answers: TierAnswers, serial: int) -> None:
-    answers.expect(FindBlocks(serial=serial, parent=KEY, token_ids=b"", block_size=4))
+    answers.expect(FindBlocks(serial=serial, parent=KEY, token_ids=bytes(16 * 5), block_size=4, groups=[FindGroup()]))
+
+
+def found(serial: int, *sources: int) -> BlocksFound:
+    return BlocksFound(serial=serial, sources=[bytes(sources)], end=len(sources))
 
 
 def test_blocks_are_found_as_far_as_all_hosts_have_them_at_the_farthest_place() -> None:
-    answers = TierAnswers(3)
+    answers = answers_of(3)
     find(answers, 1)
-    assert not list(answers.take(0, BlocksFound(serial=1, sources=bytes([0, 0, 1, 1]))))
-    assert not list(answers.take(0, BlocksFound(serial=1, sources=b""))), "an answer comes twice"
-    assert not list(answers.take(2, BlocksFound(serial=1, sources=bytes([0, 1, 0]))))
-    assert list(answers.take(1, BlocksFound(serial=1, sources=bytes([0, 0, 0, 0, 0])))) == [
-        BlocksFound(serial=1, sources=bytes([0, 1, 1]))
+    assert not list(answers.take(0, found(1, 0, 0, 1, 1)))
+    assert not list(answers.take(0, found(1))), "an answer comes twice"
+    assert not list(answers.take(2, found(1, 0, 1, 0)))
+    assert list(answers.take(1, found(1, 0, 0, 0, 0, 0))) == [found(1, 0, 1, 1)]
+    assert not list(answers.take(1, found(1, 0, 0, 0, 0, 0))), "the question is answered"
+    assert not list(answers.take(1, found(2, 0, 0, 0, 0, 0))), "nobody has asked"
+
+
+@pytest.mark.parametrize("seed", some(range(100), 30))
+def test_hosts_agree_on_the_largest_boundary_at_which_all_have_what_all_groups_need(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks, first, num_hosts = rng.randrange(1, 30), rng.choice([0, 2]), rng.randint(2, 3)
+    needed = [0, *(rng.choice([1, 3, 6]) for _ in range(rng.randrange(3)))]
+    groups = [FindGroup(needed=count, here=bytes(rng.random() < 0.3 for _ in range(num_blocks))) for count in needed]
+    question = FindBlocks(
+        serial=1,
+        parent=KEY,
+        token_ids=bytes(16 * num_blocks),
+        block_size=4,
+        groups=groups,
+        start=4 * first,
+        least=first,
+    )
+    share = rng.choice([0.7, 0.95])
+    places = [  # by host, group and block; None: the host lacks it
+        [[rng.choice([0, 1]) if rng.random() < share else None for _ in range(num_blocks)] for _ in needed]
+        for _ in range(num_hosts)
     ]
-    assert not list(answers.take(1, BlocksFound(serial=1, sources=bytes(5)))), "the question is answered"
-    assert not list(answers.take(1, BlocksFound(serial=2, sources=bytes(5)))), "nobody has asked"
+
+    def answer_of(host: int, asked: FindBlocks) -> BlocksFound:
+        """Return the answer of a host's finder."""
+        count = len(asked.token_ids) // 16
+        here = [group.here for group in asked.groups]
+        assert {len(each) for each in here} == {count}
+
+        def has(group: int, index: int) -> bool:
+            return here[group][index] == 1 or places[host][group][index] is not None
+
+        end = longest_hit(count, [each.needed or None for each in asked.groups], has).num_blocks
+        if not end:
+            return BlocksFound(serial=1, sources=[b""] * len(needed), end=first)
+        sources = [
+            bytes(HERE if here[group][i] else places[host][group][i] or 0 for i in range(begin, end))
+            for group, begin in enumerate(max(end - each.needed, 0) if each.needed else 0 for each in asked.groups)
+        ]
+        return BlocksFound(serial=1, sources=sources, end=first + end)
+
+    asked: list[FindBlocks] = []
+    answers = TierAnswers(num_hosts, asked.append)
+    asked.append(question)
+    replies: list[TierToCore] = []
+    while asked:
+        order = asked.pop()
+        answers.expect(order)
+        for host in rng.sample(range(num_hosts), num_hosts):
+            replies += answers.take(host, answer_of(host, order))
+
+    def all_have(group: int, index: int) -> bool:
+        return groups[group].here[index] == 1 or all(of[group][index] is not None for of in places)
+
+    end = longest_hit(num_blocks, [count or None for count in needed], all_have).num_blocks
+    (reply,) = replies
+    assert isinstance(reply, BlocksFound) and reply.end == first + end
+    for group, count in enumerate(needed):
+        begin = max(end - count, 0) if count else 0
+        expected = [
+            HERE if groups[group].here[i] else max(of[group][i] or 0 for of in places) for i in range(begin, end)
+        ]
+        assert list(reply.sources[group]) == expected
+    assert not answers._questions and not answers._open
 
 
 def test_tiers_open_when_all_hosts_name_the_same_weights_for_the_last_order(caplog: pytest.LogCaptureFixture) -> None:
-    answers = TierAnswers(2)
+    answers = answers_of(2)
     for serial in (1, 2):
         answers.expect(OpenTier(serial=serial, model_folder="", facts=b""))
     for host in (0, 1):
@@ -165,14 +244,14 @@ def test_tiers_open_when_all_hosts_name_the_same_weights_for_the_last_order(capl
 
 
 def test_a_clear_is_done_when_all_hosts_have_cleared() -> None:
-    answers = TierAnswers(2)
+    answers = answers_of(2)
     answers.expect(ClearTier(serial=1))
     assert not list(answers.take(1, TierCleared(serial=1)))
     assert list(answers.take(0, TierCleared(serial=1))) == [TierCleared(serial=1)]
 
 
 def test_each_host_gets_the_answer_to_its_own_pins() -> None:
-    answers = TierAnswers(3)
+    answers = answers_of(3)
     questions = [next(answers.take(host, PinBlocks(serial=5, keys=KEY))) for host in range(3)]
     serials = [question.serial for question in questions if isinstance(question, PinBlocks)]
     assert len(set(serials)) == 3
@@ -181,7 +260,7 @@ def test_each_host_gets_the_answer_to_its_own_pins() -> None:
 
 
 def test_states_are_added_up_when_all_hosts_have_told_theirs() -> None:
-    answers = TierAnswers(2)
+    answers = answers_of(2)
     one = SourceState(name="disk", is_open=True, num_objects=2, read_s=0.5, rejected={"key": 1})
     other = SourceState(name="disk", is_broken=True, error="full", num_objects=3, rejected={"key": 1, "mac": 2})
     assert not list(answers.take(1, TierState(sources=[other])))
@@ -193,6 +272,6 @@ def test_states_are_added_up_when_all_hosts_have_told_theirs() -> None:
 
 
 def test_with_one_host_every_answer_passes_unchanged() -> None:
-    answers = TierAnswers(1)
-    for message in (BlocksFound(serial=9, sources=b"\0"), PinBlocks(serial=5, keys=KEY)):
+    answers = answers_of(1)
+    for message in (found(9, 0), PinBlocks(serial=5, keys=KEY)):
         assert list(answers.take(0, message)) == [message]

@@ -1,19 +1,25 @@
-"""Lookups: the run of blocks over all sources, and a slow source that delays no other lookup."""
+"""Lookups: the largest boundary over all sources, as the hit rule has it, and a slow source that delays no other
+lookup."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
+import pytest
 
-from tokenloom.core.kv.block_hash import block_keys
+from tokenloom.core.kv.block_hash import block_keys, object_name
+from tokenloom.core.kv.hit_rule import longest_hit
+from tokenloom.core.tiers import finder
 from tokenloom.core.tiers.finder import LIMIT_S, Finder
 from tokenloom.core.tiers.source import Item, Namespace
-from tokenloom.ipc.messages.tier import BlocksFound, FindBlocks, SourceName, SourceState
+from tokenloom.ipc.messages.tier import HERE, BlocksFound, FindBlocks, FindGroup, SourceName, SourceState
 from tokenloom.tests.core.tiers.slots import DEADLINE_S
+from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import Deadline
 
 ROOT = bytes(32)
@@ -75,11 +81,21 @@ class Bench:
 
     def ask(self, tokens: bytes, serial: int = 1, skips_remote: bool = False) -> None:
         self.finder.find(
-            FindBlocks(serial=serial, parent=ROOT, token_ids=tokens, block_size=4, skips_remote=skips_remote)
+            FindBlocks(
+                serial=serial,
+                parent=ROOT,
+                token_ids=tokens,
+                block_size=4,
+                groups=[FindGroup()],
+                skips_remote=skips_remote,
+            )
         )
 
     def answer(self) -> list[int]:
-        return list(self.answers.get(timeout=DEADLINE_S).sources)
+        answer = self.answers.get(timeout=DEADLINE_S)
+        (sources,) = answer.sources
+        assert answer.end == len(sources)
+        return list(sources)
 
 
 def test_the_run_goes_on_over_all_sources() -> None:
@@ -111,7 +127,7 @@ def test_a_slow_remote_delays_no_lookup_that_the_disk_answers() -> None:
         bench.ask(slow if serial % 2 == 0 else fast, serial)
     answers = [bench.answers.get(timeout=DEADLINE_S) for _ in range(6)]
     assert [answer.serial for answer in answers] == [1, 3, 5, 0, 2, 4]
-    assert [list(answer.sources) for answer in answers] == [[0, 0]] * 3 + [[0]] * 3, "with the blocks found in time"
+    assert [list(answer.sources[0]) for answer in answers] == [[0, 0]] * 3 + [[0]] * 3, "with the blocks found in time"
     assert time.monotonic() >= begun + LIMIT_S * 0.9 and not deadline.has_passed(), "all of them within one deadline"
     bench.sources[REMOTE].gate.set()
     bench.ask(slow)
@@ -127,3 +143,96 @@ def test_a_source_that_raises_counts_as_empty() -> None:
     bench.sources[DISK].is_broken = True
     bench.ask(tokens)
     assert bench.answer() == []
+
+
+# ── several groups ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def answer_to(question: FindBlocks, sources: dict[int, SetSource], near: Sequence[int]) -> BlocksFound:
+    """Return the answer of a lookup that asks the sources in `near`, then all; it has as much time as it takes."""
+    lookup = finder._Lookup(question)
+    lookup.deadline = time.monotonic() + DEADLINE_S
+    lookup.make_keys()
+    lookup.search({number: sources[number] for number in near})
+    lookup.search(sources)
+    return lookup.answer()
+
+
+@pytest.mark.parametrize("seed", some(range(300), 60))
+def test_the_answer_is_the_largest_boundary_that_suits_all_groups(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks, first = rng.randrange(40), rng.choice([0, 3])
+    tokens = np.random.default_rng(seed).integers(0, 1000, 4 * num_blocks, dtype=np.int32).tobytes()
+    needed = [rng.choice([0, 0, 5]), *(rng.choice([1, 2, 4, 50]) for _ in range(rng.randrange(4)))]
+    shares = [rng.choice([0.5, 0.9, 0.98, 1.0]) for _ in needed]
+    keys = list(block_keys(ROOT, tokens, 4, start=4 * first))
+    sources = {number: SetSource("disk") for number in rng.sample(range(3), rng.randint(1, 3))}
+    holders: list[list[set[int]]] = []  # by group and block: the sources that have it
+    groups = []
+    for group, (count, share) in enumerate(zip(needed, shares, strict=True)):
+        here = bytes(rng.random() < 0.3 for _ in keys) if rng.random() < 0.7 else b""
+        groups.append(FindGroup(needed=count, here=here))
+        holders.append([])
+        for key in keys:
+            places = {number for number in sources if rng.random() < 0.6} if rng.random() < share else set[int]()
+            holders[group].append(places)
+            for number in places:
+                sources[number].keys.add(object_name(key, group))
+    least = rng.choice([0, first, first + num_blocks // 2])
+    question = FindBlocks(
+        serial=seed,
+        parent=ROOT,
+        token_ids=tokens,
+        block_size=4,
+        groups=groups,
+        least=least,
+        start=4 * first,
+    )
+
+    def has(group: int, index: int) -> bool:
+        return bool(holders[group][index]) or groups[group].here[index : index + 1] == b"\1"
+
+    end = first + longest_hit(num_blocks, [count or None for count in needed], has).num_blocks
+    answer = answer_to(question, sources, [number for number in sources if number == DISK])
+    if end <= least:
+        assert answer.end <= least and answer.sources == [b""] * len(needed)
+        return
+    assert answer.end == end
+    for group, count in enumerate(needed):
+        begin = max(end - count, first) if count else first
+        assert len(answer.sources[group]) == end - begin
+        for index, source in enumerate(answer.sources[group], begin - first):
+            is_here = groups[group].here[index : index + 1] == b"\1"
+            assert source == HERE if is_here else source in holders[group][index]
+
+
+def test_a_boundary_beyond_which_none_is_of_use_is_not_asked_for() -> None:
+    bench = Bench(DISK)
+    tokens = bench.put([[0]] * 8 + [[]] * 8)
+    groups = [FindGroup(), FindGroup(needed=2)]
+    answers = []
+    for least in (8, 0):
+        question = FindBlocks(serial=1, parent=ROOT, token_ids=tokens, block_size=4, groups=groups, least=least)
+        bench.finder.find(question)
+        answers.append(bench.answers.get(timeout=DEADLINE_S))
+    assert [answer.sources for answer in answers] == [[b"", b""]] * 2
+    assert bench.sources[DISK].asked[:2] == [16, 16] and bench.sources[DISK].asked[2:] == [2] * 4
+
+
+def test_when_time_is_up_the_answer_is_the_largest_boundary_that_is_known() -> None:
+    """The disk has all of six blocks, the remote store further keys, but not their states; the disk has a state after
+    two blocks."""
+    bench = Bench(DISK, REMOTE)
+    tokens = bench.put([[0]] * 6 + [[1]] * 4)
+    keys = list(block_keys(ROOT, tokens, 4))
+    bench.sources[DISK].keys.add(object_name(keys[1], 1))
+    bench.sources[REMOTE].gate.clear()
+    groups = [FindGroup(), FindGroup(needed=1, here=b"")]
+    bench.finder.find(FindBlocks(serial=1, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
+    assert bench.answers.get(timeout=DEADLINE_S) == BlocksFound(serial=1, sources=[bytes(2), bytes(1)], end=2)
+    bench.sources[REMOTE].gate.set()
+    bench.sources[REMOTE].keys.add(object_name(keys[8], 1))
+    bench.finder.find(FindBlocks(serial=2, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
+    assert bench.answers.get(timeout=DEADLINE_S) == BlocksFound(
+        serial=2, sources=[bytes([0] * 6 + [1] * 3), b"\1"], end=9
+    )

@@ -24,6 +24,7 @@ from tokenloom.ipc.messages.tier import (
     CancelLoad,
     ClearTier,
     FindBlocks,
+    FindGroup,
     FlushTier,
     LoadBlocks,
     OpenTier,
@@ -94,8 +95,8 @@ def test_blocks_are_stored_found_and_loaded(closed: TierBench) -> None:
         )
     )
     assert own.stored(1) == dict.fromkeys(range(1, 16), 1)
-    own.say(FindBlocks(serial=7, parent=namespace, token_ids=tokens, block_size=4))
-    assert own.get(BlocksFound) == BlocksFound(serial=7, sources=bytes(15))
+    own.say(FindBlocks(serial=7, parent=namespace, token_ids=tokens, block_size=4, groups=[FindGroup()]))
+    assert own.get(BlocksFound) == BlocksFound(serial=7, sources=[bytes(15)], end=15)
     own.say(LoadBlocks(job=2, keys=b"".join(keys[:16]), slots=encode_ids(range(101, 117)), sources=bytes(16)))
     assert own.loaded(2) == {**dict.fromkeys(range(101, 116), True), 116: False}
     for slot, each in zip(range(101, 116), keys, strict=False):
@@ -122,9 +123,9 @@ def test_results_are_reported_in_batches(bench: TierBench) -> None:
 def test_before_it_is_open_there_is_nothing_and_nothing_waits(closed: TierBench) -> None:
     closed.load(1, [1, 2], [1, 2])
     closed.store(2, [3], [3])
-    closed.say(FindBlocks(serial=1, parent=bytes(32), token_ids=bytes(64), block_size=4))
+    closed.say(FindBlocks(serial=1, parent=bytes(32), token_ids=bytes(64), block_size=4, groups=[FindGroup()]))
     assert closed.loaded(1) == {1: False, 2: False} and closed.stored(2) == {3: 0}
-    assert closed.get(BlocksFound).sources == b""
+    assert closed.get(BlocksFound).sources == [b""]
 
 
 def test_a_source_that_is_not_configured_has_nothing(bench: TierBench) -> None:
@@ -275,11 +276,16 @@ def test_malformed_orders_stop_nothing(bench: TierBench) -> None:
         bench.say(LoadBlocks(job=1, keys=bytes(32 * num_keys), slots=encode_ids(slots), sources=bytes(len(slots))))
     bench.say(LoadBlocks(job=1, keys=bytes(31), slots=bytes(3), sources=b""))
     bench.say(StoreBlocks(job=1, keys=bytes(32), slots=encode_ids([1]), targets=b"\1", owners=bytes(7)))
-    bench.say(FindBlocks(serial=1, parent=b"", token_ids=b"", block_size=0))
+    bench.say(FindBlocks(serial=1, parent=b"", token_ids=b"", block_size=0, groups=[FindGroup()]))
+    few_here = [FindGroup(here=b"\1")]
+    bench.say(FindBlocks(serial=1, parent=bytes(32), token_ids=bytes(32), block_size=4, groups=few_here))
+    bench.say(FindBlocks(serial=1, parent=bytes(32), token_ids=bytes(32), block_size=4, groups=[]))
     bench.core.send(b"nonsense")
     bench.load(9, [1], [1])
     assert bench.loaded(9) == {1: False}
-    assert not [each for each in bench.seen if isinstance(each, BlocksLoaded | BlocksFound)]
+    bench.say(FindBlocks(serial=2, parent=bytes(32), token_ids=bytes(32), block_size=4, groups=[FindGroup()]))
+    assert bench.get(BlocksFound) == BlocksFound(serial=2, sources=[b""], end=0)
+    assert not [each for each in bench.seen if isinstance(each, BlocksLoaded)]
 
 
 def test_an_idle_process_does_not_wake(bench: TierBench) -> None:
@@ -300,9 +306,8 @@ def test_the_process_dies_with_its_lifeline(closed: TierBench) -> None:
 def test_weights_that_a_shortage_hides_are_read_when_it_is_over(tmp_path: Path) -> None:
     with contextlib.closing(TierBench(tmp_path, load_format="auto")) as bench:
         bench.start()
-        bench.say(
-            FindBlocks(serial=1, parent=bytes(32), token_ids=b"", block_size=4)
-        )  # so that it has accepted the core
+        # So that it has accepted the core.
+        bench.say(FindBlocks(serial=1, parent=bytes(32), token_ids=b"", block_size=4, groups=[FindGroup()]))
         bench.get(BlocksFound)
         checkpoint = tiny_checkpoint(tmp_path / "model")
         soft, hard = resource.prlimit(bench.process.pid, resource.RLIMIT_NOFILE)

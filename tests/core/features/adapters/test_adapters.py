@@ -133,8 +133,8 @@ def test_the_keys_of_the_base_model_do_not_depend_on_adapters() -> None:
     harness.run()
     kv_cache = harness.core.scheduler.kv_cache
     assert kv_cache.pool.lookup(block_key(kv_cache.namespace, encode_ids(PROMPT[:4]))) is not None
-    assert shared_root(b"weights", None, 0) == b"weights"
-    roots = [shared_root(b"weights", salt, 0, digest) for salt in (None, "a") for digest in (b"", b"1", b"2")]
+    assert shared_root(b"weights", None) == b"weights"
+    roots = [shared_root(b"weights", salt, digest) for salt in (None, "a") for digest in (b"", b"1", b"2")]
     assert len(set(roots)) == 6
 
 

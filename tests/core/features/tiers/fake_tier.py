@@ -103,7 +103,8 @@ class FakeTier:
             if not sources or (message.skips_remote and 0 not in sources):
                 break
             found.append(sources[0])
-        self._tell(BlocksFound(serial=message.serial, sources=bytes(found)))
+        end = message.start // message.block_size + len(found)
+        self._tell(BlocksFound(serial=message.serial, sources=[bytes(found)], end=end))
 
     def _work(self, job: Job) -> None:
         """End the work on some slots of a job."""

@@ -41,7 +41,7 @@ class Fetched:
         self.fetches = Fetches(pool, slots, ComputeCost(1.0), BLOCK_SIZE, self.send, self.released.append)
         tokens = bytes(4 * BLOCK_SIZE * len(keys))
         self.fetches.begin(self.request, MissingBlocks(0, b"", tokens, lambda n: keys[:n]), 0.0)
-        self.fetches.on_found(BlocksFound(serial=self.serial, sources=bytes(len(keys))), 0.0)
+        self.fetches.on_found(BlocksFound(serial=self.serial, sources=[bytes(len(keys))], end=len(keys)), 0.0)
 
     def send(self, message: CoreToTier) -> None:
         if isinstance(message, FindBlocks):

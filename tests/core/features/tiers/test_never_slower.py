@@ -58,7 +58,10 @@ class Source:
     def _send(self, message: CoreToTier) -> None:
         if isinstance(message, FindBlocks):
             num_blocks = len(message.token_ids) // (4 * BLOCK_SIZE)
-            self._at(self.now + self.latency_s, BlocksFound(serial=message.serial, sources=bytes(num_blocks)))
+            self._at(
+                self.now + self.latency_s,
+                BlocksFound(serial=message.serial, sources=[bytes(num_blocks)], end=num_blocks),
+            )
         elif isinstance(message, LoadBlocks):
             self.num_loads += 1
             slots, begun = list(decode_ids(message.slots)), max(self.now + self.latency_s, self._free_at)

@@ -15,6 +15,7 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import (
     BlocksFound,
     FindBlocks,
+    FindGroup,
     LoadBlocks,
     PinBlocks,
     PinnedBlocks,
@@ -94,10 +95,11 @@ def test_blocks_in_the_arena_of_one_process_are_loaded_by_another(
     def find() -> bytes:
         """Look the blocks up; a busy machine may miss the limit of a lookup."""
         serial = next(serials)
-        taker.say(FindBlocks(serial=serial, parent=namespace, token_ids=tokens, block_size=4))
+        groups = [FindGroup()]
+        taker.say(FindBlocks(serial=serial, parent=namespace, token_ids=tokens, block_size=4, groups=groups))
         if giver.core.poll(1000):
             answer_pin()
-        return taker.get(BlocksFound, lambda message: message.serial == serial).sources
+        return taker.get(BlocksFound, lambda message: message.serial == serial).sources[0]
 
     wait_until(lambda: find() == bytes([PEER]) * 6)
     taker.say(LoadBlocks(job=2, keys=b"".join(keys), slots=encode_ids(range(1, 11)), sources=bytes([PEER]) * 10))
