@@ -82,6 +82,7 @@ class Worker:
         self._asleep: list[MemoryTag] = []  # memory that is not held
         self._pool_shape: PoolShape | None = None  # from initialize on
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
+        self._loaded_bytes = 0  # of the blocks that the longest row may get from these
         self._model: Model | None = None
         self._media: MediaRunner | None = None  # with the model, if it takes media
         self._kv_pool: KVPool | None = None
@@ -176,6 +177,10 @@ class Worker:
         if arena is not None and self._arena is None and self._device.type == "cuda":
             pin_arena(arena)
         self._arena = arena
+        if arena is not None:
+            num_blocks, size = self._spec.max_blocks_per_row, self._spec.config.block_size
+            groups = zip(self._spec.kv_groups, pool.block_bytes, strict=True)
+            self._loaded_bytes = sum(group.num_needed(num_blocks, size) * each for group, each in groups)
         if self._model is None or "kv_cache" in self._asleep:
             return
         specs = self._loader.kv_cache_specs(self._model)
@@ -194,10 +199,9 @@ class Worker:
         blocks in use. None on a GPU or without a KV cache."""
         if self._pool_pages is not None and self._kv_pool is not None and self.runner is not None:
             block_bytes = self._kv_pool.block_bytes
-            loaded_bytes = 0 if self._arena is None else self._spec.max_blocks_per_row * block_bytes[0]
             highest = zip(self.runner.highest_blocks, block_bytes, strict=True)
             used_bytes = max((block + 1) * size for block, size in highest)
-            self._pool_pages.want(used_bytes + max(self._ahead_bytes, loaded_bytes))
+            self._pool_pages.want(used_bytes + max(self._ahead_bytes, self._loaded_bytes))
         return self._page_supply
 
     def _make_runner(self, model: Model, pool: KVPool) -> ModelRunner:

@@ -9,7 +9,7 @@ no tokens and no requests.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 NULL_BLOCK = 0
@@ -143,6 +143,12 @@ class BlockPool:
         one."""
         return 0 if self._demoted else next(iter(self._free.values()))
 
+    @property
+    def last_uses(self) -> Iterator[tuple[int, int]]:
+        """(Stamp of last use, block) of the free blocks with content, in the order of reuse; demoted ones have 0."""
+        yield from ((0, block) for block in self._demoted)
+        yield from ((stamp, block) for block, stamp in self._free.items() if self._key_by_block[block] is not None)
+
     def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
         """Add `key` to the index, unless the index has another block with the same content. is_private: do not report
         to observers when the block is written, because only the answers of one request use this key."""
@@ -178,6 +184,10 @@ class BlockPool:
     def block_of(self, key: bytes) -> int:
         """Return the block with this content, which `lookup` has found."""
         return self._block_by_key[key]
+
+    def key_of(self, block: int) -> bytes | None:
+        """Return the key by which lookups find the block; None if they do not."""
+        return self._key_by_block[block]
 
     def holds(self, block: int, key: bytes) -> bool:
         """Return whether the block has this content."""

@@ -6,16 +6,27 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..request import Request
-from .block_pool import BlockObserver, BlockPool
+from .block_pool import BlockObserver
 
 POOL = 0  # the place of a block that no outer place has brought: index into PLACES
+
+
+class OuterIndex(Protocol):
+    """Interface of the index of outer blocks of the first KV group."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys of these blocks."""
+        ...
+
+    def add_observer(self, observer: BlockObserver) -> None: ...
 
 
 class OuterBlocks(BlockObserver, Protocol):
     """An observer of the pool that keeps the content of blocks elsewhere and brings it back."""
 
     @property
-    def slots(self) -> BlockPool:
+    def slots(self) -> OuterIndex:
         """The blocks that are in the memory of this host."""
         ...
 

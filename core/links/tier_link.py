@@ -36,7 +36,7 @@ class TierLink:
         """Return the tiers, which are the places for blocks outside the pool; None if the engine has none."""
         if message.arena is None:
             return None
-        record = BlockRecord(self._spec.own_file("slots"), [message.arena.num_slots + 1], self.arena)
+        record = BlockRecord(self._spec.own_file("slots"), message.arena.ids.all_blocks, self.arena)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self.send, record)
 
     def go_on(self, offload: Offload | None, *, is_idle: bool) -> None:

@@ -104,7 +104,7 @@ class TierProcess:
         if not self._wait_for_initialize():
             return
         shape = self._arena.shape
-        self._max_queued = max(min(shape.num_bytes // 4, MAX_QUEUED_BYTES) // shape.stride, 1)
+        self._max_queued = max(min(shape.num_bytes // 4, MAX_QUEUED_BYTES) // shape.stride(0), 1)
         self._sources = new_sources(self._spec, self._reports)
         self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
         self._finder = Finder(self._sources, self._reports.put)
@@ -190,7 +190,7 @@ class TierProcess:
             self._core.send(TierState(sources=states))
 
     def _states(self) -> list[SourceState]:
-        slot_bytes = self._arena.shape.slot_bytes
+        slot_bytes = self._arena.shape.slot_bytes[0]
         return [
             msgspec.structs.replace(
                 (state := lane.source.state()),
@@ -232,8 +232,7 @@ class TierProcess:
         numbers = decode_ids(slots)
         if not len(keys) / KEY_BYTES == len(numbers) == others or (owners and len(owners) != 8 * others):
             raise ProtocolError(f"{len(keys)} bytes of keys, {len(numbers)} slots and {others} sources or targets")
-        if numbers and not 1 <= min(numbers) <= max(numbers) <= self._arena.shape.num_slots:
-            raise ProtocolError(f"slots {min(numbers)} … {max(numbers)} of {self._arena.shape.num_slots}")
+        self._arena.shape.check(numbers)
         of_owners = memoryview(owners or bytes(8 * others)).cast("Q")
         return [
             SlotItem(number, Item(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], self._arena.slot(number), of_owners[i]))
@@ -293,7 +292,7 @@ class TierProcess:
                 return
             self._error = ""
             of_parts = namespace_of_parts(digest, self._spec.ranks_on(self._host), len(self._spec.ranks))
-            namespace = Namespace(of_parts, self._secret, self._arena.shape.slot_bytes)
+            namespace = Namespace(of_parts, self._secret, self._arena.shape.slot_bytes[0])
             for source in self._sources.values():
                 source.open(namespace)
             if self._peer_server is not None:

@@ -15,6 +15,7 @@ import msgspec
 from ...ipc.kv.pool_shape import PoolShape
 from ...ipc.messages.supervisor import Initialize, Measured, Phase, PhaseProgress, StartPhase
 from ...ipc.process import log
+from ...ipc.process.arena import ArenaShape
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.machine_memory import gib
 from ...ipc.spec.config.engine_spec import EngineSpec
@@ -62,8 +63,7 @@ class StartReport:
             text = f"{memory}{describe_groups(groups, pool, size)} · room for {num_fitting} × {length} tokens"
         self.announce("supervisor", f"KV cache: {text}; max_model_len {length}")
         if (arena := sizes.arena) is not None:
-            slots = f"{arena.num_slots} blocks of {arena.slot_bytes} bytes, {gib(arena.num_bytes)} of shared memory"
-            self.announce("supervisor", f"KV tiers: {slots}")
+            self.announce("supervisor", f"KV tiers: {describe_arena(arena)}, {gib(arena.num_bytes)} of shared memory")
 
     def announce_progress(self, process: str, progress: PhaseProgress) -> None:
         share, done = progress.num_done / max(progress.num_all, 1), f"{progress.num_done} of {progress.num_all}"
@@ -111,3 +111,13 @@ class ThrottledWriter:
 
 def write_to_stderr(line: str) -> None:
     log.write_line(line, sys.stderr)
+
+
+def describe_arena(arena: ArenaShape) -> str:
+    """Return the number and size of the slots of an arena."""
+    if arena.num_groups == 1:
+        return f"{arena.num_slabs} blocks of {arena.slot_bytes[0]} bytes"
+    parts = [
+        f"{count} blocks of {kib(size)}" for count, size in zip(arena.slots_of_slab, arena.slot_bytes, strict=True)
+    ]
+    return f"{arena.num_slabs} slabs of {' or '.join(parts)}"

@@ -16,7 +16,7 @@ _NOW = (  # fields that are not totals but the current state of a running core
     *("num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
     *("running", "waiting", "capacity", "num_used_blocks", "num_cached_blocks"),
     *("num_entries", "num_used_embeds", "num_corpus_tokens"),
-    *("num_filled_slots", "num_used_slots", "is_open", "is_broken", "error"),
+    *("num_filled_slots", "num_used_slots", "used_slot_bytes", "is_open", "is_broken", "error"),
     *("num_objects", "held_bytes", "max_bytes", "queued_bytes"),
 )
 

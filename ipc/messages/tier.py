@@ -2,6 +2,7 @@
 from slots.
 
 A slot is a place in the arena (process/arena.py) for one block: on each host the parts of its ranks, one after another.
+Messages give it by its number, which names its KV group, too.
 The core allocates the slots and alone decides which content goes where; the tier process of a host reads and writes
 disks and networks. Each order goes to the tier processes of all hosts, and their answers are merged into one
 (core/links/tier_answers.py).
@@ -191,9 +192,10 @@ class TiersProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The state of all tiers, and totals since the core's start."""
 
     num_tokens_by_place: list[int]  # tokens of found blocks, in the order of PLACES
-    num_slots: int
+    num_slots: int  # the most that there can be at a time
     num_filled_slots: int  # slots with a block that lookups find
     num_used_slots: int  # slots that a step, the tier process or a peer refers to
+    used_slot_bytes: int = 0  # of these; slots may have several sizes
     num_waiting: int = 0  # requests that wait for blocks
     is_open: bool = False  # the namespace of the weights is known, so that sources are in use
     sources: list[SourceState]  # first the host (the slots), without seconds, since workers copy its blocks in steps

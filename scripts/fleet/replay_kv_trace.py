@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import REQUIRED, read_options
 
@@ -27,7 +28,7 @@ class Tier:
     """A tier that gets the blocks that the pool evicts; the engine's host tier, for all sizes."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.slots = Slots(num_blocks)
+        self.slots = Slots(ArenaShape(num_blocks, (1,), (1,)))
 
     def keep(self, key: bytes) -> None:
         if self.slots.lookup(key) is None and (slot := self.slots.allocate_for(0)) is not None:

@@ -147,7 +147,7 @@ class Harness:
 
     def lose_host(self) -> None:
         """A host ends with its ranks, its tier process and its part of every slot; another one takes its place."""
-        for slot in range(1, self.offload.slots.num_blocks):
+        for slot in range(1, self.offload.slots.num_slots + 1):
             self.arena[slot] = ("lost", slot)
         self.num_arenas += 1
         self.offload.lose_slots(self.num_arenas)
@@ -163,7 +163,9 @@ class Harness:
         if self.tiers is not None:
             of_slots = None
             if self.record is not None:
-                of_slots = BlockRecord(self.record.with_suffix(".slots"), [self.tiers.num_slots + 1], self.num_arenas)
+                of_slots = BlockRecord(
+                    self.record.with_suffix(".slots"), self.tiers.arena.ids.all_blocks, self.num_arenas
+                )
             tiers = Tiers(self.tiers, self.tier.send, of_slots, lambda: self.now)
         record = None if self.record is None else BlockRecord(self.record, self.pool.all_blocks, self.generation)
         self.core = EngineCore(

@@ -10,6 +10,7 @@ import pytest
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of
@@ -48,7 +49,7 @@ def test_drafts_preempt_nobody() -> None:
 
 def test_blocks_of_drafts_go_to_tiers_with_known_tokens_only() -> None:
     for seed in range(4):
-        options = OffloadOptions(40, 1024, 4, "cpu", b"{}", 1.0, is_host_tier=True)
+        options = OffloadOptions(ArenaShape(40, (1,), (1024,)), 4, "cpu", b"{}", 1.0, is_host_tier=True)
         harness = Harness(proposer=Adversary(random.Random(seed), 0.7), tiers=options, num_blocks=24, seed=seed)
         for key in range(8):
             harness.add(key, prompt_of(random.Random(key % 3), 20), 30)

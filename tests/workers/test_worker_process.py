@@ -92,7 +92,7 @@ def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path:
     worker, step = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), message()
     assert len(list(worker.load())) == 1
     pool = pool_of(worker)
-    shape, fd = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=pool.slab_bytes), new_arena()
+    shape, fd = ArenaShape(NUM_SLOTS, (1,), (pool.slab_bytes,)), new_arena()
     Arena.resize(fd, shape)
     arena = Arena(fd, shape)
     arena.slot(1)[:] = bytes([7]) * pool.slab_bytes
@@ -138,7 +138,7 @@ def test_memory_is_taken_ahead_for_all_blocks_that_a_tier_may_bring_a_request(
     worker = Worker(spec, rank=0, generation=0, ahead_bytes=PAGE)
     list(worker.load())
     pool, fd = pool_of(worker), new_arena()
-    shape = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=pool.slab_bytes)
+    shape = ArenaShape(NUM_SLOTS, (1,), (pool.slab_bytes,))
     Arena.resize(fd, shape)
     worker.initialize(pool, Arena(fd, shape) if has_tiers else None)
     request_bytes = spec.max_blocks_per_row * pool.slab_bytes

@@ -156,7 +156,7 @@ class WorkerHarness:
         """Start the workers, up to their replies to a first probe."""
         measured = [self.wait_for(Measured) for _ in range(self.size)]
         pool = PoolShape.of(min(each.pool_bytes for each in measured), measured[0].block_bytes)
-        arena = ArenaShape(num_slots=num_slots, slot_bytes=self.size * pool.slab_bytes)
+        arena = ArenaShape(num_slots, (1,), (self.size * pool.slab_bytes,))
         Arena.resize(self._arena_fd, arena)
         self.tell(Initialize(pool=pool, arena=arena))
         for _ in range(self.size):

@@ -28,8 +28,7 @@ def new_features(
     """Return the features in the order of their parts in a step. `arena` and `local_ranks`: as for KVCopies."""
     features: list[RunnerFeature] = []
     if arena is not None:
-        (kv_cache,) = kv_caches  # with KV tiers all layers share their block tables
-        features.append(KVCopies(arena, kv_cache, group, local_ranks))
+        features.append(KVCopies(arena, kv_caches, group, local_ranks))
     if media is not None:
         features.append(media)
     if adapters is not None:

@@ -29,10 +29,10 @@ class CopyPlan:
     def __bool__(self) -> bool:
         return bool(self._stores or self._loads or self._writes)
 
-    def store(self, block: int, key: bytes, owner: int) -> int | None:
-        """Plan the copy of a block to a slot, which can be found by `key` from now on. Return the slot; None if all
-        slots that the tenant `owner` may have are in use."""
-        slot = self._slots.allocate_for(owner)
+    def store(self, block: int, key: bytes, owner: int, group: int = 0) -> int | None:
+        """Plan the copy of a block of a KV group to a slot, which can be found by `key` from now on. Return the slot;
+        None if all slots that the tenant `owner` may have are in use."""
+        slot = self._slots.allocate_for(owner, group)
         if slot is None:
             return None
         self._slots.cache_block(slot, key)
@@ -41,7 +41,7 @@ class CopyPlan:
         return slot
 
     def load(self, slot: int, block: int) -> None:
-        """Plan the copy of a slot to a block."""
+        """Plan the copy of a slot to a block of its KV group."""
         self._slots.touch([slot])
         self._loads += (slot, block)
         self._used.append(slot)
@@ -89,7 +89,7 @@ class CopyPlan:
 
     def _forget(self, copies: StepCopies) -> None:
         """Remove the slots that a step was to fill from the index, and release those that it was to write."""
-        self._slots.forget(slot for slot, key in copies.filled if self._slots.holds(slot, key))
+        self._slots.forget(slot for slot, name in copies.filled if self._slots.name_of(slot) == name)
         self._slots.free(write.slot for write in copies.writes)
 
     def release_lost(self) -> None:

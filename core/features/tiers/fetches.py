@@ -54,7 +54,7 @@ class Fetches:
         """send: sends a message to the tier process. release: lets a request run."""
         self._pool, self._slots, self._block_size = pool, slots, block_size
         self._rule = WaitRule(compute, block_size)
-        self.hits = Hits(block_size, 4 * slots.num_blocks)
+        self.hits = Hits(block_size, 4 * slots.num_slots)
         self._send, self._release = send, release
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
         self.reads_salted_remotely = True  # blocks of tenants may be in the remote store

@@ -58,12 +58,14 @@ class Offload:
     ) -> None:
         """release: lets a request run. change_namespace: called with the namespace of the weights."""
         options, send, record, self.clock = tiers
-        observers, known = ([], None) if record is None else ([record], record.key_by_block())
+        observers, names = [] if record is None else [record], None
+        if record is not None:
+            names = [record.key_by_block(group) for group in range(options.arena.num_groups)]
         self._record, pool = record, kv_cache.pool
-        self.slots = Slots(options.num_slots, observers, known, options.quota)
+        self.slots = Slots(options.arena, observers, names, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(options.token_s)
-        self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=options.is_host_tier)
+        self.writes = WriteBehind(pool, self.slots, self.plan, is_host_tier=options.is_host_tier)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
         self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
         self.fetches.reads_salted_remotely = options.writes_salted_remotely
@@ -71,12 +73,12 @@ class Offload:
         self.fetches.on_found_keys = self._note_kept
         self.sources: list[SourceState] = []
         self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
-        self.slot_bytes = options.slot_bytes
+        self.stored_bytes = self.loaded_bytes = 0
         self._options, self._kv_cache, self._pool, self._send = options, kv_cache, pool, send
         self._arriving: set[int] = set()  # blocks that get their content from a slot
         self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
         self._owner_by_block: dict[int, int] = {}  # tenant, for blocks of requests with a salt
-        self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
+        self._max_loads = max(COPY_BYTES[options.device] // options.arena.slot_bytes[0], 1)
         self._release, self._change_namespace = release, change_namespace
         self._opening = Opening(options.facts, send, self._on_open)
         self._pins = PeerPins(self.slots)
@@ -175,7 +177,10 @@ class Offload:
             self.slots.touch([slot])  # used as lately as the block
             self.slots.free([slot])
         elif is_sent and (self._options.is_host_tier or self.writes.is_queued(key)):
-            self.num_stored += self.plan.store(block, key, owner) is not None
+            slot = self.plan.store(block, key, owner)
+            if slot is not None:
+                self.num_stored += 1
+                self.stored_bytes += self.slots.bytes_of(slot)
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
         self._is_sent[block] = False
@@ -281,6 +286,7 @@ class Offload:
         self._arriving.add(block)
         self._pool.cache_block(block, key)
         self.num_loaded += 1
+        self.loaded_bytes += self.slots.bytes_of(slot)
 
     def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
         """Count the first blocks of an admitted request as hits, and queue writes of those found in the pool that are
@@ -299,7 +305,7 @@ class Offload:
 
     def max_loads(self, *, has_rows: bool) -> int:
         """Return how many blocks may be loaded in one step; has_rows: rows run, and must not wait for long."""
-        return self._max_loads if has_rows else self.slots.num_blocks
+        return self._max_loads if has_rows else self.slots.num_slots
 
     def land(self, num_rows: int) -> None:
         """Plan copies of loaded blocks to the pool, for requests that need more slots than there are, so that their
@@ -338,11 +344,6 @@ class Offload:
         """Time at which to call `tick` next, in monotonic seconds; None: nothing is due."""
         deadlines = (self.fetches.next_deadline, self.writes.next_deadline)
         return min((each for each in deadlines if each is not None), default=None)
-
-    @property
-    def num_used_slots(self) -> int:
-        """Number of slots with references."""
-        return self.slots.num_slots - self.slots.num_free
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

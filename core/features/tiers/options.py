@@ -22,8 +22,7 @@ FORMAT = 1  # version of a block's layout: [layers, 2, kv heads of the rank, tok
 class OffloadOptions(NamedTuple):
     """The options of an engine's tiers."""
 
-    num_slots: int
-    slot_bytes: int
+    arena: ArenaShape
     block_size: int
     device: str
     facts: bytes  # as in OpenTier
@@ -51,8 +50,7 @@ def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOpti
     targets = (STORE_ON_DISK if config.kv_disk else 0) | (STORE_REMOTELY if config.kv_remote else 0)
     has_sources = any((config.kv_disk, config.kv_remote, config.kv_peers))
     return OffloadOptions(
-        num_slots=arena.num_slots,
-        slot_bytes=arena.slot_bytes,
+        arena=arena,
         block_size=config.block_size,
         device=spec.device,
         facts=block_facts(spec, kernels),

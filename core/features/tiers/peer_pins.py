@@ -8,21 +8,21 @@ from collections.abc import Iterable
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.messages.tier import PinBlocks, PinnedBlocks
 from ...kv.block_hash import KEY_BYTES
-from ...kv.block_pool import BlockPool
+from .slots import Slots
 
 
 class PeerPins:
     """Pins of slots for other engines. Holds one reference to a slot for each time that it was pinned."""
 
-    def __init__(self, slots: BlockPool) -> None:
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._counts: Counter[int] = Counter()
 
     def pin(self, message: PinBlocks) -> PinnedBlocks:
-        """Pin the slots that hold the blocks with these keys. Return them in the order of the keys, -1 for a block that
-        is in no slot."""
-        keys = (message.keys[i : i + KEY_BYTES] for i in range(0, len(message.keys), KEY_BYTES))
-        slots = [self._slots.lookup(key) or -1 for key in keys]
+        """Pin the slots that hold the blocks with these names. Return them in the order of the names, -1 for a block
+        that is in no slot."""
+        names = (message.keys[i : i + KEY_BYTES] for i in range(0, len(message.keys), KEY_BYTES))
+        slots = [self._slots.find(name) or -1 for name in names]
         found = [slot for slot in slots if slot > 0]
         self._slots.touch(found)
         self._counts.update(found)

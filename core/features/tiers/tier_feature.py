@@ -103,24 +103,25 @@ class TierFeature(StepFeature):
     def report(self) -> dict[str, TiersProgress]:
         """Return the state of all tiers and their totals, for metrics, `GET /kv` and the dashboard."""
         offload = self._offload
-        num_slots, num_filled, slot_bytes = offload.slots.num_slots, offload.slots.num_cached, offload.slot_bytes
+        slots = offload.slots
         host = SourceState(
             name="host",
             is_open=True,
-            num_objects=num_filled,
-            held_bytes=num_filled * slot_bytes,
-            max_bytes=num_slots * slot_bytes,
+            num_objects=slots.num_filled,
+            held_bytes=slots.filled_bytes,
+            max_bytes=slots.num_bytes,
             num_read=offload.num_loaded,
-            read_bytes=offload.num_loaded * slot_bytes,
+            read_bytes=offload.loaded_bytes,
             num_written=offload.num_stored,
-            written_bytes=offload.num_stored * slot_bytes,
+            written_bytes=offload.stored_bytes,
             num_dropped=offload.writes.num_dropped,
         )
         tiers = TiersProgress(
             num_tokens_by_place=list(offload.hits.num_tokens_by_place),
-            num_slots=num_slots,
-            num_filled_slots=num_filled,
-            num_used_slots=offload.num_used_slots,
+            num_slots=slots.num_slots,
+            num_filled_slots=slots.num_filled,
+            num_used_slots=slots.num_used,
+            used_slot_bytes=slots.used_bytes,
             num_waiting=offload.fetches.num_waiting,
             is_open=offload.is_open,
             sources=[host, *offload.sources],

@@ -36,16 +36,17 @@ class WriteBehind:
     """Queue of blocks to write. Owns the candidates (blocks to copy to slots), and the references to slots that are to
     be written or being written."""
 
-    def __init__(self, pool: BlockPool, slots: Slots, plan: CopyPlan, slot_bytes: int, *, is_host_tier: bool) -> None:
+    def __init__(self, pool: BlockPool, slots: Slots, plan: CopyPlan, *, is_host_tier: bool) -> None:
         """is_host_tier: slots keep their content after it is written."""
         self._pool, self._slots, self._plan, self._is_host_tier = pool, slots, plan, is_host_tier
         self.targets = 0  # bits of the targets that may be written to now; 0: the tiers are closed
         self.writes_salted_remotely = True
-        self._max_writing = max(min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slot_bytes), 1)  # slots
+        most = min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slots.slot_bytes[0])
+        self._max_writing = max(most, 1)  # slots
         self._num_writing = 0  # slots that have left the candidates
         self.num_dropped = 0  # blocks that found no slot
         self.next_deadline: float | None = None  # monotonic seconds
-        self._num_marks = max(NUM_MARKS, 4 * slots.num_blocks)
+        self._num_marks = max(NUM_MARKS, 4 * slots.num_slots)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._kept: OrderedDict[bytes, int] = OrderedDict()  # targets that have a block, by its mark
         self._candidates: deque[tuple[int, bytes, int, int]] = deque()  # block, key, targets, owner

@@ -24,5 +24,5 @@ class StepCopies(NamedTuple):
     stores: bytes  # as in SchedulerOutput
     loads: bytes
     slots: list[int]  # referenced until the step is done
-    filled: list[tuple[int, bytes]]  # slots, and the content that they have when the step is done
+    filled: list[tuple[int, bytes]]  # slots, and the names of what they hold when the step is done
     writes: list[Write]  # to order when the step is done: of slots that it fills, or that are filled already

@@ -75,7 +75,12 @@ class TierMetrics:
         return {
             "namespace_known": state.is_open,
             "tokens": dict(zip(PLACES, state.num_tokens_by_place, strict=True)),
-            "slots": {"all": state.num_slots, "filled": state.num_filled_slots, "used": state.num_used_slots},
+            "slots": {
+                "all": state.num_slots,
+                "filled": state.num_filled_slots,
+                "used": state.num_used_slots,
+                "used_bytes": state.used_slot_bytes,
+            },
             "waiting": state.num_waiting,
             "sources": [
                 {

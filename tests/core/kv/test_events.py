@@ -13,6 +13,7 @@ import pytest
 
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.kv.events import KVEvents
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
 from tokenloom.tests.core.features.tiers.settling import settle
@@ -115,8 +116,8 @@ class EventOperations(RandomOperations):
         rng = random.Random(seed)
         block_size, tiers = rng.choice([1, 2, 4, 8, 16]), None
         if has_tiers:
-            sizes = rng.choice([5, 200]), rng.choice([1 << 10, 1 << 26])
-            tiers = OffloadOptions(*sizes, block_size, "cpu", b"{}", 0.01, is_host_tier=True)
+            arena = ArenaShape(rng.choice([5, 200]), (1,), (rng.choice([1 << 10, 1 << 26]),))
+            tiers = OffloadOptions(arena, block_size, "cpu", b"{}", 0.01, is_host_tier=True)
         num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
         options = {"block_size": block_size, "num_blocks": num_blocks, "enable_prefix_caching": True, "tiers": tiers}
         vision = {"vision": new_vision(), "encoder_cache": 30, "max_item_embeds": 20}

@@ -44,7 +44,7 @@ class TierBench:
         self.folder, self.root = folder, folder / "disk"
         config = EngineConfig(**{"kv_disk": str(self.root), "load_format": "dummy", **options})  # type: ignore[arg-type]
         self.spec = in_folder(new_spec(config=config), folder)
-        self.shape = ArenaShape(num_slots, SLOT_BYTES)
+        self.shape = ArenaShape(num_slots, (1,), (SLOT_BYTES,))
         self.arena_fd = new_arena()
         Arena.resize(self.arena_fd, self.shape)
         self.arena = Arena(self.arena_fd, self.shape)

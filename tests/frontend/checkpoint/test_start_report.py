@@ -50,7 +50,7 @@ def test_the_sizes_of_pool_and_arena_are_announced() -> None:
     lines, spec = list[str](), new_spec()
     report = StartReport(lines.append, AwakeClock(1.0))
     measured = Measured(pool_bytes=9 << 20, block_bytes=(1 << 20,), device="cpu, 2 threads")
-    for arena in (None, ArenaShape(num_slots=64, slot_bytes=2 << 20)):
+    for arena in (None, ArenaShape(64, (1,), (2 << 20,))):
         report.announce_sizes(spec, Initialize(pool=PoolShape(9, 1 << 20, (1 << 20,)), arena=arena), measured)
     pool = "KV cache: 8 blocks of 16 = 128 tokens, 9 MiB per rank on cpu, 2 threads; max_model_len 512"
     tiers = "KV tiers: 64 blocks of 2097152 bytes, 0.12 GiB of shared memory"

@@ -1,9 +1,9 @@
 """KVCopies: copies blocks between a rank's KV cache and its part of the arena's slots, as a step orders.
 
-A slot holds the parts of all ranks of this host side by side; a block is opaque bytes. Stores come first, then loads,
-in the order of the message, and all of them before the step changes or computes anything. On a GPU they run on the
-stream that computes: a copy must follow the steps before it and precede this one, so a second stream would overlap
-nothing.
+A slot holds a block of one KV group, the parts of all ranks of this host side by side; a block is opaque bytes. Stores
+come first, then loads, in the order of the message, and all of them before the step changes or computes anything. On a
+GPU they run on the stream that computes: a copy must follow the steps before it and precede this one, so a second
+stream would overlap nothing.
 
 After a step's result the core may give its slots away, so the copies of all ranks must be done by then. In a step with
 rows the model's collectives ensure that, since a rank joins them after its copies. A step that only copies has a
@@ -13,6 +13,7 @@ collective for this purpose alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from ...device.token_copy import PendingCopy
 from ...machine.arrays import I32
 from ...machine.parallel import ParallelGroup
 from ...step.runner_feature import BegunStep, RunnerFeature
+
+Row: TypeAlias = int | tuple[int, int]  # index of a block, or of a slot
 
 
 def pin_arena(arena: Arena) -> None:
@@ -41,24 +44,32 @@ def pin_arena(arena: Arena) -> None:
 
 
 class KVCopies(RunnerFeature):
-    """Feature that copies blocks. It has views of the cache's blocks and of this rank's part of each slot, and owns
-    neither memory."""
+    """Feature that copies blocks. It has views of the blocks of each KV group and of this rank's part of each slot, and
+    owns neither memory."""
 
     orders = ("stores", "loads")
 
-    def __init__(self, arena: Arena, kv_cache: Tensor, group: ParallelGroup, local_ranks: Sequence[int]) -> None:
-        """kv_cache: as in KVCacheSpec.shape; local_ranks: of this host, in order. ProtocolError if the arena was made
-        for other blocks."""
-        self._blocks = kv_cache.view(torch.uint8).flatten(1)  # [num_blocks, block_bytes]
-        shape, block_bytes = arena.shape, self._blocks.shape[1]
-        if shape.slot_bytes != block_bytes * len(local_ranks):
-            raise ProtocolError(f"{len(local_ranks)} blocks of {block_bytes} bytes are no slot of {shape.slot_bytes}")
-        memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
-        size, strides = (shape.num_slots, block_bytes), (shape.stride, 1)
-        self._slots = memory.as_strided(
-            size, strides, local_ranks.index(group.rank) * block_bytes
-        )  # slot n in row n - 1
-        self._group, self._device = group, kv_cache.device
+    def __init__(
+        self, arena: Arena, kv_caches: Sequence[Tensor], group: ParallelGroup, local_ranks: Sequence[int]
+    ) -> None:
+        """kv_caches: by KV group, as in KVCacheSpec.shape; local_ranks: of this host, in order. ProtocolError if the
+        arena was made for other blocks."""
+        self._shape, self._group, self._device = arena.shape, group, kv_caches[0].device
+        self._slots_of_slab = np.array(arena.shape.slots_of_slab, np.int32)
+        self._blocks = [cache.view(torch.uint8).flatten(1) for cache in kv_caches]  # [num_blocks, block_bytes]
+        sizes = [blocks.shape[1] for blocks in self._blocks]
+        if arena.shape.slot_bytes != tuple(size * len(local_ranks) for size in sizes):
+            blocks, slots = (" or ".join(map(str, each)) for each in (sizes, arena.shape.slot_bytes))
+            raise ProtocolError(f"{len(local_ranks)} blocks of {blocks} bytes are no slot of {slots}")
+        memory, first = torch.frombuffer(arena.memory, dtype=torch.uint8), local_ranks.index(group.rank)
+        self._slots = [  # [num_slabs, slots_of_slab, block_bytes]: each group's slots if it had all slabs
+            memory.as_strided(
+                (arena.shape.num_slabs, arena.shape.slots_of_slab[each], size),
+                (arena.shape.slab_bytes, arena.shape.stride(each), 1),
+                first * size,
+            )
+            for each, size in enumerate(sizes)
+        ]
 
     def begin(self, step: SchedulerOutput, begun: BegunStep) -> None:
         """Make the step's copies, or on a GPU start them. ProtocolError, before anything is copied, for an id out of
@@ -67,28 +78,48 @@ class KVCopies(RunnerFeature):
             return
         begun.enter("copy blocks")
         stores, loads = _pairs("stores", step.stores), _pairs("loads", step.loads)
-        self._check(np.concatenate([stores[:, 0], loads[:, 1]]), len(self._blocks) - 1, "block")
-        self._check(np.concatenate([stores[:, 1], loads[:, 0]]), len(self._slots), "slot")
-        self._copy(self._blocks, self._slots, stores - (0, 1))
-        self._copy(self._slots, self._blocks, loads - (1, 0))
+        self._check(np.concatenate([stores[:, 0], loads[:, 1]]), np.concatenate([stores[:, 1], loads[:, 0]]))
+        # A slab of the pool may pass from one group to another in this step, so the blocks of all groups are stored
+        # before any is loaded.
+        self._copy(self._blocks, self._slots, stores[:, 0].tolist(), self._places(stores[:, 1]), stores[:, 1])
+        self._copy(self._slots, self._blocks, self._places(loads[:, 0]), loads[:, 1].tolist(), loads[:, 0])
         if not step.rows and self._group.size > 1:
             self._group.all_reduce(torch.zeros(1, device=self._device))
         begun.pending = PendingCopy.on_stream(self._device)
 
-    def _copy(self, sources: Tensor, targets: Tensor, pairs: I32) -> None:
-        """Copy rows of `sources` to rows of `targets`; pairs: [n, 2]."""
-        if self._device.type == "cpu":  # memcpy, in half the time of a copy by torch
-            source_rows, target_rows = sources.numpy(), targets.numpy()
-            for source, target in pairs.tolist():
-                target_rows[target] = source_rows[source]
-        else:
-            for source, target in pairs.tolist():
-                targets[target].copy_(sources[source], non_blocking=True)
+    def _places(self, numbers: I32) -> list[tuple[int, int]]:
+        """Return the indexes in `_slots` of the slots with these numbers."""
+        slots, groups = np.divmod(numbers, len(self._slots))
+        slabs, indexes = np.divmod(slots, self._slots_of_slab[groups])
+        return list(zip((slabs - 1).tolist(), indexes.tolist(), strict=True))
 
-    def _check(self, ids: I32, last: int, kind: str) -> None:
-        """Raise ProtocolError unless all ids are in [1, last]; block 0 is the null block."""
-        if ids.min() < 1 or ids.max() > last:
-            raise ProtocolError(f"{kind}s {ids.min()} to {ids.max()} are not all in [1, {last}]")
+    def _copy(
+        self,
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        source_rows: Sequence[Row],
+        target_rows: Sequence[Row],
+        numbers: I32,
+    ) -> None:
+        """Copy rows of `sources` to rows of `targets`, which are by KV group, in order. numbers: of the slots."""
+        rows = zip((numbers % len(self._slots)).tolist(), source_rows, target_rows, strict=True)
+        if self._device.type == "cpu":  # memcpy, in half the time of a copy by torch
+            sources_here, targets_here = [each.numpy() for each in sources], [each.numpy() for each in targets]
+            for group, source, target in rows:
+                targets_here[group][target] = sources_here[group][source]
+        else:
+            for group, source, target in rows:
+                targets[group][target].copy_(sources[group][source], non_blocking=True)
+
+    def _check(self, blocks: I32, numbers: I32) -> None:
+        """Raise ProtocolError unless all are ids of blocks, and numbers of slots, of the same groups; block 0 is the
+        null block."""
+        self._shape.check(numbers.tolist())
+        groups = numbers % len(self._blocks)
+        for group, cache in enumerate(self._blocks):
+            ids, last = blocks[groups == group], len(cache) - 1
+            if len(ids) and (ids.min() < 1 or ids.max() > last):
+                raise ProtocolError(f"blocks {ids.min()} to {ids.max()} are not all in [1, {last}]")
 
 
 def _pairs(name: str, ids: bytes) -> I32:

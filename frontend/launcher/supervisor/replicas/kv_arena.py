@@ -8,7 +8,9 @@ its connection to the head ends.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from .....ipc.errors import ConfigError
 from .....ipc.kv.pool_shape import PoolShape
@@ -17,7 +19,8 @@ from .....ipc.process.arena import Arena, ArenaShape, new_arena
 from .....ipc.process.machine_memory import available_bytes, gib
 from .....ipc.spec.config.engine_spec import EngineSpec
 
-STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # minima, for blocks that move to and from other tiers
+STAGING_BYTES = 64 << 20  # least, for blocks that move to and from other tiers
+STAGING_SLOTS = 64  # least, of each KV group
 
 
 class KVArena:
@@ -36,18 +39,19 @@ class KVArena:
         return [f"--arena-fd={fd}" for fd in self.fds_on(host)]
 
     def fit(self, measured: Measured, pool: PoolShape) -> ArenaShape | None:
-        """Size the arena of this host, and return its shape for the blocks of all ranks, next to a `pool` of one KV
-        group on each rank; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the free memory
-        of a host."""
+        """Size the arena of this host, and return its shape for the blocks of all ranks, next to a `pool` on each rank;
+        None without tiers. ConfigError if --kv-host-bytes holds no slot of some KV group or exceeds the free memory of
+        a host."""
         if not self.fds:
             return None
         num_ranks, local = len(self._spec.ranks), [len(self._spec.ranks_on(host)) for host in self._spec.hosts]
         pool_bytes = max(local) * pool.num_bytes if self._spec.device == "cpu" else 0
         free_bytes = min(self._free_bytes(), measured.free_bytes or self._free_bytes())
         rest_bytes = max(free_bytes - pool_bytes, 0)  # a pool on the CPU takes its memory only when written
-        (block_bytes,) = pool.block_bytes
-        largest = arena_shape(max(local) * block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
-        shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * block_bytes)
+        largest = arena_shape(
+            [max(local) * size for size in pool.block_bytes], self._spec.config.kv_host_bytes, rest_bytes
+        )
+        shape = msgspec.structs.replace(largest, slot_bytes=tuple(num_ranks * size for size in pool.block_bytes))
         Arena.resize(self.fds[0], shape.share(len(self._spec.ranks_on(0)), num_ranks))
         return shape
 
@@ -56,19 +60,22 @@ class KVArena:
             os.close(self.fds.pop())
 
 
-def arena_shape(slot_bytes: int, host_bytes: int | None, free_bytes: int) -> ArenaShape:
-    """Return a shape with as many slots as fit in `host_bytes` (--kv-host-bytes), or, if that is None, enough for
-    staging. ConfigError if `host_bytes` is less than a slot or exceeds `free_bytes`."""
-    stride = ArenaShape(num_slots=1, slot_bytes=slot_bytes).stride
+def arena_shape(slot_bytes: Sequence[int], host_bytes: int | None, free_bytes: int) -> ArenaShape:
+    """Return a shape with as many slabs as fit in `host_bytes` (--kv-host-bytes), or, if that is None, enough for
+    staging. slot_bytes: by KV group. ConfigError if `host_bytes` is less than a slab of each group or exceeds
+    `free_bytes`."""
+    shape = ArenaShape.of(slot_bytes, host_bytes or 0)
     if host_bytes is None:
-        return ArenaShape(num_slots=max(STAGING_BYTES // stride, STAGING_SLOTS), slot_bytes=slot_bytes)
-    if host_bytes < stride:
-        raise ConfigError(
-            f"--kv-host-bytes {host_bytes} holds no KV block, which takes {stride} bytes on all ranks: raise it"
-        )
+        num_slabs = sum(-(-STAGING_SLOTS // count) for count in shape.slots_of_slab)
+        return msgspec.structs.replace(shape, num_slabs=max(STAGING_BYTES // shape.slab_bytes, num_slabs))
+    num_groups = len(slot_bytes)
+    if shape.num_slabs < num_groups:
+        blocks = "KV block, which takes" if num_groups == 1 else f"blocks of each of {num_groups} KV groups, which take"
+        num_bytes = num_groups * shape.slab_bytes
+        raise ConfigError(f"--kv-host-bytes {host_bytes} holds no {blocks} {num_bytes} bytes on all ranks: raise it")
     if host_bytes > free_bytes:
         raise ConfigError(
             f"--kv-host-bytes asks for {gib(host_bytes)}, {gib(free_bytes)} of memory is free beside the KV pool: "
             "lower it, or --kv-cache-memory-bytes, or raise the limit of the cgroup"
         )
-    return ArenaShape(num_slots=host_bytes // stride, slot_bytes=slot_bytes)
+    return shape

@@ -16,18 +16,19 @@ from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.landing import land
 
 BLOCK_SIZE = 16
 
 
-def fill(slots: BlockPool, keys: list[bytes]) -> None:
+def fill(place: Slots | BlockPool, keys: list[bytes]) -> None:
     """Give slots, or blocks, content that nobody uses, the first key to the one that is reused first."""
-    taken = slots.allocate(len(keys))
+    taken = place.allocate(len(keys)) if isinstance(place, BlockPool) else [place.allocate_for(0) or 0 for _ in keys]
     assert taken is not None
     for slot, key in zip(taken, keys, strict=True):
-        slots.cache_written(slot, key)
-    slots.free(taken)
+        place.cache_written(slot, key)
+    place.free(taken)
 
 
 class Fetched:
@@ -69,7 +70,7 @@ def test_each_block_is_loaded_once_whatever_the_order_in_which_blocks_come(seed:
     """Several threads load at once, so blocks overtake each other. One that waits in a slot for those before it must
     not lose the slot to a later block of the same prompt, which is larger than the arena."""
     rng, keys = random.Random(seed), keys_of(100)
-    fetched = Fetched(keys, Slots(16), BlockPool(200))
+    fetched = Fetched(keys, Slots(ArenaShape(16, (1,), (1,))), BlockPool(200))
     while fetched.coming:
         fetched.load(rng.randrange(len(fetched.coming)))
         if not fetched.coming or rng.random() < 0.3:
@@ -79,7 +80,7 @@ def test_each_block_is_loaded_once_whatever_the_order_in_which_blocks_come(seed:
 
 
 def test_a_block_that_a_slot_has_already_stays_there_while_the_others_come() -> None:
-    keys, slots = keys_of(4), Slots(8)
+    keys, slots = keys_of(4), Slots(ArenaShape(8, (1,), (1,)))
     fill(slots, [b"old", keys[1], *(b"old %d" % i for i in range(6))])
     fetched = Fetched(keys, slots, BlockPool(100))
     while fetched.coming:
@@ -91,7 +92,7 @@ def test_a_block_that_a_slot_has_already_stays_there_while_the_others_come() -> 
 def test_a_block_that_leaves_the_pool_while_the_others_come_is_loaded() -> None:
     keys, pool = keys_of(4), BlockPool(100)
     fill(pool, [keys[1]])
-    fetched = Fetched(keys, Slots(8), pool)
+    fetched = Fetched(keys, Slots(ArenaShape(8, (1,), (1,))), pool)
     pool.forget_all()
     while fetched.coming:
         fetched.load(0)
@@ -100,7 +101,7 @@ def test_a_block_that_leaves_the_pool_while_the_others_come_is_loaded() -> None:
 
 
 def test_a_bad_block_ends_the_prefix_and_gives_back_the_slots_behind_it() -> None:
-    keys, slots = keys_of(6), Slots(16)
+    keys, slots = keys_of(6), Slots(ArenaShape(16, (1,), (1,)))
     fetched = Fetched(keys, slots, BlockPool(100))
     for _ in range(3):
         fetched.load(-1)

@@ -23,6 +23,7 @@ from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.landing import land
 from tokenloom.tests.support.today import some
 
@@ -45,7 +46,7 @@ class Source:
         self.num_loads = 0
         self._free_at = 0.0
         self.released: dict[Request, float] = {}
-        self._pool, slots = BlockPool(10_000), Slots(num_slots)
+        self._pool, slots = BlockPool(10_000), Slots(ArenaShape(num_slots, (1,), (1,)))
         compute = ComputeCost(COMPUTE[0])
         for end in (512, 1024, 2048, 4096):  # learned from steps of one chunk
             seconds = 512 * COMPUTE[0] + COMPUTE[1] * 512 * (end - 256)

@@ -15,6 +15,7 @@ from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.core import Prefetch, Prefetched
 from tokenloom.ipc.messages.orders import Hold
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import new_vision, with_images
 from tokenloom.tests.core.harness import TURN_S, Harness, prompt_of
@@ -26,7 +27,9 @@ class Operator:
     """Sends orders to the core of a harness with a disk and no host tier, and keeps the replies."""
 
     def __init__(self) -> None:
-        tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
+        tiers = OffloadOptions(
+            ArenaShape(100, (1,), (1024,)), 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True
+        )
         vision = {"vision": new_vision(), "encoder_cache": 40, "max_item_embeds": 20}
         options = {"num_blocks": 24, "max_num_seqs": 4, "enable_lora": True}
         self.harness = Harness(tiers=tiers, **vision, **options)  # type: ignore[arg-type]
@@ -125,7 +128,7 @@ def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
     offload.tick(is_idle=True)
     assert operator.take_prefetched() == 0
     operator.settle()  # its answer comes late
-    assert offload.num_used_slots == 0 and not operator.replies
+    assert offload.slots.num_used == 0 and not operator.replies
 
 
 def test_a_clear_removes_blocks_everywhere_and_is_answered_when_they_are_gone() -> None:
@@ -162,7 +165,7 @@ def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> 
     operator.clear()
     operator.harness.run()
     operator.settle()
-    assert operator.harness.offload.num_used_slots == 0
+    assert operator.harness.offload.slots.num_used == 0
     assert len(operator.replies) == 1
     if is_waiting:
         assert operator.harness.cached[2] == 0, "it reads what was cleared"

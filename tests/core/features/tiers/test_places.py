@@ -11,6 +11,7 @@ from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.features.tiers.tier_feature import TierFeature
 from tokenloom.core.features.tiers.write_behind import BATCH
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import Harness, prompt_of
 
@@ -22,8 +23,7 @@ def new_harness(
     sources: int = 0, num_slots: int = 40, num_blocks: int = 30, seed: int = 0, **options: object
 ) -> Harness:
     tiers = OffloadOptions(
-        num_slots=num_slots,
-        slot_bytes=1024,
+        arena=ArenaShape(num_slots, (1,), (1024,)),
         block_size=SIZE,
         device="cpu",
         facts=b"{}",
@@ -124,7 +124,7 @@ def test_when_a_host_is_replaced_no_slot_is_found_and_nothing_of_it_is_written()
     harness.add(1, prompt_of(random.Random(1), LENGTH), 3)
     harness.core.step()
     harness.lose_host()
-    assert harness.offload.slots.num_cached == 0
+    assert harness.offload.slots.num_filled == 0
     harness.run_to_the_end()
     settle(harness)
     assert not any("lost" in content for content in harness.tier.objects.values()), "a lost slot was written"

@@ -12,6 +12,7 @@ import pytest
 from tokenloom.core.features.tiers.hits import HOST, POOL
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import TURN_S, Harness
 from tokenloom.tests.core.random_operations import RandomOperations
@@ -42,9 +43,10 @@ class TierOperations(RandomOperations):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 8, 16])
         self.num_adapters = 2 * (seed % 2)
+        num_slots = rng.choice([2, 5, 30, 200])
+        slot_bytes = 1 << rng.choice([10, 24, 26])  # with large ones a step loads few
         tiers = OffloadOptions(
-            num_slots=rng.choice([2, 5, 30, 200]),
-            slot_bytes=1 << rng.choice([10, 24, 26]),  # with large ones a step loads few
+            arena=ArenaShape(num_slots, (1,), (slot_bytes,)),
             block_size=block_size,
             device="cpu",
             facts=b"{}",
@@ -93,7 +95,7 @@ class TierOperations(RandomOperations):
         super().end()
         settle(self.harness)
         self.check()
-        assert self.harness.offload.num_used_slots == 0, "slots leaked"
+        assert self.harness.offload.slots.num_used == 0, "slots leaked"
 
     def check(self) -> None:
         super().check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.core.features.tiers.slots import Slots, owner_of
+from tokenloom.ipc.process.arena import ArenaShape
 
 
 def fill(slots: Slots, owner: int, names: range) -> list[int]:
@@ -22,7 +23,7 @@ def held(slots: Slots, owner: int, names: range) -> list[int]:
 
 
 def test_a_tenant_at_its_quota_takes_its_own_oldest_slots() -> None:
-    slots, a, b = Slots(20, quota=0.25), owner_of("a"), owner_of("b")
+    slots, a, b = Slots(ArenaShape(20, (1,), (1,)), quota=0.25), owner_of("a"), owner_of("b")
     fill(slots, 0, range(4))
     fill(slots, b, range(3))
     fill(slots, a, range(100))
@@ -31,7 +32,7 @@ def test_a_tenant_at_its_quota_takes_its_own_oldest_slots() -> None:
 
 
 def test_requests_without_a_salt_have_no_quota_and_others_make_room_for_them() -> None:
-    slots, a = Slots(20, quota=0.25), owner_of("a")
+    slots, a = Slots(ArenaShape(20, (1,), (1,)), quota=0.25), owner_of("a")
     fill(slots, a, range(5))
     fill(slots, 0, range(100))
     assert held(slots, 0, range(100)) == list(range(80, 100)) and not held(slots, a, range(5))
@@ -39,7 +40,7 @@ def test_requests_without_a_salt_have_no_quota_and_others_make_room_for_them() -
 
 
 def test_a_tenant_gets_no_slot_while_all_of_its_share_is_in_use() -> None:
-    slots, a = Slots(20, quota=0.1), owner_of("a")
+    slots, a = Slots(ArenaShape(20, (1,), (1,)), quota=0.1), owner_of("a")
     first, second = slots.allocate_for(a), slots.allocate_for(a)
     assert first is not None and second is not None and slots.allocate_for(a) is None
     assert slots.allocate_for(0) is not None

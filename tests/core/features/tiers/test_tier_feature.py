@@ -12,6 +12,7 @@ from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import Harness, prompt_of
 
@@ -20,7 +21,13 @@ SIZE, LENGTH = 4, 41
 
 def new_harness(sources: int = 0) -> Harness:
     has_sources = bool(sources)
-    sizes = {"num_slots": 200, "slot_bytes": 1024, "block_size": SIZE, "device": "cpu", "facts": b"{}", "token_s": 1.0}
+    sizes = {
+        "arena": ArenaShape(200, (1,), (1024,)),
+        "block_size": SIZE,
+        "device": "cpu",
+        "facts": b"{}",
+        "token_s": 1.0,
+    }
     tiers = OffloadOptions(is_host_tier=not has_sources, sources=sources, has_sources=has_sources, **sizes)  # type: ignore[arg-type]
     harness = Harness(30, tiers=tiers, block_size=SIZE, steps_in_flight=1)
     make_slow(harness, 1.0)
@@ -40,14 +47,14 @@ def test_a_step_whose_result_makes_no_sense_is_lost_with_its_copies() -> None:
         harness.answer()
     assert entry is not None and entry.copies is not None, "no step has copies"
     result = harness.worker.answer()
-    assert result is not None and harness.offload.num_used_slots
+    assert result is not None and harness.offload.slots.num_used
     with pytest.raises(ProtocolError):
         harness.core.on_result(msgspec.structs.replace(result, counts=encode_ids([1])))
     harness.lose_worker()
     harness.run_to_the_end()
     settle(harness)
     harness.core.scheduler.check_invariants()
-    assert harness.offload.num_used_slots == 0, "slots leaked"
+    assert harness.offload.slots.num_used == 0, "slots leaked"
 
 
 @pytest.mark.parametrize("reason", ["abort", None])

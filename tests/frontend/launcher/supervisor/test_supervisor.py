@@ -202,7 +202,7 @@ def test_workers_and_tier_process_inherit_one_arena_that_outlives_them(
     assert os.fstat(fd).st_size == 256 * 4096  # a slot takes a page
     assert all(f"--arena-fd={fd}" in process.spec.arguments for process in users)
     assert [process.spec.arguments[0] for process in engine.of(TIER)] == ["--number=0", "--number=1"]
-    sizes = Initialize(pool=PoolShape(9, 1, (1,)), arena=ArenaShape(num_slots=256, slot_bytes=2))  # a byte of each rank
+    sizes = Initialize(pool=PoolShape(9, 1, (1,)), arena=ArenaShape(256, (1,), (2,)))  # a byte of each rank
     assert all(sizes in process.received for process in (*users, engine.core))
     assert "state: tier: pid 7 on host-1, ready, number 1, 5 MiB" in caplog.messages
     engine.supervisor.stop()

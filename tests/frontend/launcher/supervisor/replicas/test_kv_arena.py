@@ -41,7 +41,7 @@ def measured_pool(block_bytes: int, **measured: Any) -> tuple[Measured, PoolShap
     ],
 )
 def test_slots_fill_the_memory(slot_bytes: int, host_bytes: int | None, num_slots: int) -> None:
-    assert arena_shape(slot_bytes, host_bytes, 100 * MIB) == ArenaShape(num_slots=num_slots, slot_bytes=slot_bytes)
+    assert arena_shape([slot_bytes], host_bytes, 100 * MIB) == ArenaShape(num_slots, (1,), (slot_bytes,))
 
 
 def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
@@ -49,7 +49,7 @@ def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
     many = r"asks for 0.20 GiB, 100.0 MiB of memory is free beside the KV pool: lower"
     for host_bytes, message in ((1000, few), (200 * MIB, many)):
         with pytest.raises(ConfigError, match=message):
-            arena_shape(5000, host_bytes, 100 * MIB)
+            arena_shape([5000], host_bytes, 100 * MIB)
 
 
 def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
@@ -59,7 +59,7 @@ def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
         measured, pool = measured_pool(free_bytes // 9, device=device)
         with closing(KVArena(spec)) as arena:
             if device == "cuda":
-                assert arena.fit(measured, pool) == ArenaShape(num_slots=4, slot_bytes=free_bytes // 9)
+                assert arena.fit(measured, pool) == ArenaShape(4, (1,), (free_bytes // 9,))
             else:
                 with pytest.raises(ConfigError, match="beside the KV pool"):
                     arena.fit(measured, pool)
@@ -87,8 +87,8 @@ def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -
     spec = hosts_spec(kv_host_bytes=64 * MIB, tensor_parallel_size=3)
     with closing(KVArena(spec)) as arena:
         shape = arena.fit(*measured_pool(MIB, device="cuda", free_bytes=64 * MIB))
-        assert shape == ArenaShape(num_slots=32, slot_bytes=3 * MIB)
-        assert [shape.share(len(spec.ranks_on(host)), 3).slot_bytes for host in (0, 1)] == [2 * MIB, MIB]
+        assert shape == ArenaShape(32, (1,), (3 * MIB,))
+        assert [shape.share(len(spec.ranks_on(host)), 3).slot_bytes for host in (0, 1)] == [(2 * MIB,), (MIB,)]
         assert os.fstat(arena.fds[0]).st_size == 64 * MIB
         assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
         with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
@@ -96,5 +96,5 @@ def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -
     spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
     assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
     with closing(KVArena(spec)) as arena:
-        assert arena.fit(*measured_pool(MIB, device="cuda")) == ArenaShape(4, MIB)
+        assert arena.fit(*measured_pool(MIB, device="cuda")) == ArenaShape(4, (1,), (MIB,))
         assert os.fstat(arena.fds[0]).st_size == 0
