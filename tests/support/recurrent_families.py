@@ -61,6 +61,13 @@ RECURRENT: dict[str, Config] = {
     "qwen3_next": _named("qwen3_next", "Qwen3NextForCausalLM", DELTA_NET, **EXPERTS),
     "qwen3_5": _named("qwen3_5_text", "Qwen3_5ForCausalLM", DELTA_NET),
     "qwen3_5_moe": _named("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", DELTA_NET, **EXPERTS),
+    "olmo_hybrid": _named(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        DELTA_NET,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+        linear_num_value_heads=2,
+    ),
     "granite4": _named(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
@@ -76,9 +83,44 @@ RECURRENT: dict[str, Config] = {
         logits_scaling=2.5,
         attention_multiplier=0.4,
     ),
+    "granite4_dense": _named(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        MAMBA,
+        num_hidden_layers=3,
+        layer_types=["mamba", "attention", "mamba"],
+        mamba_n_groups=1,
+        num_local_experts=0,
+        shared_intermediate_size=24,
+        position_embedding_type="rope",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_scaling=2.5,
+        attention_multiplier=0.4,
+        time_step_limit=[0.2, 0.7],
+    ),
     "bamba": _named("bamba", "BambaForCausalLM", MAMBA, num_hidden_layers=3, attn_layer_indices=[1]),
     "falcon_h1": _named(
         "falcon_h1", "FalconH1ForCausalLM", MAMBA, num_hidden_layers=2, mamba_d_ssm=128, head_dim=16, key_multiplier=0.7
+    ),
+    "falcon_h1_scaled": _named(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        MAMBA,
+        num_hidden_layers=2,
+        mamba_d_ssm=128,
+        head_dim=16,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=True,
+        key_multiplier=0.7,
+        attention_in_multiplier=1.3,
+        attention_out_multiplier=0.6,
+        mlp_multipliers=[1.4, 0.7],
+        ssm_multipliers=[0.8, 1.2, 0.9, 1.1, 1.3],
+        ssm_in_multiplier=0.9,
+        ssm_out_multiplier=0.8,
+        embedding_multiplier=2.0,
+        lm_head_multiplier=0.5,
     ),
     "nemotron_h": _named(
         "nemotron_h",
@@ -99,6 +141,18 @@ RECURRENT: dict[str, Config] = {
         num_hidden_layers=3,
         layer_types=["conv", "full_attention", "conv"],
         block_auto_adjust_ff_dim=False,
+    ),
+    "lfm2_moe": _named(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        {name: value for name, value in SHAPE.items() if name != "rms_norm_eps"},
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        num_dense_layers=1,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        norm_eps=0.02,
     ),
     "jamba": _named(
         "jamba",
@@ -128,8 +182,8 @@ RECURRENT: dict[str, Config] = {
 }
 
 
-def recurrent_checkpoint(folder: Path, family: str, dtype: str = "float32", seed: int = 0) -> Path:
-    """Write a checkpoint of a family of RECURRENT into `folder` and return it."""
+def recurrent_checkpoint(folder: Path, family: str, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
+    """Write a checkpoint of a family of RECURRENT, with fields replaced, into `folder` and return it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the decays, whose means the noise keeps
-        return write_family(folder, RECURRENT[family], dtype, seed, SHARD_BYTES)
+        return write_family(folder, {**RECURRENT[family], **fields}, dtype, seed, SHARD_BYTES)

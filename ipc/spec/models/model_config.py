@@ -143,7 +143,7 @@ class StateNames(msgspec.Struct, frozen=True, kw_only=True):
     too. Empty: the layer has no such tensor."""
 
     block: str
-    conv: str = "conv1d"
+    conv: str = "conv1d"  # with "{part}": a tensor for each of the parts
     decay: str = "A_log"  # this and the next two are parameters of their own, without ".weight"
     dt_bias: str = "dt_bias"
     skip: str = "D"
@@ -213,6 +213,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     attention_output_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = ""
+    saved_norms: dict[str, str] = {}  # names of a layer's norms → names that files saved by transformers may have
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"
     value: str = "self_attn.v_proj"
@@ -232,12 +233,14 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     gate_up: str = ""  # one tensor in place of gate and up, gates first
     down: str = "mlp.down_proj"
     experts: str = "mlp"  # the block with router and experts; in files saved by transformers it may also be "mlp"
+    expert_list: str = "experts"  # in the block, the prefix of an expert's number or of stacks; empty: there is none
+    expert_stacks: tuple[str, str] = ("gate_up_proj", "down_proj")  # of all experts: gates and ups, downs
     expert_matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert: gate, up, down
     are_experts_interleaved: bool = False  # gates and ups alternate, in one tensor for all experts: [E, in, out]
     router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
     is_choice_bias_row: bool = False  # [1, E] in place of [E]
-    shared_expert: str = "shared_experts"
+    shared_expert: str = "shared_experts"  # in the block; empty: its names are those of a dense MLP
     shared_gate: str = "shared_expert_gate"
     router_scale: str = "router.scale"  # for is_beside_mlp; a parameter without ".weight", as the next two
     expert_scales: str = "router.per_expert_scale"
@@ -283,6 +286,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     cross: CrossConfig | None = None  # None: a decoder-only model
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of the outputs of attention and MLP
+    attention_input_scale: float = 1.0
+    attention_output_scale: float = 1.0
+    gate_scale: float = 1.0  # of the gated MLP's gates, before the activation
+    mlp_output_scale: float = 1.0  # of the dense MLP
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     num_learned_positions: int = 0  # rows of a table of position embeddings; 0: none

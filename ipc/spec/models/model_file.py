@@ -19,6 +19,9 @@ from .config_file import ConfigFile, NotNative, overridden, read_json, shown
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .gemma4_family import GEMMA4_FAMILIES
+from .hybrids.gated_delta import DELTA_FAMILIES
+from .hybrids.mamba2 import MAMBA_FAMILIES
+from .hybrids.short_conv import CONV_FAMILIES
 from .model_config import ModelConfig, ModelImplementation, OutputRules
 from .multimodal import language_model
 from .quantization_config import parse_quantization
@@ -26,6 +29,7 @@ from .vision_families import VISION_FAMILIES
 
 TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
 MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
+HYBRIDS = DELTA_FAMILIES | CONV_FAMILIES | MAMBA_FAMILIES  # have native layers, which the engine does not serve yet
 NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures with native layers
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of causal architectures
 
@@ -61,6 +65,12 @@ def load_model_config(
         raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
+def load_hybrid_config(folder: Path) -> ModelConfig:
+    """Return the ModelConfig for the native layers of an architecture in HYBRIDS; see `load_model_config`."""
+    file = ConfigFile(folder / "config.json", read_json(folder / "config.json"))
+    return _parse_native(file, ConfigFile(folder / "generation_config.json", {}), file.get("architectures")[0])
+
+
 def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures") or ["none"]
     architecture = listed[0] if isinstance(listed, list) else listed
@@ -92,7 +102,7 @@ def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -
     if architecture in MULTIMODAL:
         family, file = language_model(file, MULTIMODAL[architecture])
     else:
-        family = TEXT[architecture]
+        family = (TEXT | HYBRIDS)[architecture]
         file = family.prepare(file)
     if "per_layer_config" in file and architecture not in GEMMA4_FAMILIES:
         file.refuse_native("per_layer_config, fields of single layers, has no native layers")
