@@ -14,6 +14,7 @@ from tokenloom.ipc.spec.config.served_model import quantized_on_load
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.contract import AttentionMetadata, CacheGroup, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.workers.state_tables import StateTables
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
@@ -94,6 +95,8 @@ class PagedRun:
         (spec,) = model.kv_cache_specs(block_size, dtype)
         stale = 1000.0 if dtype.is_floating_point else 100  # of bytes; as a scale they are 1.7e22
         self.kv_cache = torch.full(spec.shape(num_blocks), stale, dtype=dtype, device=device)
+        spec = getattr(model, "state_spec", None)
+        self.states = None if spec is None else StateTables(spec, block_size, device)
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
         self._blocks: dict[str, list[int]] = {}
@@ -124,7 +127,11 @@ class PagedRun:
             row_ids = np.array([self._rows[name] for name in order], np.int32)
             slots = [self.slots.get(name, 0) for name in order for _ in new_tokens[name]]
             token_slots = torch.tensor(slots, dtype=torch.int32, device=self.device) if any(slots) else None
-            context = StepContext([CacheGroup(self.kv_cache, metadata)], row_ids, token_slots, media)
+            states = None
+            if self.states is not None:
+                states = self.states.step([(name, each.start, len(each)) for name, each in ranges.items()])
+            groups = [CacheGroup(self.kv_cache, metadata)]
+            context = StepContext(groups, states, row_ids, token_slots, media)
             logits = self.model.forward_logits(token_ids, every, context)[1].clone()
         if not logits.shape[0]:  # another rank has them
             return {}
@@ -134,6 +141,8 @@ class PagedRun:
         """Take a request's blocks, which stay as they are; its next step begins anew, in others."""
         self._free[:0] = self._blocks.pop(name)
         del self._computed[name]
+        if self.states is not None:
+            self.states.forget(name)
 
     def _with_media(
         self, metadata: AttentionMetadata, ranges: dict[str, range]

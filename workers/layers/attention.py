@@ -16,6 +16,7 @@ from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNo
 from ..step.kv_cache import CachePlace, layer_cache
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
+from .elementwise import scaled
 
 NO_ROTATION = Rotary(None)
 
@@ -52,6 +53,7 @@ class Attention:
         if rope is not None and config.ropes[rope].is_paired:
             order = _halves_order(config.ropes[rope].rotary_dim or head_dim, head_dim)
         num_rotated = len(heads) + len(kv_heads)
+        self._num_gates = len(heads) * head_dim if config.has_output_gate else 0  # outputs behind those of the heads
         projections = _projections(prefix, config, heads, kv_heads)
         row_order = None if order is None else _rows_of(order, num_rotated, len(kv_heads))
         if not self._has_own_kv:
@@ -80,6 +82,7 @@ class Attention:
         sinks = None
         if config.has_sinks:
             sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
+        self._input_scale, self._output_scale = config.attention_input_scale, config.attention_output_scale
         self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
@@ -87,8 +90,12 @@ class Attention:
         kv_cache, metadata = context.groups[group]
         if has_own_shape:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
+        x = scaled(x, self._input_scale)
+        projected, gates = self._ops.linear(x, self.qkv), None
+        if self._num_gates:
+            projected, gates = projected[:, : -self._num_gates], projected[:, -self._num_gates :]
         # [T, query heads | key heads | value heads, head_dim]
-        heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
+        heads = projected.view(x.shape[0], self._num_local_heads, self._head_dim)
         norms = self.norms
         if norms is not None and norms.spans_heads and self._group.size > 1:
             self._normalize_over_ranks(heads, norms)
@@ -104,7 +111,10 @@ class Attention:
         else:
             query = self._prepare_query(heads, metadata.positions)
         attended = self._ops.paged_attention(query, kv_cache, layer, metadata, self.spec)
-        return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
+        attended = attended.flatten(1)
+        if gates is not None:
+            attended = attended * self._ops.sigmoid(gates)
+        return scaled(self._group.all_reduce(self._ops.linear(attended, self.output)), self._output_scale)
 
     def _prepare_query(self, query: Tensor, positions: Tensor) -> Tensor:
         """Normalize and rotate query heads in place, for a layer that has no keys and values of its own; return
@@ -137,6 +147,8 @@ def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range
     names, head_dim = config.names, config.head_dim
     sizes = [count * head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     shards = [elements_of(each, head_dim) for each in (heads, kv_heads, kv_heads)]
+    if config.has_output_gate:
+        return _gated_projections(prefix, config, heads, kv_heads)
     if not names.qkv:
         parts = ((names.query, True), (names.key, config.has_key_bias), (names.value, True))
         return [
@@ -150,6 +162,22 @@ def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range
     keys = [head * (group + 2) + group for head in kv_heads]
     rows = [elements_of(range(head, head + 1), head_dim) for head in (*queries, *keys, *(key + 1 for key in keys))]
     return [Projection(f"{prefix}{names.qkv}", sum(sizes), rows)]
+
+
+def _gated_projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Projection]:
+    """Return the projections for queries, keys, values and then the gates of the heads, each of which follows its query
+    head in the checkpoint."""
+    names, head_dim = config.names, config.head_dim
+    doubled = [elements_of(range(head, head + 1), head_dim) for head in range(2 * config.num_heads)]
+    queries, gates = (doubled[2 * heads.start + offset : 2 * heads.stop : 2] for offset in (0, 1))
+    num_keys, shard = config.num_kv_heads * head_dim, elements_of(kv_heads, head_dim)
+    num_queries = 2 * config.num_heads * head_dim
+    return [
+        Projection(f"{prefix}{names.query}", num_queries, queries),
+        Projection(f"{prefix}{names.key}", num_keys, [shard], config.has_key_bias),
+        Projection(f"{prefix}{names.value}", num_keys, [shard]),
+        Projection(f"{prefix}{names.query}", num_queries, gates),
+    ]
 
 
 def _load_norms(

@@ -6,8 +6,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import ActivationConfig, TensorNames
-from ...kernels.contract import Activation, MLPWeights
+from ...kernels.contract import NO_ACTIVATION, Activation, MLPWeights
 from ..weights.loader import LayerLoader, Projection, stacked
+from .elementwise import scaled
 
 
 class MLP:
@@ -22,8 +23,11 @@ class MLP:
         inner_size: int,
         activation: ActivationConfig,
         has_bias: bool,
+        gate_scale: float = 1.0,
+        output_scale: float = 1.0,
     ) -> None:
-        """`prefix`: the prefix of the block's tensor names, with the dot."""
+        """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: factor of a gated block's gates;
+        with another than 1 the block cannot be fused."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
         if names.gate_up and activation.is_gated:
@@ -31,9 +35,12 @@ class MLP:
         else:
             parts = (names.gate, names.up) if activation.is_gated else (names.up,)
             projections = [Projection(f"{prefix}{part}", inner_size, [shard]) for part in parts]
-        up = loader.column_parallel(
-            hidden_size, projections, has_bias, activation_of(activation), is_transposed=names.is_transposed
-        )
+        self._gate_scale, self._output_scale = gate_scale, output_scale
+        self._activation, kernel = activation_of(activation), activation_of(activation)
+        if gate_scale != 1.0:
+            assert activation.is_gated
+            kernel = NO_ACTIVATION
+        up = loader.column_parallel(hidden_size, projections, has_bias, kernel, is_transposed=names.is_transposed)
         shape = (hidden_size, inner_size)
         down = loader.row_parallel(f"{prefix}{names.down}", shape, shard, has_bias, is_transposed=names.is_transposed)
         self.weights = MLPWeights(up, down)
@@ -43,7 +50,11 @@ class MLP:
 
     def partial(self, x: Tensor) -> Tensor:
         """Compute this rank's summand of the block's output."""
-        return self._ops.linear(self._ops.linear(x, self.weights.up), self.weights.down)
+        inner = self._ops.linear(x, self.weights.up)
+        if self._gate_scale != 1.0:
+            inner[:, : inner.shape[1] // 2] *= self._gate_scale
+            inner = self._ops.activate(inner, self._activation)
+        return scaled(self._ops.linear(inner, self.weights.down), self._output_scale)
 
 
 def activation_of(config: ActivationConfig) -> Activation:

@@ -37,8 +37,9 @@ class SparseMLP:
         expert_scales = None
         if config.is_beside_mlp:
             expert_scales = loader.vector(f"{block}{names.expert_scales}", (config.num_experts,))
-        experts = _load_packed(loader, f"{block}experts", names, hidden_size, config)
-        self._shared = _load_shared(loader, block, names, hidden_size, config)
+        experts = _load_packed(loader, f"{block}{names.expert_list}".removesuffix("."), names, hidden_size, config)
+        shared_block = block if names.shared_expert else prefix
+        self._shared = _load_shared(loader, shared_block, names, hidden_size, config)
         shared_gate = None
         if config.has_shared_gate:
             shared_gate = loader.replicated(f"{block}{names.shared_gate}", (1, hidden_size))
@@ -124,8 +125,9 @@ def _load_shared(
     """Load the shared expert, which computes every token; None if the layer has none."""
     if not config.shared_size:
         return None
-    matrices = zip(("gate", "up", "down"), names.expert_matrices, strict=True)
-    moved = {matrix: f"{names.shared_expert}.{name}" for matrix, name in matrices}
-    own_names = msgspec.structs.replace(names, gate_up="", is_transposed=False, **moved)
-    has_bias = False
+    own_names, has_bias = names, False
+    if names.shared_expert:
+        matrices = zip(("gate", "up", "down"), names.expert_matrices, strict=True)
+        moved = {matrix: f"{names.shared_expert}.{name}" for matrix, name in matrices}
+        own_names = msgspec.structs.replace(names, gate_up="", is_transposed=False, **moved)
     return MLP(loader, block, own_names, hidden_size, config.shared_size, config.activation, has_bias)

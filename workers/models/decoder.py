@@ -29,6 +29,7 @@ from ...kernels.contract import (
 from ..layers.rotary import rotations_at, section_axes
 from ..step.kv_cache import KVCacheSpec, cache_places
 from ..step.model_step import StepContext
+from ..step.state_cache import StateSpec
 from ..weights.checkpoint import TensorSlice
 from ..weights.loader import LayerLoader
 from .decoder_layer import DecoderLayer
@@ -52,11 +53,17 @@ class DecoderModel:
             shape = (config.num_learned_positions, config.hidden_size)
             self._positions = loader.checkpoint.load(TensorSlice(f"{names.positions}.weight", shape))
             loader.num_bytes += self._positions.nbytes
-        self._groups = groups
+        self._groups, places = groups, cache_places(config, groups)
+        stateful = [layer for layer, own in enumerate(config.layers) if own.has_state]
+        index_by_layer = {layer: index for index, layer in enumerate(stateful)}
         self._layers = [
-            DecoderLayer(loader, config, layer, rotaries, place)
-            for layer, place in enumerate(cache_places(config, groups))
+            DecoderLayer(loader, config, layer, rotaries, places.get(layer), index_by_layer.get(layer))
+            for layer in range(config.num_layers)
         ]
+        self.state_spec: StateSpec | None = None  # of the blocks of the group that keeps states
+        shapes = [layer.state.shape for layer in self._layers if layer.state is not None]
+        if shapes:
+            self.state_spec = StateSpec(len(shapes), shapes[0], loader.checkpoint.dtype)
         self._cos_sin, self._axes = rotaries[0].cos_sin if rotaries else None, None
         if config.ropes and config.ropes[0].sections:
             axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
@@ -87,9 +94,10 @@ class DecoderModel:
         return 0
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
-        """Return the spec of each KV group. Its heads are those of the layer with the most elements."""
+        """Return the spec of each KV group that has keys and values. Its heads are those of the layer with the most
+        elements."""
         specs = []
-        for group in self._groups:
+        for group in [each for each in self._groups if not each.is_state]:
             shapes = [self._layers[layer].cache_shape for layer in group.layers]
             widest = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))  # fp8 adds bytes to each head
             specs.append(KVCacheSpec(len(group.layers), *widest, block_size, dtype))

@@ -30,15 +30,17 @@ class CachePlace(NamedTuple):
     has_own_shape: bool  # the layers of the group have several shapes, so that it has to use `layer_cache`
 
 
-def cache_places(config: ModelConfig, groups: Sequence[KVGroup]) -> list[CachePlace]:
-    """Return the place of each layer of the model; a layer that reads the keys of an earlier one has that one's."""
+def cache_places(config: ModelConfig, groups: Sequence[KVGroup]) -> dict[int, CachePlace]:
+    """Return the place of each layer with attention; a layer that reads the keys of an earlier one has that one's."""
     places: dict[int, CachePlace] = {}
     for group, each in enumerate(groups):
+        if each.is_state:
+            continue
         sizes = [config.at_layer(layer) for layer in each.layers]
         has_own_shape = len({(own.num_kv_heads, own.head_dim) for own in sizes}) > 1
         places |= {layer: CachePlace(group, index, has_own_shape) for index, layer in enumerate(each.layers)}
-    owners = [layer if own.kv_layer is None else own.kv_layer for layer, own in enumerate(config.layers)]
-    return [places[owner] for owner in owners]
+    attending = [(layer, own.kv_layer) for layer, own in enumerate(config.layers) if own.has_attention]
+    return {layer: places[layer if owner is None else owner] for layer, owner in attending}
 
 
 def layer_cache(kv_cache: Tensor, layer: int, num_kv_heads: int, head_dim: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...kernels.contract import AttentionMetadata, BatchColumns, CacheGroup, CrossStep, StepMedia
 from ..machine.arrays import I32, I64
 from .kv_cache import KVCacheSpec
+from .state_cache import StateGroup
 from .step_inputs import StepInputs
 
 
@@ -21,6 +22,7 @@ class StepContext:
     """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
 
     groups: Sequence[CacheGroup]  # by KV group; the layers write the step's keys and values to their group's cache
+    states: StateGroup | None = None  # of the group that keeps states; None: no layer keeps one in the pool
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
     media: StepMedia | None = None  # None: all embeddings are those of token ids
@@ -78,7 +80,9 @@ def compute(
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
     media, cross = media_of(inputs), cross_of(inputs)
-    context = StepContext(cache_groups(inputs, kv_caches, rest), rows, token_slots, media, cross)
+    context = StepContext(
+        cache_groups(inputs, kv_caches, rest), rows=rows, token_slots=token_slots, media=media, cross=cross
+    )
     return model.forward_logits(token_ids, logits_indices, context)
 
 

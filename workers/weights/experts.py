@@ -4,7 +4,7 @@
 Checkpoints store experts in one of four forms, in the block `experts`:
 
     one by one   N.gate_proj.weight [size, hidden], or other names of TensorNames.expert_matrices
-    stacked      gate_up_proj [E, gates | ups, hidden], down_proj [E, hidden, size]
+    stacked      gate_up_proj [E, gates | ups, hidden], down_proj [E, hidden, size], or names of expert_stacks
     interleaved  gate_up_proj [E, hidden, 2 size], in which gates and ups alternate, down_proj [E, size, hidden]
     mxfp4        gate_up_proj_blocks [E, 2 size, hidden / 32, 16], interleaved, down_proj_blocks [E, hidden, size / 32,
                  16], and for each blocks [..., 16] scales [...]
@@ -35,7 +35,7 @@ def load_experts(checkpoint: Checkpoint, shard: ExpertsShard, *, keeps_mxfp4: bo
     [hidden, n]. `keeps_mxfp4`: keep MXFP4 as codes, except in `down` if the shard starts or ends inside a group."""
     if f"{shard.path}.gate_up_proj_blocks" in checkpoint:
         return _load_mxfp4(checkpoint, shard, keeps_mxfp4)
-    if f"{shard.path}.gate_up_proj" not in checkpoint:
+    if shard.stacks[0] not in checkpoint:
         return _load_each(checkpoint, shard)
     load = _load_interleaved if shard.names.are_experts_interleaved else _load_stacked
     gate_up, down = load(checkpoint, shard)
@@ -71,20 +71,16 @@ def _load_stacked(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, 
     num_experts, size = shard.config.num_experts, shard.config.intermediate_size
     shape = (num_experts, 2 * size, shard.hidden_size)
     parts = _halves(shard.inner, size)
-    halves = [checkpoint.load(TensorSlice(f"{shard.path}.gate_up_proj", shape, 1, part)) for part in parts]
-    down = checkpoint.load(
-        TensorSlice(f"{shard.path}.down_proj", (num_experts, shard.hidden_size, size), 2, shard.inner)
-    )
+    halves = [checkpoint.load(TensorSlice(shard.stacks[0], shape, 1, part)) for part in parts]
+    down = checkpoint.load(TensorSlice(shard.stacks[1], (num_experts, shard.hidden_size, size), 2, shard.inner))
     return torch.cat(halves, dim=1), down
 
 
 def _load_interleaved(checkpoint: Checkpoint, shard: ExpertsShard) -> tuple[Tensor, Tensor]:
     num_experts, size = shard.config.num_experts, shard.config.intermediate_size
     shape = (num_experts, shard.hidden_size, 2 * size)
-    gate_up = checkpoint.load(TensorSlice(f"{shard.path}.gate_up_proj", shape, 2, _both(shard.inner)))
-    down = checkpoint.load(
-        TensorSlice(f"{shard.path}.down_proj", (num_experts, size, shard.hidden_size), 1, shard.inner)
-    )
+    gate_up = checkpoint.load(TensorSlice(shard.stacks[0], shape, 2, _both(shard.inner)))
+    down = checkpoint.load(TensorSlice(shard.stacks[1], (num_experts, size, shard.hidden_size), 1, shard.inner))
     return _separated(gate_up, 2).transpose(1, 2), down.transpose(1, 2)
 
 

@@ -16,3 +16,9 @@ class ExpertsShard:
     config: ExpertsConfig
     names: TensorNames
     inner: range
+
+    @property
+    def stacks(self) -> tuple[str, str]:
+        """The names of the tensors that hold all experts: gates and ups, downs."""
+        gate_up, down = self.names.expert_stacks
+        return f"{self.path}.{gate_up}", f"{self.path}.{down}"

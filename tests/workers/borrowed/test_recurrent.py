@@ -39,7 +39,7 @@ class Rows:
         rows = None if row is None else np.array([row], np.int32)
         with torch.inference_mode():
             inputs = torch.tensor(token_ids[start:stop]), torch.arange(stop - start)
-            return self.model.forward_logits(*inputs, StepContext([CacheGroup(self.kv_cache, metadata)], rows))[1]
+            return self.model.forward_logits(*inputs, StepContext([CacheGroup(self.kv_cache, metadata)], rows=rows))[1]
 
 
 def test_a_request_that_starts_again_in_any_row_forgets_what_the_row_held(folder: Path) -> None:

@@ -1,0 +1,121 @@
+"""Logits of layers with a state equal those of transformers in float32, however the tokens are scheduled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.spec.kv.kv_groups import kv_groups
+from tokenloom.ipc.spec.models.model_config import ModelConfig
+from tokenloom.ipc.spec.models.model_file import load_hybrid_config
+from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+from tokenloom.tests.support.today import some
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
+from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
+from tokenloom.tests.workers.paged_run import CPU, PagedRun
+from tokenloom.tests.workers.threaded_group import run_ranks
+from tokenloom.workers.machine.parallel import ParallelGroup
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.models.load import load_model
+
+FAMILIES = (
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),
+    *("olmo_hybrid", "granite4", "granite4_dense", "bamba", "falcon_h1", "falcon_h1_scaled", "nemotron_h"),
+)
+LENGTHS = {"a": 97, "b": 1, "c": 33, "d": 2}
+LOOSER = {"olmo_hybrid": 3e-5}  # transformers' form for prompts is 1e-5 from its form for single tokens
+SHORT = {"a": 21, "b": 2, "c": 9}
+MAX_MODEL_LEN = 128
+WIDE = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "vocab_size": 270,
+}
+
+
+def load(folder: Path, config: ModelConfig, group: ParallelGroup | None = None, ops: Ops | None = None) -> DecoderModel:
+    groups = kv_groups(config, MAX_MODEL_LEN, is_grouped=True)
+    ops = ops or select_ops(CPU, torch.float32)
+    group = group or ParallelGroup()
+    return load_model(folder, config, MAX_MODEL_LEN, torch.float32, CPU, ops, group, groups=groups)
+
+
+def in_chunks(lengths: dict[str, int], size: int) -> list[dict[str, int]]:
+    """Return steps of `size` tokens of each request side by side."""
+    return [
+        {name: min(size, count - at) for name, count in lengths.items() if count > at}
+        for at in range(0, max(lengths.values()), size)
+    ]
+
+
+class Case:
+    """A checkpoint of a family, prompts and the logits of transformers."""
+
+    def __init__(self, folder: Path, family: str, lengths: dict[str, int] = LENGTHS, **fields: Any) -> None:
+        self.folder = recurrent_checkpoint(folder, family, seed=1, **fields)
+        self.config, self.lengths = load_hybrid_config(self.folder), lengths
+        self.tokens = prompts_of(lengths, self.config.vocab_size, seed=2)
+        self.expected = reference_logits(self.folder, self.tokens)
+
+    @property
+    def last(self) -> dict[str, list[int]]:
+        return {name: ids[-1:] for name, ids in self.tokens.items()}
+
+    def error(self, steps: list[dict[str, int]], model: DecoderModel) -> float:
+        """Return the largest difference, in parts of the request's largest logit."""
+        return self.error_of(run_schedule(PagedRun(model, 8), self.tokens, steps))
+
+    def error_of(self, actual: dict[str, Tensor]) -> float:
+        """Return the same for logits of the last tokens of requests."""
+        errors = []
+        for name, logits in actual.items():
+            expected = self.expected[name][-len(logits) :]
+            errors.append((logits - expected).abs().max() / expected.abs().max())
+        return torch.stack(errors).nan_to_num(9.0).max().item()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers_under_any_schedule(family: str, tmp_path: Path) -> None:
+    case = Case(tmp_path, family)
+    model = load(case.folder, case.config)
+    for steps in (schedule(LENGTHS, seed=3), in_chunks(LENGTHS, 7), in_chunks(LENGTHS, 1)):
+        assert case.error(steps, model) <= LOOSER.get(family, TOLERANCE)
+
+
+@pytest.mark.parametrize("family", some(FAMILIES, 4))
+def test_bits_of_deterministic_kernels_do_not_depend_on_chunks(family: str, tmp_path: Path) -> None:
+    case = Case(tmp_path, family, SHORT)
+    model = load(case.folder, case.config, ops=select_ops(CPU, torch.float32, is_batch_invariant=True))
+    whole, *others = (
+        run_schedule(PagedRun(model, 8), case.tokens, steps)
+        for steps in (schedule(SHORT, seed=5), in_chunks(SHORT, 7), in_chunks(SHORT, 1))
+    )
+    assert all(torch.equal(each[name], whole[name]) for each in others for name in whole)
+
+
+RANKS = [
+    *(("qwen3_next", 2), ("qwen3_5", 3), ("lfm2", 2), ("lfm2_moe", 2)),
+    *(("granite4", 2), ("bamba", 2), ("falcon_h1_scaled", 2), ("nemotron_h", 2)),
+]
+
+
+@pytest.mark.parametrize(("family", "size"), RANKS)
+def test_ranks_share_the_heads(family: str, size: int, tmp_path: Path) -> None:
+    """Of three ranks each has two value heads, and a copy of the key head that each reads: 0 0, 0 1 and 1 1."""
+    case = Case(tmp_path, family, SHORT, **(WIDE if size == 3 else {}))
+
+    def run(group: ParallelGroup) -> dict[str, Tensor]:
+        paged = PagedRun(load(case.folder, case.config, group), 8)
+        paged.step({name: ids[:-1] for name, ids in case.tokens.items()})
+        return paged.step(case.last)
+
+    whole, *others = run_ranks(size, run)
+    assert others == [{}] * (size - 1)
+    assert case.error_of(whole) <= TOLERANCE

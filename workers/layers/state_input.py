@@ -1,0 +1,191 @@
+"""StateInput: the first half of a mixer with a state, on one rank: project a token into parts, and convolve some.
+
+Heads of values are divided among the ranks. A rank holds the heads of queries and keys that its heads read, so that
+several ranks may hold the same one. StateConfig names the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...ipc.spec.models.model_config import StateConfig
+from ...kernels.contract import ConvActivation, GateOrder, StateMetadata
+from ..machine.parallel import ParallelGroup
+from ..step.state_cache import StateShape
+from ..weights.loader import LayerLoader, Projection
+from .elementwise import scaled
+
+
+@dataclass(frozen=True)
+class StateHeads:
+    """The heads of one rank. `read`: heads of queries and keys that are loaded. `order`: which of these each head of
+    the scan is: the same number of value heads reads each. All ranks have equally many."""
+
+    values: range
+    read: range
+    order: Sequence[int]
+
+    @classmethod
+    def of(cls, state: StateConfig, group: ParallelGroup) -> StateHeads:
+        """Return the heads of a rank. ConfigError if the value heads do not divide among the ranks."""
+        values = group.shard(state.num_heads, "heads of a layer with a state")
+        if not state.key_heads:
+            return cls(values, range(0), ())
+        num_sharing = state.num_heads // state.key_heads
+        read = range(values.start // num_sharing, (values.stop - 1) // num_sharing + 1)
+        if len(values) % num_sharing == 0 or num_sharing % len(values) == 0:
+            return cls(values, read, range(len(read)))
+        return cls(values, read, [head // num_sharing - read.start for head in values])  # a copy for each head
+
+
+class StateInput:
+    """Projections of a mixer's input x [T, hidden_size], and the convolution of its parts `state.conv_parts`."""
+
+    def __init__(self, loader: LayerLoader, prefix: str, state: StateConfig, hidden_size: int) -> None:
+        """`prefix`: the prefix of the layer's tensor names, with the dot."""
+        self._ops, self._state = loader.ops, state
+        self.heads = StateHeads.of(state, loader.group)
+        block = f"{prefix}{state.names.block}."
+        tensor_by_part = {part: (name, parts) for name, parts in state.projections.items() for part in parts}
+        self._parts = state.conv_parts + "".join(part for part in tensor_by_part if part not in state.conv_parts)
+        projections = []
+        for part in self._parts:
+            name, parts = tensor_by_part[part]
+            num_outputs = sum(map(state.part_size, parts))
+            projections.append(Projection(f"{block}{name}", num_outputs, self._outputs_of(part, parts)))
+        self._linear = loader.column_parallel(
+            hidden_size, projections, state.has_projection_bias, row_order=self._row_order(self._parts)
+        )
+        self._scales: Tensor | None = None
+        if state.part_scales:
+            factors = [torch.full((self._size(part),), state.part_scales.get(part, 1.0)) for part in self._parts]
+            self._scales = torch.cat(factors).to(loader.checkpoint.dtype).to(loader.checkpoint.device)
+        self._load_convolution(loader, f"{block}{state.names.conv}")
+        self.shape = StateShape(
+            len(self.heads.values), state.key_dim, state.value_dim, state.conv_size - 1, self._num_channels
+        )
+
+    def project(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the parts [T, n] of each token by letter, views of one tensor."""
+        outputs = self._ops.linear(scaled(x, self._state.input_scale), self._linear)
+        if self._scales is not None:
+            outputs = outputs * self._scales
+        sizes = [self._size(part) for part in self._parts]
+        parts = dict(zip(self._parts, torch.split(outputs, sizes, dim=1), strict=True))
+        return {**parts, self._state.conv_parts: outputs[:, : self._num_channels]}
+
+    def convolve(self, x: Tensor, states: Tensor, metadata: StateMetadata) -> dict[str, Tensor]:
+        """Convolve `conv_parts` of the tokens, x [T, channels]; return these parts by letter, views of one tensor.
+        states: see Ops.causal_conv."""
+        activation: ConvActivation = "silu" if self._state.has_conv_activation else "none"
+        mixed = self._ops.causal_conv(x, self._weight, self._bias, activation, states, metadata)
+        sizes = [self._size(part) for part in self._state.conv_parts]
+        return dict(zip(self._state.conv_parts, torch.split(mixed, sizes, dim=1), strict=True))
+
+    def _load_convolution(self, loader: LayerLoader, name: str) -> None:
+        """Load the weights [channels, taps] and biases of this rank's channels."""
+        state = self._state
+
+        def load(ending: str, shape: tuple[int, ...]) -> Tensor:
+            return torch.cat(
+                [loader.vector(f"{each}.{ending}", (total, *shape), 0, rows) for each, total, rows in parts]
+            )
+
+        parts = list(self._channels_of(name))
+        taps = load("weight", (1, state.conv_size))[:, 0]
+        order = self._row_order(state.conv_parts)
+        taps = taps if order is None else taps[order]
+        self._weight = taps.t().contiguous().t()  # the layout that the kernels prefer
+        self._num_channels = len(taps)
+        self._bias: Tensor | None = None
+        if state.has_conv_bias:
+            biases = load("bias", ())
+            self._bias = biases if order is None else biases[order]
+
+    def _channels_of(self, name: str) -> Iterable[tuple[str, int, range]]:
+        """Yield, for each part of the convolution, the tensor of its channels, the number of all channels in this, and
+        those that this rank loads."""
+        state, start = self._state, 0
+        total = sum(map(state.part_size, state.conv_parts))
+        for part in state.conv_parts:
+            if "{part}" in name:
+                yield name.format(part=part), state.part_size(part), self._elements(part)
+            else:
+                yield name, total, _moved(self._elements(part), start)
+            start += state.part_size(part)
+
+    def _width(self, part: str) -> int:
+        """Return the number of elements of one head in a part."""
+        if part in "qk":
+            return self._state.key_dim
+        return 1 if part in "ab" else self._state.value_dim
+
+    def _size(self, part: str) -> int:
+        """Return the number of elements of a part on this rank."""
+        return self._width(part) * len(self.heads.order if part in "qk" else self.heads.values)
+
+    def _elements(self, part: str) -> range:
+        """Return which elements of a part this rank loads."""
+        heads, width = self.heads.read if part in "qk" else self.heads.values, self._width(part)
+        return range(heads.start * width, heads.stop * width)
+
+    def _outputs_of(self, part: str, parts: str) -> list[range]:
+        """Return which outputs of a tensor with `parts` are those of this rank in `part`."""
+        state = self._state
+        before = sum(map(state.part_size, parts[: parts.index(part)]))
+        if not state.is_by_key_head:
+            return [_moved(self._elements(part), before)]
+        stride = sum(map(state.part_size, parts)) // state.key_heads  # outputs of a key head
+        before //= state.key_heads
+        heads = self.heads.read if part in "qk" else self.heads.values
+        num_sharing = 1 if part in "qk" else state.num_heads // state.key_heads
+        width, found = self._width(part), []
+        for head in heads:
+            start = head // num_sharing * stride + before + head % num_sharing * width
+            found.append(range(start, start + width))
+        return list(_joined(found))
+
+    def _row_order(self, parts: str) -> Tensor | None:
+        """Return the order that copies loaded rows of `parts` where several heads of the scan are one loaded head;
+        None: it is not changed."""
+        heads = self.heads
+        if list(heads.order) == list(range(len(heads.read))):
+            return None
+        rows, start = [], 0
+        for part in parts:
+            loaded = torch.arange(start, start + len(self._elements(part)))
+            start += len(loaded)
+            rows.append(loaded.view(len(heads.read), -1)[list(heads.order)].flatten() if part in "qk" else loaded)
+        return torch.cat(rows)
+
+
+def as_heads(part: Tensor, size: int) -> Tensor:
+    """Return a view [T, heads, size] of a part [T, heads * size]."""
+    return part.view(part.shape[0], part.shape[1] // size, size)
+
+
+def gate_order(state: StateConfig) -> GateOrder:
+    """Return whether the norm of the scan's output comes before its gate."""
+    return "norm_then_silu" if state.gate == "norm_then_silu" else "silu_then_norm"
+
+
+def _moved(elements: range, start: int) -> range:
+    return range(start + elements.start, start + elements.stop)
+
+
+def _joined(ranges: Iterable[range]) -> Iterable[range]:
+    """Yield the ranges, adjacent ones as one."""
+    last: range | None = None
+    for each in ranges:
+        if last is not None and last.stop == each.start:
+            last = range(last.start, each.stop)
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
