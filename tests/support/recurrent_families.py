@@ -61,13 +61,6 @@ RECURRENT: dict[str, Config] = {
     "qwen3_next": _named("qwen3_next", "Qwen3NextForCausalLM", DELTA_NET, **EXPERTS),
     "qwen3_5": _named("qwen3_5_text", "Qwen3_5ForCausalLM", DELTA_NET),
     "qwen3_5_moe": _named("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", DELTA_NET, **EXPERTS),
-    "olmo_hybrid": _named(
-        "olmo_hybrid",
-        "OlmoHybridForCausalLM",
-        DELTA_NET,
-        rope_parameters={"rope_type": "default", "rope_theta": None},
-        linear_num_value_heads=2,
-    ),
     "granite4": _named(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
@@ -82,22 +75,6 @@ RECURRENT: dict[str, Config] = {
         residual_multiplier=0.4,
         logits_scaling=2.5,
         attention_multiplier=0.4,
-    ),
-    "granite4_dense": _named(
-        "granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
-        MAMBA,
-        num_hidden_layers=3,
-        layer_types=["mamba", "attention", "mamba"],
-        mamba_n_groups=1,
-        num_local_experts=0,
-        shared_intermediate_size=24,
-        position_embedding_type="rope",
-        embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        logits_scaling=2.5,
-        attention_multiplier=0.4,
-        time_step_limit=[0.2, 0.7],
     ),
     "bamba": _named("bamba", "BambaForCausalLM", MAMBA, num_hidden_layers=3, attn_layer_indices=[1]),
     "falcon_h1": _named(
@@ -181,9 +158,35 @@ RECURRENT: dict[str, Config] = {
     ),
 }
 
+UNEVEN: dict[str, Config] = {  # transformers computes whole prompts and single tokens with different results
+    "olmo_hybrid": _named(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        DELTA_NET,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+        linear_num_value_heads=2,
+    ),
+    "granite4_dense": _named(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        MAMBA,
+        num_hidden_layers=3,
+        layer_types=["mamba", "attention", "mamba"],
+        mamba_n_groups=1,
+        num_local_experts=0,
+        shared_intermediate_size=24,
+        position_embedding_type="rope",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_scaling=2.5,
+        attention_multiplier=0.4,
+        time_step_limit=[0.2, 0.7],
+    ),
+}
+
 
 def recurrent_checkpoint(folder: Path, family: str, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
-    """Write a checkpoint of a family of RECURRENT, with fields replaced, into `folder` and return it."""
+    """Write a checkpoint of a family of RECURRENT or UNEVEN, with fields replaced, into `folder` and return it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the decays, whose means the noise keeps
-        return write_family(folder, {**RECURRENT[family], **fields}, dtype, seed, SHARD_BYTES)
+        return write_family(folder, {**(RECURRENT | UNEVEN)[family], **fields}, dtype, seed, SHARD_BYTES)
