@@ -87,12 +87,13 @@ class LlamaCpp:
             raise SystemExit(f"{BATCHED} measured nothing: {printed[-2000:]}")
         return float(figures["t_pp"]) + (float(figures["t_tg"]) if num_out > 1 else 0.0)
 
-    def server(self, file: Path, context: int | None = None, slots: int = 1) -> Server:
-        """Start llama-server. `context`: tokens of all slots; None: as it chooses."""
+    def server(self, file: Path, context: int | None = None, slots: int = 1, options: Sequence[str] = ()) -> Server:
+        """Start llama-server. `context`: tokens of all slots; None: as it chooses. options: further ones of its own."""
         port = free_port()
         command = [str(self.folder / SERVER), "-m", str(file), "--host", HOST, "--port", str(port)]
         command += ["-t", str(self.threads), "-tb", str(self.threads), "-np", str(slots)]
-        return Server("llama-server", command + ([] if context is None else ["-c", str(context)]), port)
+        command += [*([] if context is None else ["-c", str(context)]), *options]
+        return Server("llama-server", command, port)
 
     def _run(self, program: str, file: Path, *arguments: str) -> str:
         command = [str(self.folder / program), "-m", str(file), *arguments]

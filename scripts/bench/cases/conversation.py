@@ -3,11 +3,13 @@
     engine-launch bench conversation 20m-gemma3 --deterministic --llama-bin FOLDER
 
 Each prompt is the one before, its answer of 60 to 400 tokens, and 100 to 900 new random tokens, as of tools' results.
+With --thoughts an answer begins with as many tokens more, which the next prompt leaves out as chat templates do: of
+that turn it shares the prompt alone.
 Printed for each turn: the prompt's tokens, those that the turn before has computed or sampled, and how many of these
 are computed again. Every so many turns the same prompt is computed without the prefix cache: with --deterministic the
 tokens and their logprobs have the same bits. With --llama-bin, a folder of llama.cpp's programs, and a GGUF file as the
-model (inputs/random_gguf.py writes 20m-gemma3 as one), llama-server has a conversation of the same lengths, by its
-own count of computed tokens.
+model (inputs/random_gguf.py writes 20m-gemma3 as one), llama-server has conversations of the same lengths, by its
+own count of computed tokens: as it comes, and with a cache that keeps what windows have left.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from tokenloom.scripts.bench.http_server import HOST
 from tokenloom.scripts.bench.llama_cpp import LlamaCpp
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
+
+LLAMA_SERVERS = {"llama_server": [], "llama_server_swa_full": ["--swa-full", "--cache-reuse", "256"]}
 
 
 class Turn(NamedTuple):
@@ -67,7 +71,7 @@ class Engine:
 
 
 class LlamaServer:
-    """llama-server as it comes, with one slot."""
+    """llama-server with one slot."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -94,9 +98,7 @@ class Conversation:
         self._talker, self._vocab_size, self._asked = talker, setup.workload.vocab_size, setup.arguments
         self._draw = random.Random(0)
         self.prompt = self._tokens(self._asked.first)
-        self.num_known = self.num_again = self.num_answered = (
-            0  # of the turn; of all turns: known tokens computed again
-        )
+        self.num_known = self.num_again = self.num_answered = self.num_thoughts = 0  # of the turn
         self.num_known_of_all = self.num_again_of_all = 0
 
     def _tokens(self, count: int) -> list[int]:
@@ -104,7 +106,8 @@ class Conversation:
 
     def turn(self) -> None:
         """Run a turn on the current prompt."""
-        self.num_answered = self._draw.randint(*self._asked.answer)
+        self.num_thoughts = self._draw.randint(*self._asked.thoughts)
+        self.num_answered = self.num_thoughts + self._draw.randint(*self._asked.answer)
         answer = self._talker.answer(self.prompt, self.num_answered)
         self.num_again = max(answer.num_computed - (len(self.prompt) - self.num_known), 0)
         self.num_known_of_all += self.num_known
@@ -112,23 +115,26 @@ class Conversation:
         self._answer = answer.token_ids
 
     def extend(self) -> None:
-        """Put the last answer and new tokens behind the prompt."""
-        self.num_known = len(self.prompt) + len(self._answer)
-        self.prompt = [*self.prompt, *self._answer, *self._tokens(self._draw.randint(*self._asked.result))]
+        """Put the last answer, without its thoughts, and new tokens behind the prompt."""
+        said = self._answer[self.num_thoughts :]
+        self.num_known = len(self.prompt) + (0 if self.num_thoughts else len(said))
+        self.prompt = [*self.prompt, *said, *self._tokens(self._draw.randint(*self._asked.result))]
 
 
 def talkers(setup: Setup) -> dict[str, Talker]:
     """Start the contestants; they end with the setup's stack."""
     asked = setup.arguments
-    length = asked.first + asked.turns * (asked.answer[1] + asked.result[1])
+    length = asked.first + asked.turns * (asked.answer[1] + asked.result[1]) + asked.thoughts[1]
     options = {"max_model_len": length, **setup.options}
     found: dict[str, Talker] = {"tokenloom": Engine(setup.stack.enter_context(LLM(setup.folder, **options)))}
     if asked.llama_bin is not None:
         programs = LlamaCpp(asked.llama_bin, num_cpu_threads(None, 1))
-        server = programs.server(gguf_file(sys.executable, setup.folder, "BF16"), length)
-        setup.stack.callback(server.stop)
-        server.wait_ready()
-        found["llama_server"] = LlamaServer(server.port)
+        file = gguf_file(sys.executable, setup.folder, "BF16")
+        for name, more in LLAMA_SERVERS.items():
+            server = programs.server(file, length, options=more)
+            setup.stack.callback(server.stop)
+            server.wait_ready()
+            found[name] = LlamaServer(server.port)
     return found
 
 
@@ -157,6 +163,7 @@ def measure(setup: Setup) -> None:
 OPTIONS = {
     "--first": (1500, "tokens of the first prompt"),
     "--answer": ([60, 400], "the fewest and the most tokens of an answer"),
+    "--thoughts": ([0, 0], "the same of its tokens before, which the next prompt leaves out"),
     "--result": ([100, 900], "the same of what follows it"),
     "--turns": (43, "of the conversation"),
     "--cold-every": (8, "turns between prompts that are computed again without the prefix cache; 0: none"),

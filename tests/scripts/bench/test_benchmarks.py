@@ -117,11 +117,19 @@ def test_a_benchmark_writes_its_figures(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_conversation_is_measured_beside_llama_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("thoughts", ["0 0", "2 3"])
+def test_a_conversation_is_measured_beside_llama_server(thoughts: str, tmp_path: Path) -> None:
     file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
     sizes = "--turns 4 --first 40 --answer 3 5 --result 20 30 --cold-every 2 --num-kv-blocks 64 --deterministic"
-    found = measure(tmp_path, f"conversation {file} --llama-bin {programs} {sizes}")
-    assert found.column("again_llama_server") == found.column("known") and max(found.column("again_tokenloom")) < 16
+    found = measure(tmp_path, f"conversation {file} --llama-bin {programs} {sizes} --thoughts {thoughts}")
+    for name in ("again_llama_server", "again_llama_server_swa_full"):
+        assert found.column(name) == found.column("known")
+    assert max(found.column("again_tokenloom")) < 16
+    num_said = [
+        known - prompt for known, prompt in zip(found.column("known")[1:], found.column("prompt"), strict=False)
+    ]
+    assert all(count == 0 if thoughts != "0 0" else 3 <= count <= 5 for count in num_said)
+    assert [call.count("--swa-full") for call in calls_of(programs)] == [0, 1]
     assert found.notes["answers with the bits of a cold prompt"] == "2 of 2"
     assert found.notes["known tokens found by llama_server"] == 0 < found.notes["known tokens found by tokenloom"]
 
@@ -235,7 +243,7 @@ def test_a_start_is_measured_beside_llama_server(tmp_path: Path) -> None:
     assert found.column("engine") == ["tokenloom", "llama-server"] * 2
     assert all(0 < row["ready_s"] < row["first_token_s"] and row["pss_mib"] > 0 for row in rows)
     assert notes["weights_mib"] == pytest.approx(file.stat().st_size / 2**20)
-    assert all(call[-2:] == ["-c", "256"] for call in calls_of(programs)) and len(calls_of(programs)) == 3
+    assert all(call[-2:] == ["-c", "256"] for call in calls_of(programs)) and len(calls_of(programs)) == 2
 
 
 @pytest.mark.nightly
