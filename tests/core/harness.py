@@ -75,7 +75,7 @@ class Harness:
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
         images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts.
         has_prover: unknown grammars are tried first. products_per_weight: of a piece of an encoder; None: as usual.
-        windows: of the layers. pool: of the KV groups; None: one group of `num_blocks`."""
+        windows: of the layers, each a group. pool: of the KV groups; None: one group of `num_blocks`."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
@@ -83,7 +83,7 @@ class Harness:
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         spec = make_spec(**{"block_size": 4, **options})
         if windows != (None,):
-            layers = [LayerConfig(window=window) for window in windows]
+            layers = [LayerConfig(window=window, num_kv_heads=1 + i) for i, window in enumerate(windows)]
             spec = msgspec.structs.replace(
                 spec, model=msgspec.structs.replace(spec.model, layers=layers, num_layers=len(layers))
             )

@@ -34,6 +34,7 @@ SETS = {
     "full": Groups((None,), 1, (1,)),
     "full and window": Groups((None, 6), 20, (3, 10)),
     "full and two windows": Groups((None, 20, 5), 24, (4, 12, 5)),
+    "two full and two windows": Groups((None, None, 9, 9), 21, (4, 7, 3, 5)),
     "windows": Groups((21, 6), 15, (5, 4)),
     "window": Groups((9,), 1, (1,)),
     "Gemma 4": Groups((None, 12), 32, (7, 16)),
@@ -141,3 +142,20 @@ def test_a_prefix_is_found_where_a_window_is_kept_and_what_is_unusable_is_counte
     assert 0 < harness.cached[1] < 80, "no one expected that a request would begin at the end of the stem"
     assert harness.cached[2] == harness.cached[3] == 80
     assert kv_cache.num_unusable_tokens == [0, 80 - harness.cached[1]]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_next_core_finds_the_blocks_of_every_group_that_the_last_has_left(name: str, tmp_path: Path) -> None:
+    groups, prompt = SETS[name], prompt_of(random.Random(0), 60)
+    pool = PoolShape(200, groups.slab_bytes, groups.block_bytes)
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    harness = GroupHarness(windows=groups.windows, pool=pool, record=tmp_path / "blocks", **sizes)
+    harness.add(0, prompt, 8)
+    harness.run()
+    left = [set(each.keys) for each in harness.core.scheduler.kv_cache.pools]
+    assert all(left)
+    harness.lose_core(0)
+    assert [set(each.keys) for each in harness.core.scheduler.kv_cache.pools] == left
+    harness.add(1, prompt, 8)
+    harness.run()
+    assert harness.cached[1] == 56, "all whole blocks before the last token"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +15,11 @@ from tokenloom.ipc.spec.kv.kv_groups import KVGroup, kv_groups
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.family_checkpoints import reference_model
+from tokenloom.tests.support.uneven_checkpoints import uneven_checkpoint
 from tokenloom.tests.workers.grouped_run import MAX_MODEL_LEN, GroupedRun
 from tokenloom.tests.workers.models.test_decoder import prompts_of
-from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
+from tokenloom.tests.workers.models.test_families import TOLERANCE
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.machine.parallel import ParallelGroup
@@ -27,7 +32,10 @@ WINDOWS = {  # of the groups of layers
     "gemma4": [None, 8],  # of two shapes
     "gpt_oss": [None, 8],  # with sinks
     "mistral": [8],
+    "gemma3_text, two windows": [None, 20, 8],
+    "gemma4, uneven": [None, None, 8, 8, 8],  # of five shapes
 }
+WIDER = {2: 20}  # of two windows: the layer with the wider one
 
 
 def chunks(lengths: dict[str, int], size: int, num_decoded: int = 9) -> list[dict[str, int]]:
@@ -43,13 +51,28 @@ def chunks(lengths: dict[str, int], size: int, num_decoded: int = 9) -> list[dic
 class Case:
     """A checkpoint of a family, its groups, and prompts."""
 
-    def __init__(self, folder: Path, family: str) -> None:
+    def __init__(self, folder: Path, case: str) -> None:
+        family, _, what = case.partition(", ")
         fields = {"sliding_window": 8} if family == "mistral" else {}
-        self.folder = tiny_checkpoint(folder, family, seed=1, **fields)
+        if what == "uneven":
+            self.folder, self._reference = uneven_checkpoint(folder, seed=1)
+        else:
+            self.folder = self._reference = tiny_checkpoint(folder, family, seed=1, **fields)
         self.config = load_model_config(self.folder)
+        self._wider = WIDER if what == "two windows" else {}
+        for layer, window in self._wider.items():
+            self.config.layers[layer] = msgspec.structs.replace(self.config.layers[layer], window=window)
         self.tokens = prompts_of(LENGTHS, self.config.vocab_size, seed=2)
         self.groups = self.groups_of(is_grouped=True)
-        assert [group.window for group in self.groups] == WINDOWS[family]
+        assert [group.window for group in self.groups] == WINDOWS[case]
+
+    @torch.inference_mode()
+    def expected(self) -> dict[str, Tensor]:
+        """Return the logits of transformers."""
+        model: Any = reference_model(self._reference)
+        for layer, window in self._wider.items():
+            model.model.layers[layer].register_forward_pre_hook(with_window(window), with_kwargs=True)
+        return {name: model(torch.tensor([ids])).logits[0] for name, ids in self.tokens.items()}
 
     def groups_of(self, *, is_grouped: bool) -> list[KVGroup]:
         return kv_groups(self.config, MAX_MODEL_LEN, is_grouped=is_grouped)
@@ -61,10 +84,21 @@ class Case:
         ops = select_ops(CPU, torch.float32, is_batch_invariant=is_batch_invariant)
         rank = rank or ParallelGroup()
         model = load_model(self.folder, self.config, MAX_MODEL_LEN, torch.float32, CPU, ops, rank, groups=groups)
-        run = GroupedRun(model, groups, BLOCK_SIZE, [80 if group.window is None else 30 for group in groups])
+        run = GroupedRun(model, groups, BLOCK_SIZE, [80 if group.window is None else 40 for group in groups])
         for name, tokens in self.tokens.items():
             run.admit(name, tokens)
         return run
+
+
+def with_window(window: int) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Return a hook that lets a layer of transformers see `window` tokens."""
+
+    def with_mask(layer: object, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        places = torch.arange(args[0].shape[1])
+        distance = places[:, None] - places
+        return args, kwargs | {"attention_mask": ((distance >= 0) & (distance < window))[None, None]}
+
+    return with_mask
 
 
 def logits_of(run: GroupedRun, steps: list[dict[str, int]]) -> dict[str, Tensor]:
@@ -78,7 +112,7 @@ def test_logits_are_those_of_shared_tables_and_of_transformers(family: str, tmp_
     case, steps = Case(tmp_path, family), chunks(LENGTHS, 7)
     run = case.run(is_grouped=True)
     found, shared = logits_of(run, steps), logits_of(case.run(is_grouped=False), steps)
-    expected = reference_logits(case.folder, case.tokens)
+    expected = case.expected()
     for name in LENGTHS:
         assert torch.equal(found[name], shared[name])
         tolerance = TOLERANCE * expected[name].abs().max().item()
@@ -94,7 +128,7 @@ def test_bits_of_deterministic_kernels_do_not_depend_on_tables_or_chunks(family:
     assert all(torch.equal(found[name], whole[name]) for name in LENGTHS)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "gemma4"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma4", "gemma4, uneven"])
 def test_two_ranks_give_the_bits_of_shared_tables(family: str, tmp_path: Path) -> None:
     case, steps = Case(tmp_path, family), chunks(LENGTHS, 7)
 
