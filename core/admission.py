@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ipc.codec import num_ids
+from ..ipc.codec import decode_ids, num_ids
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
@@ -109,6 +109,7 @@ class Admission:
         is_sharing = is_private and len(message.children) > 1 and not self._has_state
         root = random_namespace() if is_sharing else None
         arrival_time = message.arrival_time if message.waited_s is None else steady_time() - message.waited_s
+        triggers = frozenset(decode_ids(message.constraint_triggers).tolist())
         requests = []
         for child in message.children:
             tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
@@ -130,6 +131,7 @@ class Admission:
                 logits_processors=message.logits_processors,
                 thought_markers=message.thought_markers,
                 constraint_begins=message.constraint_begins,
+                constraint_triggers=triggers,
                 constraint_repeats=message.constraint_repeats,
                 cache_root=root,
                 pooling=message.pooling,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -100,6 +101,7 @@ class Request:
     logits_processors: list[int] = field(default_factory=list)
     thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that start reasoning, and that end it
     constraint_begins: list[ConstraintBegin] = field(default_factory=list)  # as in EngineCoreRequest
+    constraint_triggers: frozenset[int] = frozenset()  # as in EngineCoreRequest
     constraint_repeats: bool = False
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     adapter: AdapterRef | None = None  # None: the base model
@@ -131,6 +133,11 @@ class Request:
         if (self.state, state) not in LEGAL_MOVES:
             raise AssertionError(f"request {self.key}: {self.state.name} → {state.name} is not a legal move")
         self.state = state
+
+    @cached_property
+    def begin_ids(self) -> frozenset[int]:
+        """The tokens behind which a constrained part of it may begin, or with which one may."""
+        return self.constraint_triggers.union(begin.last_id for begin in self.constraint_begins)
 
     def note_prompt_logprobs(self, num_known: int) -> None:
         """Record that logprobs of the first `num_known` prompt tokens were delivered; the first token has none."""

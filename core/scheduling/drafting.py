@@ -8,7 +8,7 @@ after all prompts, and blocks that are not reserved for a row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -88,8 +88,8 @@ class Drafting(StepFeature):
             request = rows.request_by_row[row]
             if request is None or counts[row] != 1:
                 continue
-            if request.constraint_begins:  # masks apply to the tokens after one, and a step with drafts has none yet
-                token_ids = _before(token_ids, {begin.last_id for begin in request.constraint_begins})
+            if request.begin_ids:  # masks apply to the tokens after one, and a step with drafts has none yet
+                token_ids = _before(token_ids, request.begin_ids)
             num_tokens = int(rows.num_tokens[row])
             count = min(len(token_ids), MAX_DRAFTS, int(limits[row]), budget)
             count = min(count, self._growth.room(request, num_tokens + count) - num_tokens)
@@ -129,6 +129,6 @@ class Drafting(StepFeature):
         }
 
 
-def _before(token_ids: list[int], ends: set[int]) -> list[int]:
+def _before(token_ids: list[int], ends: Collection[int]) -> list[int]:
     """Return the tokens before the first that is one of `ends`."""
     return list(takewhile(lambda token_id: token_id not in ends, token_ids))

@@ -136,6 +136,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
     thought_markers: list[bytes] = []  # int32: tokens that start reasoning, none: it starts at once, and that end it
     constraint_begins: list[ConstraintBegin] = []  # the grammar applies from each of them on; empty: from the start
+    constraint_triggers: bytes = b""  # int32: each alone is a begin, included; behind one of constraint_begins, if any
     constraint_repeats: bool = False  # text after the grammar's end is free up to the next begin; else the answer ends
     num_losses: int = 0  # cores and worker groups lost while they computed it, since its last new token
     num_prompt_logprobs: int = 0  # prompt tokens with delivered logprobs; the first, which has none, counts

@@ -9,10 +9,12 @@ more. Knows no template and no text of an answer.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
 
+PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # places of values in a joint
 _EDGE = re.compile(r"(?=<)|(?<=>)|(?=\[/?[A-Z_]{2,}\])|(?<=\])")  # between two markers
 
 CallKind: TypeAlias = Literal["object", "json", "tagged", "literal"]
@@ -71,3 +73,17 @@ def markers_of(joint: str) -> tuple[str, ...]:
 def first_marker(joint: str) -> str:
     """Return the first marker of a joint; "" if it has none."""
     return next(iter(markers_of(joint)), "")
+
+
+def marker_before_place(marker: str) -> str:
+    """Return a marker up to the first place of a value behind its first character."""
+    place = PLACE.search(marker, 1)
+    return marker if place is None else marker[: place.start()]
+
+
+def shortest_begin(form: CallForm, tokens: Iterable[str]) -> str:
+    """Return the shortest text that a reader or a grammar may take for the first marker of a form's calls: one of
+    `tokens`, or that of `first_marker`. "" if calls begin without one. All of these begin with it."""
+    bare = form.start.partition("{NAME}")[0].lstrip()
+    found = [token for token in tokens if token and bare.startswith(token)]
+    return min([marker_before_place(first_marker(bare)), *found], key=len)

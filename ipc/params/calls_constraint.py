@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from ..codec import JsonObject
 from ..errors import RequestError
-from .call_form import CallForm
+from .call_form import CallForm, shortest_begin
 
 
 class CallsConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -31,3 +33,23 @@ class CallsConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, RecursionError) as error:
             raise RequestError(f"structured_outputs.calls is not a constraint of calls: {error}") from None
+
+
+class _Begins(msgspec.Struct, frozen=True):
+    """The fields of a CallsConstraint that say how its calls begin: its schemas may be large."""
+
+    form: CallForm
+    others: tuple[CallForm, ...] = ()
+    has_text: bool = False
+
+
+def markers_in_text(text: str, tokens: Collection[str]) -> tuple[str, ...]:
+    """Return the texts with which calls of a constraint begin in other text, so that text without them needs no mask.
+    () if the constraint allows no other text, or if calls may begin without such a text or with white space in it,
+    which may vary. text: of the constraint, as `CallsConstraint.to_text` returns it; tokens: the added tokens of the
+    vocabulary, with which a text may begin, too."""
+    begins = msgspec.json.decode(text, type=_Begins)
+    if not begins.has_text:
+        return ()
+    found = tuple(dict.fromkeys(shortest_begin(form, tokens) for form in (begins.form, *begins.others)))
+    return found if all(marker and len(marker.split()) == 1 for marker in found) else ()

@@ -11,6 +11,7 @@ threads; a matcher belongs to one thread at a time.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -27,11 +28,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ....ipc.errors import RequestError
-from ....ipc.params.calls_constraint import CallsConstraint
+from ....ipc.params.calls_constraint import CallsConstraint, markers_in_text
 from ....ipc.params.json_schema import subschemas
 from ....ipc.params.structured_outputs import GrammarKind
+from ....ipc.params.text_markers import TextMarkers
 from .calls.call_rules import CallRules
 from .calls.lark_rules import LarkRules
+from .prose_watch import ProseWatch
 from .schemas.finite_schema import FiniteSchema
 from .schemas.json_schema import adapted
 from .schemas.schema import Schema
@@ -67,23 +70,37 @@ def resident_bytes() -> int:
 
 class Matcher:
     """The position of one text in a grammar. `error` is set when a token is refused or a limit of the library is
-    reached."""
+    reached. With a `watch` the text may leave the grammar before its end: that completes it, too."""
 
-    def __init__(self, inner: LLMatcher) -> None:
+    def __init__(self, inner: LLMatcher, watch: ProseWatch | None = None) -> None:
         self.inner = inner
+        self._watch = watch
         self.start: Matcher | None = None  # a copy at the grammar's start, if the grammar repeats
         self.num_resumed = 0  # tokens of a resumed answer that it took
 
+    def let_repeat(self, watch: ProseWatch | None) -> None:
+        """Let the grammar repeat, at whose start this is. watch: finds where the text leaves it; None: nowhere."""
+        self._watch = watch
+        self.start = self.copy()
+
     def consume_to_end(self, token_ids: Sequence[int]) -> int:
-        """Advance by tokens, up to one that completes the grammar or has no place in it; return how many these are."""
+        """Advance by tokens, up to one that completes the grammar or has no place in it; return how many these are.
+        Prose in which the text has left the grammar is read on, up to where a call may begin again."""
         for count, token_id in enumerate(token_ids, 1):
+            if self._watch is not None and self._watch.has_left:
+                if not self._watch.begins(token_id):
+                    continue
+                assert self.start is not None, "only a grammar that repeats is watched"
+                begun = self.start.copy()
+                self.inner, self._watch = begun.inner, begun._watch
             self.consume([token_id])
-            if self.has_stopped:
+            if self.inner.is_stopped():
                 return count
         return len(token_ids)
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        self.inner.consume_tokens(list(token_ids))
+        for token_id in token_ids:
+            self.inner.consume_tokens([token_id] if self._watch is None else list(self._watch.take(token_id)))
 
     def fill(self, words: Words) -> None:
         """Write the mask of the allowed next tokens. words: one bit per token of the compiler's vocabulary,
@@ -98,19 +115,19 @@ class Matcher:
     @property
     def has_stopped(self) -> bool:
         """Whether the grammar is complete or has an error."""
-        return self.inner.is_stopped()
+        return self.inner.is_stopped() or (self._watch is not None and self._watch.has_left)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar is complete: only an end token can follow."""
-        return self.inner.is_stopped() and not self.inner.is_error()
+        """Whether the grammar is complete: only an end token can follow, or other prose if it is watched."""
+        return self.has_stopped and not self.inner.is_error()
 
     @property
     def error(self) -> str | None:
         return _trimmed(self.inner.get_error()) if self.inner.is_error() else None
 
     def copy(self) -> Matcher:
-        return Matcher(self.inner.deep_copy())
+        return Matcher(self.inner.deep_copy(), self._watch and dataclasses.replace(self._watch))
 
 
 class GrammarCompiler:
@@ -153,6 +170,17 @@ class GrammarCompiler:
         self._warm(matcher, kind)
         self._keep((kind, text), matcher, max(0, self._resident_bytes() - num_bytes))
         return matcher.copy()
+
+    def watch(self, kind: GrammarKind, text: str) -> ProseWatch | None:
+        """Return a watch for the constrained parts of prose; None if the grammar is not of calls in prose, or if these
+        may begin anywhere."""
+        markers = markers_in_text(text, self._special_ids) if kind == "calls" else ()
+        if not markers:
+            return None
+        return ProseWatch(TextMarkers(markers), self._bytes_of, self._tokenizer.tokenize_bytes)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._tokenizer.decode_bytes([token_id])
 
     def _keep(self, key: tuple[GrammarKind, str], matcher: Matcher, num_bytes: int) -> None:
         """Add a matcher to the cache and drop the oldest ones. num_bytes: the size of the matcher, about, measured as

@@ -101,7 +101,7 @@ class GrammarManager(StepFeature):
         self.is_active = True
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
-        gate = ConstraintGate(request.constraint_begins)
+        gate = ConstraintGate(request.constraint_begins, request.constraint_triggers)
         self._entry_by_id[request.grammar_id] = Entry(request, gate)
         if gate.is_free:
             gate.enter(self._scheduler.rows.output_tokens(request), 0)

@@ -67,7 +67,7 @@ class GrammarServer:
         except RequestError as error:
             return error_info(error)
         if message.repeats:
-            matcher.start = matcher.copy()
+            matcher.let_repeat(self._shared_compiler().watch(message.kind, message.text))
         matcher.num_resumed = matcher.consume_to_end(decode_ids(message.token_ids))
         if matcher.error is not None:
             return error_info(RequestError(f"the tokens of this resumed request leave its grammar: {matcher.error}"))

@@ -236,7 +236,7 @@ class InputProcessor:
         params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
         thoughts = self.thoughts.of_request(submit)
-        begins = thoughts.begins_of(params, prompt.token_ids)
+        constraint = thoughts.place_of(params, prompt.token_ids)
         core = EngineCoreRequest(
             children=[],
             prompt_token_ids=prompt.token_ids,
@@ -248,9 +248,10 @@ class InputProcessor:
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
-            thought_markers=thoughts.of_budget(params, begins),
-            constraint_begins=begins,
-            constraint_repeats=params.structured_outputs is not None and params.structured_outputs.repeats,
+            thought_markers=thoughts.of_budget(params, constraint),
+            constraint_begins=constraint.begins,
+            constraint_triggers=constraint.triggers,
+            constraint_repeats=constraint.repeats,
             media=prompt.spans,
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)

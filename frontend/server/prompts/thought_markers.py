@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,14 +11,25 @@ from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import Submit, ThoughtTexts
 from ....ipc.messages.core import ConstraintBegin
+from ....ipc.params.calls_constraint import markers_in_text
 from ....ipc.params.sampling_params import SamplingParams
+from ....ipc.params.structured_outputs import StructuredOutputsParams
 from ...forms.answer_forms.form import AnswerForm
 from ...forms.answer_forms.named import THOUGHTS
 from ...forms.parsers.names import find_form
 from ..text.tokenizer import Tokenizer
+from .marker_tokens import MarkerTokens
 
 MAX_TEXTS = 512  # characters of the texts around a request's own thoughts
 MAX_OPENING_TOKENS = 16  # tokens of the marker that opens reasoning and the white space after it
+
+
+class ConstraintPlace(NamedTuple):
+    """Where the structured_outputs of a request apply: fields of an EngineCoreRequest."""
+
+    begins: list[ConstraintBegin]
+    triggers: bytes = b""
+    repeats: bool = False
 
 
 class ThoughtMarkers:
@@ -28,17 +40,21 @@ class ThoughtMarkers:
         form: AnswerForm,
         tokenizer: Tokenizer | None,
         check_ids: Callable[[bytes, str], None],
+        marker_tokens: MarkerTokens | None = None,
     ) -> None:
         """`form`: that of the model's answers. `check_ids` raises RequestError for tokens outside the vocabulary; its
-        second argument is their name."""
+        second argument is their name. marker_tokens: of the tokenizer; None: made of it."""
         self._tokenizer = tokenizer
         self._check_ids = check_ids
+        if marker_tokens is None and tokenizer is not None:
+            marker_tokens = MarkerTokens(tokenizer)
+        self._marker_tokens = marker_tokens
         self._form = form
         self._texts = form.thought or THOUGHTS["think"]
 
     def of_form(self, form: AnswerForm) -> ThoughtMarkers:
         """Return the markers of another form, for the same model."""
-        return ThoughtMarkers(form, self._tokenizer, self._check_ids)
+        return ThoughtMarkers(form, self._tokenizer, self._check_ids, self._marker_tokens)
 
     def of_request(self, submit: Submit) -> ThoughtMarkers:
         """Return the markers for a request: its own or, if it has another template than the model, those that stand
@@ -62,23 +78,36 @@ class ThoughtMarkers:
         tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
         return self._form.begins_in_thought(self._tokenizer.decode(tail, skip_special_tokens=False))
 
-    def begins_of(self, params: SamplingParams, prompt_token_ids: bytes) -> list[ConstraintBegin]:
-        """Return where structured_outputs begin to apply: behind the end of the reasoning that the prompt opens, or
-        from the token `begin` on. Empty if they apply from the first token. RequestError if `begin` is no added token.
+    def place_of(self, params: SamplingParams, prompt_token_ids: bytes) -> ConstraintPlace:
+        """Return where structured_outputs apply: behind the end of the reasoning that the prompt opens, from the token
+        `begin` on, from a token that may begin calls in prose; if nothing of this is named, from the first token on.
+        RequestError if `begin` is no added token.
 
         If they repeat, a `begin` counts wherever it comes. If they do not, it may only come in place of the end of
         reasoning: without reasoning the answer starts with it."""
         structured = params.structured_outputs
         if structured is None or structured.includes_thought:
-            return []
+            return ConstraintPlace([])
         begins: list[ConstraintBegin] = []
         if structured.begin:
             begins.append(self._begin_of(structured.begin))
         if structured.repeats:
-            return begins
-        if not self.are_open(prompt_token_ids):
-            return []
-        return [ConstraintBegin(token_ids=self._tokens_of(self._texts[1])), *begins]
+            return ConstraintPlace(begins, repeats=True)
+        ends: list[ConstraintBegin] = []
+        if self.are_open(prompt_token_ids):
+            ends.append(ConstraintBegin(token_ids=self._tokens_of(self._texts[1])))
+        triggers = self._triggers_of(structured)
+        if triggers:
+            return ConstraintPlace(ends, triggers, repeats=True)
+        return ConstraintPlace([*ends, *begins] if ends else [])
+
+    def _triggers_of(self, structured: StructuredOutputsParams) -> bytes:
+        """Return the tokens with which calls may begin in prose; b"" if there is no prose, or if all of it needs
+        masks."""
+        if structured.calls is None or self._tokenizer is None or self._marker_tokens is None:
+            return b""
+        markers = markers_in_text(structured.calls, self._tokenizer.added_ids)
+        return self._marker_tokens.leading_to(markers) if markers else b""
 
     def _begin_of(self, text: str) -> ConstraintBegin:
         token_ids: list[int] = []
@@ -98,11 +127,11 @@ class ThoughtMarkers:
         self._check_ids(frame, "structured_outputs.begin")
         return ConstraintBegin(token_ids=frame, is_included=True)
 
-    def of_budget(self, params: SamplingParams, begins: Sequence[ConstraintBegin]) -> list[bytes]:
+    def of_budget(self, params: SamplingParams, place: ConstraintPlace) -> list[bytes]:
         """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
-        structured_outputs apply from the first token, since the answer then has no reasoning. begins: of
-        `begins_of`."""
-        if params.thinking_token_budget is None or (params.structured_outputs is not None and not begins):
+        structured_outputs apply from the first token, or from the first call in prose, since the answer then has no
+        reasoning that could end. place: of `place_of`."""
+        if params.thinking_token_budget is None or (params.structured_outputs is not None and not place.begins):
             return []
         return list(map(self._tokens_of, self._texts))
 

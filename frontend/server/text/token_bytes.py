@@ -26,6 +26,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how a vocabulary with byte fallba
 _SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells by the same character
 _HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # spelled by the characters from 256 on
 _BYTE_BY_CHARACTER = {chr(byte): byte for byte in _SHOWN} | {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}
+_CHARACTER_BY_BYTE = {byte: character for character, byte in _BYTE_BY_CHARACTER.items()}
 
 Part = dict[str, object]
 
@@ -37,6 +38,11 @@ def bytes_of(spelling: str) -> bytes | None:
     if not all(character in _BYTE_BY_CHARACTER for character in spelling):
         return None
     return bytes(_BYTE_BY_CHARACTER[character] for character in spelling)
+
+
+def spellings_of(byte: int) -> tuple[str, str]:
+    """Return how vocabularies spell a byte: as a token of its own with byte fallback, as a character by ByteLevel."""
+    return f"<0x{byte:02X}>", _CHARACTER_BY_BYTE[byte]
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:

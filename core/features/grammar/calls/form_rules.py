@@ -12,13 +12,13 @@ from itertools import count
 from typing import Any
 
 from .....ipc.errors import RequestError
-from .....ipc.params.call_form import CallForm
+from .....ipc.params.call_form import PLACE, CallForm
 from .....ipc.params.calls_constraint import CallsConstraint
 from ..schemas.finite_schema import FiniteSchema
 from ..schemas.json_schema import adapted
 from ..schemas.schema import Schema
 from .arguments import any_of
-from .lark_rules import PLACE, LarkRules
+from .lark_rules import LarkRules
 from .literal import LiteralArguments
 from .noted_schema import JSON_OPTIONS
 from .object_shape import shape_with_places

@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .....ipc.params.call_form import first_marker
-
-PLACE = re.compile(r"\{(NAME|KEY|ID|INDEX|NUMBER|ARGUMENTS)\}")  # places of values in a joint
+from .....ipc.params.call_form import first_marker, marker_before_place
 
 _SPACE = r" /[\s\x1c-\x1f]*/ "  # that a reader takes for the white space in a marker
 
@@ -81,8 +79,7 @@ class LarkRules:
         bare = joint.lstrip()
         space = joint[: len(joint) - len(bare)]
         marker = self.first_special(bare) or first_marker(bare)
-        if (place := PLACE.search(marker, 1)) is not None:
-            marker = marker[: place.start()]
+        marker = marker_before_place(marker)
         return Closing(space, marker), bare[len(marker) :]
 
     def closed(self, terminal: str, closing: Closing) -> str:

@@ -1,8 +1,8 @@
 """A GrammarHelper without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
-The text of a grammar is "m,k" or "m,k,i": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, of
-the first i tokens any, and k tokens complete it; with m = 0 its mask ends the helper. "bad" does not compile, "slow…"
-never answers, "deadly" ends the helper.
+The text of a grammar is "m,k", "m,k,i" or "m,k,i,q": after the outputs o, token t may come iff (t + last + len(o)) % m
+== 0, of the first i tokens any, and k tokens complete it, or one that q divides, second or third. With m = 0 its mask
+ends the helper. "bad" does not compile, "slow…" never answers, "deadly" ends the helper.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ MAX_FORCED = 20
 
 
 def allowed_tokens(text: str, outputs: Sequence[int]) -> list[int]:
-    modulus, _, num_free = map(int, f"{text},0".split(",")[:3])
+    modulus, _, num_free, _ = numbers_of(text)
     if len(outputs) < num_free:
         return list(range(VOCAB_SIZE))
     last = outputs[-1] if outputs else 0
     return [token for token in range(VOCAB_SIZE) if (token + last + len(outputs)) % modulus == 0]
+
+
+def numbers_of(text: str) -> tuple[int, int, int, int]:
+    modulus, length, num_free, leaving = map(int, f"{text},0,0".split(",")[:4])
+    return modulus, length, num_free, leaving
 
 
 def forced_tokens(text: str, outputs: Sequence[int]) -> list[int]:
@@ -52,7 +57,8 @@ def forced_tokens(text: str, outputs: Sequence[int]) -> list[int]:
 
 
 def is_complete(text: str, outputs: Sequence[int]) -> bool:
-    return len(outputs) >= int(text.split(",")[1])
+    _, length, _, leaving = numbers_of(text)
+    return len(outputs) >= length or (leaving > 0 and any(token % leaving == 0 for token in outputs[1:3]))
 
 
 class FakeGrammarHelper:
@@ -120,14 +126,14 @@ class FakeGrammarHelper:
             self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, error=error))
         elif not message.text.startswith("slow"):
             outputs, text = decode_ids(message.token_ids).tolist(), message.text
-            complete = is_complete(text, outputs)
-            if not complete:
+            ends = [count for count in range(len(outputs) + 1) if is_complete(text, outputs[:count])]
+            if not ends:
                 assert all(token in allowed_tokens(text, outputs[:i]) for i, token in enumerate(outputs))
                 self.open_grammars[message.grammar_id] = text, outputs
                 self.repeating |= {message.grammar_id} if message.repeats else set()
-            num_tokens = int(text.split(",")[1]) if complete else 0
+            num_tokens = min(ends, default=0)
             self.outbox.append(
-                GrammarOpened(grammar_id=message.grammar_id, is_complete=complete, num_tokens=num_tokens)
+                GrammarOpened(grammar_id=message.grammar_id, is_complete=bool(ends), num_tokens=num_tokens)
             )
 
     def _advance(self, message: AdvanceGrammars) -> None:

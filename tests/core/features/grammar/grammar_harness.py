@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids
@@ -19,11 +19,18 @@ from tokenloom.tests.core.harness import Harness
 class Parts:
     """An answer read token by token, slowly: which of its tokens a grammar constrains."""
 
-    def __init__(self, text: str, begins: Sequence[ConstraintBegin] = (), *, repeats: bool = False) -> None:
-        self.text, self.repeats = text, repeats
+    def __init__(
+        self,
+        text: str,
+        begins: Sequence[ConstraintBegin] = (),
+        *,
+        repeats: bool = False,
+        triggers: Collection[int] = (),
+    ) -> None:
+        self.text, self.repeats, self.triggers = text, repeats, triggers
         self.begins = {tuple(decode_ids(begin.token_ids)): begin.is_included for begin in begins}
         self.free: list[int] = []  # since the last part
-        self.part: list[int] | None = None if begins else []  # the open one
+        self.part: list[int] | None = None if begins or triggers else []  # the open one
         self.is_over = False
         self.num_parts = self.num_masked = 0
 
@@ -33,10 +40,15 @@ class Parts:
         return token if self.part is None else masked_token(token, allowed_tokens(self.text, self.part))
 
     def take(self, token: int) -> None:
-        if self.part is None:
+        if self.part is None and self.triggers and not self.begins:
+            self.part = [token] if token in self.triggers else None
+            self.num_parts += self.part is not None
+        elif self.part is None:
             self.free.append(token)
             ends = [tuple(self.free[i:]) for i in range(len(self.free)) if tuple(self.free[i:]) in self.begins]
-            if ends:
+            if ends and self.triggers:
+                self.begins = {}
+            elif ends:
                 self.part = list(ends[0]) if self.begins[ends[0]] else []
                 self.num_parts += 1
         else:
@@ -55,9 +67,10 @@ def expected_with_grammar(
     begins: Sequence[ConstraintBegin] = (),
     *,
     repeats: bool = False,
+    triggers: Collection[int] = (),
 ) -> tuple[list[int], str]:
     """Return the tokens of a request that runs alone, and why it ends."""
-    tokens, parts = list(prompt), Parts(text, begins, repeats=repeats)
+    tokens, parts = list(prompt), Parts(text, begins, repeats=repeats, triggers=triggers)
     for num_tokens in range(1, max_tokens + 1):
         tokens.append(parts.next(tokens, seed))
         parts.take(tokens[-1])
@@ -97,7 +110,12 @@ class GrammarHarness(Harness):
 
     def parts_of(self, key: int) -> Parts:
         request = self.requests[key]
-        return Parts(self.texts[key], request.constraint_begins, repeats=request.constraint_repeats)
+        return Parts(
+            self.texts[key],
+            request.constraint_begins,
+            repeats=request.constraint_repeats,
+            triggers=decode_ids(request.constraint_triggers),
+        )
 
     def turn(self, answers: int = 1) -> None:
         if self.prover is not None:
@@ -126,8 +144,15 @@ class GrammarHarness(Harness):
             return
         prompt, params, seed, stop = self.prompts[key]
         assert params.max_tokens is not None
-        begins, repeats = self.requests[key].constraint_begins, self.requests[key].constraint_repeats
+        request = self.requests[key]
         tokens, reason = expected_with_grammar(
-            self.texts[key], prompt, seed, params.max_tokens, stop, begins, repeats=repeats
+            self.texts[key],
+            prompt,
+            seed,
+            params.max_tokens,
+            stop,
+            request.constraint_begins,
+            repeats=request.constraint_repeats,
+            triggers=decode_ids(request.constraint_triggers),
         )
         assert (self.tokens[key], self.finished[key].reason) == (tokens, reason)

@@ -18,11 +18,14 @@ from tokenloom.tests.core.harness import Harness
 PROMPT, LENGTH = [1, 2, 3], 60
 GRAMMAR = "7,6,1"  # a call: its first token, and five of every seventh
 CALLS = [ConstraintBegin(token_ids=encode_ids([token]), is_included=True) for token in range(0, 997, 11)]
+THOUGHT_ENDS = [ConstraintBegin(token_ids=encode_ids([token])) for token in range(5, 997, 7)]
+TRIGGERS = encode_ids(range(0, 997, 11))
+LEAVING = "7,6,1,2"  # as GRAMMAR, but an even token behind the first leaves the call
 THOUGHT = ConstraintBegin(token_ids=encode_ids([3, 4]))
 
 
 class Counting(GrammarHarness):
-    """Keeps what the core sends to the workers and to the helper."""
+    """Keeps the messages of the core to the workers and to the helper."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -237,3 +240,54 @@ def test_models_that_cannot_sample_again_wait_for_empty_masks() -> None:
     harness.check_all()
     assert all(step.is_mask_pending for step in harness.steps)
     assert sum(len(step.new_rows) for step in harness.steps) == 1, "no row is sent again"
+
+
+def ask_with_triggers(harness: GrammarHarness, begins: Sequence[ConstraintBegin] = (), **more: object) -> None:
+    harness.ask(
+        *(0, PROMPT, LENGTH, LEAVING),
+        constraint_begins=list(begins),
+        constraint_triggers=TRIGGERS,
+        constraint_repeats=True,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("begins", [[], THOUGHT_ENDS], ids=["prose", "thought"])
+def test_masks_end_where_the_text_leaves_a_call_that_a_trigger_may_begin(begins: list[ConstraintBegin]) -> None:
+    harness = Counting()
+    ask_with_triggers(harness, begins)
+    harness.run()
+    harness.check_all()
+    num_parts, num_masked = num_constrained(harness, 0)
+    assert num_parts >= 3 and num_masked < 5 * num_parts, "some are left"
+    assert sum(len(mask.rows) > 0 for mask in harness.masks) == num_masked
+
+
+@pytest.mark.parametrize("begins", [[], THOUGHT_ENDS], ids=["prose", "thought"])
+@pytest.mark.parametrize("trouble", [lose_helper, lose_core, lose_worker, preempt])
+def test_triggered_parts_stay_where_they_are_whenever_something_is_lost(
+    trouble: Callable[[GrammarHarness], None], begins: list[ConstraintBegin]
+) -> None:
+    triggers = decode_ids(TRIGGERS)
+    expected, _ = expected_with_grammar(LEAVING, PROMPT, 0, LENGTH, [], begins, repeats=True, triggers=triggers)
+    for at in range(1, LENGTH, 2):
+        harness = GrammarHarness()
+        ask_with_triggers(harness, begins)
+        while harness.core.num_requests:
+            harness.turn()
+            if len(harness.tokens[0]) >= at and harness.core.num_requests:
+                at = LENGTH
+                trouble(harness)
+        harness.run()
+        assert (harness.tokens[0], harness.finished[0].reason) == (expected, "length")
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.9, 1.0])
+def test_no_draft_stands_behind_a_trigger(accuracy: float) -> None:
+    harness = Counting(steps_in_flight=1)
+    harness.give_adversary(random.Random(1), accuracy)
+    ask_with_triggers(harness)
+    harness.run()
+    harness.check_all()
+    drafts = [list(decode_ids(step.drafts)) for step in harness.steps if step.drafts]
+    assert drafts and set(decode_ids(TRIGGERS)).isdisjoint(token for each in drafts for token in each[2:])

@@ -57,6 +57,30 @@ def test_parts_start_where_a_slow_reading_finds_them(seed: int) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("seed", seeds(20, 480))
+def test_triggers_count_behind_the_first_begin(seed: int) -> None:
+    rng = random.Random(seed)
+    tokens, end, triggers = rng.choices(range(9), k=60), rng.choices(range(4), k=2), set(rng.sample(range(9), 2))
+    has_end, outputs = rng.random() < 0.7, np.array(tokens, np.int32)
+    ends = [place for place in range(2, 61) if tokens[place - 2 : place] == end]
+    free_from = ends[0] if has_end and ends else 60 * has_end
+    expected = [place for place in range(free_from, 60) if tokens[place] in triggers]
+    begins = [ConstraintBegin(token_ids=encode_ids(end))] * has_end
+    for is_resumed in (False, True):
+        gate, found, index = ConstraintGate(begins, frozenset(triggers)), list[int](), 0
+        while index < 60:
+            has_entered = gate.enter(outputs if is_resumed else outputs[: index + 1], index)
+            if has_entered:
+                assert gate.start is not None
+                found.append(gate.start)
+                index = gate.start
+                gate.leave(index + 1)
+            elif is_resumed:
+                break
+            index += 1
+        assert found == expected
+
+
 def test_without_a_begin_the_whole_answer_is_constrained() -> None:
     assert ConstraintGate([]).start == 0
 

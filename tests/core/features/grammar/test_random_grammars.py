@@ -34,6 +34,7 @@ class GrammarOperations(RandomOperations):
         "answer": 25,
     }
     share_of_begins = 0.5  # of the grammars, those that constrain parts of answers
+    share_of_triggers = 0.5  # of the others, those whose parts begin at any of many tokens, and may end at once
     harness: GrammarHarness
 
     def __init__(self, seed: int, record: Path, accuracy: float | None = None) -> None:
@@ -55,13 +56,24 @@ class GrammarOperations(RandomOperations):
             return
         text = f"{rng.choice([1, 3, 50, 990, 993])},{rng.randrange(1, 40)}"
         stop = prompt_of(rng, rng.choice([0, 0, 2]))
-        begins, repeats = list[ConstraintBegin](), False
+        begins, triggers, repeats = list[ConstraintBegin](), list[int](), False
         if rng.random() < self.share_of_begins:
             max_tokens, repeats = rng.randrange(1, 80), rng.random() < 0.7
             text, begins = self.draw_begins(prompt, key)
-        outputs = expected_with_grammar(text, prompt, key, max_tokens, stop, begins, repeats=repeats)[0]
+        elif rng.random() < self.share_of_triggers:
+            max_tokens, repeats = rng.randrange(1, 80), True
+            text, triggers = f"{rng.choice([1, 3, 50])},{rng.choice([3, 9, 30])},1,2", prompt_of(rng, 100)
+            if rng.random() < 0.5:  # they count behind the end of a thought
+                begins = [ConstraintBegin(token_ids=encode_ids([token])) for token in prompt_of(rng, 50)]
+        outputs = expected_with_grammar(
+            text, prompt, key, max_tokens, stop, begins, repeats=repeats, triggers=triggers
+        )[0]
         outputs = outputs[: rng.choice([0, 0, rng.randrange(1 + max_tokens)])]
-        fields = {"constraint_begins": begins, "constraint_repeats": repeats}
+        fields = {
+            "constraint_begins": begins,
+            "constraint_triggers": encode_ids(triggers),
+            "constraint_repeats": repeats,
+        }
         self.harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs, **fields)
 
     def draw_begins(self, prompt: list[int], seed: int) -> tuple[str, list[ConstraintBegin]]:

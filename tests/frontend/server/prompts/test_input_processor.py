@@ -19,8 +19,11 @@ from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit, 
 from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.messages.intake import ReadPrompt
 from tokenloom.ipc.messages.media import MediaSpan
+from tokenloom.ipc.params.call_form import CallForm
+from tokenloom.ipc.params.calls_constraint import CallsConstraint
 from tokenloom.ipc.params.pooling_params import PoolingParams
 from tokenloom.ipc.params.sampling_params import SamplingParams
+from tokenloom.ipc.params.structured_outputs import StructuredOutputsParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_config import CrossConfig
 from tokenloom.tests.frontend.server.text.samples import new_tokenizer
@@ -313,6 +316,25 @@ def test_thoughts_of_a_requests_own_template_go_before_those_of_the_model(
     params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     begins = process(inputs, params, prompt="Why?[T]", **fields).constraint_begins
     assert [inputs.detokenize(begin.token_ids) for begin in begins] == markers[1:] * is_awaited
+
+
+CALL = CallForm(kind="object", start="<call>", next="", end="", name_path=("name",), arguments_path=("arguments",))
+
+
+@pytest.mark.parametrize(("prompt", "num_ends"), [("Why?", 0), ("Why?<think>", 1)])
+@pytest.mark.parametrize(("start", "has_text"), [("<call>", True), ("<call>", False), ("my call:", True)])
+def test_strict_calls_in_prose_apply_from_the_tokens_that_may_begin_them(
+    prompt: str, num_ends: int, start: str, *, has_text: bool
+) -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
+    form = msgspec.structs.replace(CALL, start=start)
+    text = CallsConstraint(form=form, tools={"f": None}, has_text=has_text).to_text()
+    core = process(inputs, SamplingParams(structured_outputs=StructuredOutputsParams(calls=text)), prompt=prompt)
+    assert [begin.is_included for begin in core.constraint_begins] == [False] * num_ends
+    is_free = has_text and start == "<call>"
+    found = [inputs.token_bytes(token_id) for token_id in decode_ids(core.constraint_triggers)]
+    assert bool(found) == core.constraint_repeats == is_free
+    assert all(piece.endswith(b"<") for piece in found)
 
 
 def test_texts_around_thoughts_are_short() -> None:
