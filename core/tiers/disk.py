@@ -23,7 +23,7 @@ from ...ipc.process.log import is_worth_a_line
 from ...ipc.shortages.failure import REMEDIES
 from ...ipc.shortages.threads import start_thread
 from .disk_folder import UNFINISHED, DiskFolder
-from .disk_index import DiskIndex, NoRoom, Victim
+from .disk_index import DiskIndex, NoRoom, Reserved, Victim
 from .disk_scan import ScannedFile, namespace_folders, scan
 from .object_file import ObjectFiles, can_write_directly
 from .pause import Pause
@@ -44,7 +44,7 @@ class _View:
         self.namespace, self.index = namespace, index
         self.root = root
         self.folder = f"{root}/{namespace.digest.hex()[:16]}"
-        self.files = ObjectFiles(namespace.slot_bytes, is_direct)
+        self.files = ObjectFiles(is_direct)
         self.is_scanned = threading.Event()
 
     def path(self, key: bytes, owner: int) -> str:
@@ -101,11 +101,12 @@ class DiskSource:
                 with self._storing:  # so that the scan counts a write for the previous namespace
                     if self._folder is None:
                         self._folder = DiskFolder(self._root)
-                    index = DiskIndex(ObjectFiles.size(namespace.slot_bytes), self._max_bytes, self._quota)
+                    sizes = [ObjectFiles.size(each) for each in namespace.slot_bytes]
+                    index = DiskIndex(sizes, self._max_bytes, self._quota)
                     is_direct = self._prepare(self._folder)
                     self._view = view = _View(self._folder.path, namespace, index, is_direct)
-                    if index.object_bytes > self._max_bytes:
-                        self._complain(OSError(errno.EFBIG, f"a block takes {index.object_bytes} bytes"))
+                    if max(sizes) > self._max_bytes:
+                        self._complain(OSError(errno.EFBIG, f"a block takes {max(sizes)} bytes"))
                 try:
                     self._scan(view)
                 finally:
@@ -161,17 +162,18 @@ class DiskSource:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
         view = self._view
         if view is None:
             self._start_again()
             return 0
         if self._reads.is_on:
             return 0
-        count = view.index.find(keys)
+        size = ObjectFiles.size(num_bytes)
+        count = view.index.find(keys, size)
         if count < len(keys) and not view.is_scanned.is_set():
             view.is_scanned.wait(max(deadline - time.monotonic(), 0.0))
-            count = view.index.find(keys)
+            count = view.index.find(keys, size)
         return count
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
@@ -213,10 +215,10 @@ class DiskSource:
         self._drop(view, item.key)
         return False
 
-    def _drop(self, view: _View, key: bytes) -> None:
+    def _drop(self, view: _View, key: bytes) -> bool:
+        """Remove an object if it is there; return False if the disk refuses."""
         victim = view.index.discard(key)
-        if victim is not None:
-            self._remove(view, victim)
+        return victim is None or self._remove(view, victim)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,14 +235,14 @@ class DiskSource:
             self._start_again()
             return False
         view.is_scanned.wait()
-        if view.index.owner_of(item.key) is not None:
-            view.index.find([item.key])
+        size = ObjectFiles.size(len(item.slot))
+        if view.index.find([item.key], size):
             return True
-        if self._writes.is_on:
+        if self._writes.is_on or not self._drop(view, item.key):  # an object of another size
             self._count("dropped")
             return False
-        begun, ticket = time.monotonic(), self._reserve(view, item.owner)
-        if ticket is None:
+        begun, reserved = time.monotonic(), self._reserve(view, item.owner, size)
+        if reserved is None:
             self._count("dropped")
             return False
         path = view.path(item.key, item.owner)
@@ -248,7 +250,7 @@ class DiskSource:
             unfinished = view.unfinished_path(item.key)
             view.files.write(path, unfinished, view.namespace.digest, item.key, item.slot, item.owner)
         except OSError as error:
-            view.index.cancel(item.owner)
+            view.index.cancel(reserved)
             self._count("dropped")
             self._writes.failed()
             self._complain(error)
@@ -256,21 +258,21 @@ class DiskSource:
         if self._writes.succeeded():
             logger.info("%s takes blocks again", self._root)
             self._error = ""
-        if not view.index.commit(item.key, item.owner, ticket, int(time.time())):  # cleared during the write
+        if not view.index.commit(item.key, reserved, int(time.time())):  # cleared during the write
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            view.index.cancel(item.owner)
+            view.index.cancel(reserved)
             return False
         self._count("written", len(item.slot), time.monotonic() - begun)
         return True
 
-    def _reserve(self, view: _View, owner: int) -> int | None:
-        """Remove objects until there is room for one more, and return its ticket; None if that fails."""
+    def _reserve(self, view: _View, owner: int, num_bytes: int) -> Reserved | None:
+        """Remove objects until there is room for one of `num_bytes`, and return its reservation; None if that fails."""
         with contextlib.suppress(NoRoom):
-            while isinstance(ticket := view.index.reserve(owner), Victim):
-                if not self._remove(view, ticket):
+            while isinstance(given := view.index.reserve(owner, num_bytes), Victim):
+                if not self._remove(view, given):
                     return None
-            return ticket
+            return given
         return None
 
     def _remove(self, view: _View, victim: Victim) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 
 from ...ipc.errors import ProtocolError
@@ -26,15 +26,17 @@ LIMIT_S = 0.25  # limit from a lookup's arrival to its answer, with the blocks f
 class _Lookup:
     """One FindBlocks, and what is known of its blocks. Indexes of blocks and boundaries count from its first block."""
 
-    def __init__(self, message: FindBlocks) -> None:
-        """ProtocolError if the question is not valid."""
+    def __init__(self, message: FindBlocks, slot_bytes: Sequence[int]) -> None:
+        """slot_bytes: by group, the length of a block. ProtocolError if the question is not valid."""
         self.serial, self.skips_remote = message.serial, message.skips_remote
         self.deadline = time.monotonic() + LIMIT_S
         self.boundary = 0  # the largest that suits all groups, as far as it is known
-        self._message = message
+        self._message, self._slot_bytes = message, slot_bytes
         size = message.block_size
-        if size < 1 or len(message.parent) != KEY_BYTES or message.start % size or not message.groups:
+        if size < 1 or len(message.parent) != KEY_BYTES or message.start % size:
             raise ProtocolError(f"find_blocks {self.serial}: {size} tokens in a block, from token {message.start} on")
+        if len(message.groups) != len(slot_bytes):
+            raise ProtocolError(f"find_blocks {self.serial}: {len(message.groups)} KV groups of {len(slot_bytes)}")
         self.num_blocks = len(message.token_ids) // (4 * size)
         for group in message.groups:
             if group.needed < 0 or len(group.here) not in (0, self.num_blocks):
@@ -76,29 +78,29 @@ class _Lookup:
         end = self._end if needed is None else min(self._end, index + needed)
         indexes = [each for each in range(index, end) if each not in found]
         names = [object_name(self._keys[each], group) for each in indexes]
-        run, lacking = self._run(names, self._lacking[group].get(index, set()))
+        run, lacking = self._run(names, self._slot_bytes[group], self._lacking[group].get(index, set()))
         found.update(zip(indexes, run, strict=False))
         if len(run) < len(names):
             self._lacking[group][indexes[len(run)]] = lacking
 
-    def _run(self, names: list[bytes], lacking: set[int]) -> tuple[bytearray, set[int]]:
+    def _run(self, names: list[bytes], num_bytes: int, lacking: set[int]) -> tuple[bytearray, set[int]]:
         """Return the source of each of the first names, up to one that no source has or until the deadline, and the
-        sources that lack the next name. lacking: sources that lack the first name."""
+        sources that lack the next name. num_bytes: length of each block. lacking: sources that lack the first name."""
         run = bytearray()
         while len(run) < len(names) and (left := [each for each in self._sources if each not in lacking]):
             for number in left:
                 if time.monotonic() >= self.deadline or len(run) == len(names):
                     return run, lacking
-                count = self._count(number, names[len(run) :])
+                count = self._count(number, names[len(run) :], num_bytes)
                 run += bytes([number]) * count
                 lacking = {number} if count else lacking | {number}
         return run, lacking
 
-    def _count(self, number: int, names: list[bytes]) -> int:
+    def _count(self, number: int, names: list[bytes], num_bytes: int) -> int:
         """Return how many of the first names a source has. A source that raises counts as having none."""
         source = self._sources[number]
         try:
-            return source.find(names, self.deadline)
+            return source.find(names, num_bytes, self.deadline)
         except Exception:
             logger.exception("a lookup in the %s failed", source.name)
             return 0
@@ -116,7 +118,11 @@ class _Lookup:
 class Finder:
     """Owner of the two threads, both of which call `answer`."""
 
-    def __init__(self, sources: Mapping[int, Source], answer: Callable[[BlocksFound], None]) -> None:
+    def __init__(
+        self, sources: Mapping[int, Source], slot_bytes: Sequence[int], answer: Callable[[BlocksFound], None]
+    ) -> None:
+        """slot_bytes: by group, the length of a block."""
+        self._slot_bytes = slot_bytes
         disk = SOURCES.index("disk")
         self._near = {number: source for number, source in sources.items() if number == disk}
         self._all = {**self._near, **sources}
@@ -128,7 +134,7 @@ class Finder:
 
     def find(self, message: FindBlocks) -> None:
         """Begin a lookup. ProtocolError if it is not valid."""
-        self._arrived.put(_Lookup(message))
+        self._arrived.put(_Lookup(message, self._slot_bytes))
 
     def _look_near(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """Lane: the threads of one source: some that load and one that stores.
 
-Loads have priority: no write starts while a load waits. A thread blocks while it has nothing to do.
+Loads have priority: no write starts while a load waits. A thread blocks while it has nothing to do. A call of the
+source has as many blocks as it wants, but of a few large ones no more than CALL_BYTES.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from ...ipc.process.faults import maybe_fail
 from ...ipc.shortages.threads import start_thread
 from .reports import LoadJob, StoreJob
-from .source import Item, Source
+from .source import Item, Source, num_within
 
 logger = logging.getLogger("tokenloom.tiers")
 
 WRITER_NICENESS = 10
+CALL_BYTES = 256 << 20  # most in one call, but for a single block; a load that is cancelled completes its call
 
 
 class SlotItem(NamedTuple):
@@ -28,6 +31,10 @@ class SlotItem(NamedTuple):
 
     slot: int
     item: Item
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.item.slot)
 
 
 class Lane:
@@ -43,18 +50,17 @@ class Lane:
         self._loads: deque[tuple[LoadJob, Sequence[SlotItem]]] = deque()
         self._stores: deque[tuple[StoreJob, SlotItem]] = deque()
         self._num_storing = 0
+        self.queued_bytes = 0  # of the blocks that wait to be written or are being written
         targets = [self._run_loads] * source.num_loaders + [self._run_stores]
         for target in targets:
             start_thread(source.name, target)
 
-    @property
-    def num_queued(self) -> int:
-        """The number of blocks that wait to be written or are being written."""
-        return len(self._stores) + self._num_storing
-
     def load(self, job: LoadJob, blocks: Sequence[SlotItem]) -> None:
-        size = self.source.load_batch
-        calls = [(job, blocks[start : start + size]) for start in range(0, len(blocks), size)]
+        calls = []
+        while blocks:
+            size = _size_of_call(blocks, self.source.load_batch)
+            calls.append((job, blocks[:size]))
+            blocks = blocks[size:]
         with self._can_load:
             self._loads += calls
             self._can_load.notify(len(calls))
@@ -62,12 +68,14 @@ class Lane:
     def store(self, job: StoreJob, blocks: Sequence[SlotItem]) -> None:
         with self._can_store:
             self._stores += [(job, block) for block in blocks]
+            self.queued_bytes += _num_bytes(blocks)
             self._can_store.notify()
 
     def drop_stores(self) -> None:
         """End all writes that have not started, as failed, and wait for those that have."""
         with self._can_store:
             dropped, self._stores = self._stores, deque()
+            self.queued_bytes -= _num_bytes(block for _, block in dropped)
             self._can_store.wait_for(lambda: not self._num_storing)
         for job, block in dropped:
             job.written(block.slot, 0)
@@ -108,7 +116,8 @@ class Lane:
         while True:
             with self._can_store:
                 self._can_store.wait_for(lambda: self._stores and not self._loads)
-                size = min(self.source.store_batch, len(self._stores))
+                first = [block for _, block in islice(self._stores, self.source.store_batch)]
+                size = _size_of_call(first, len(first))
                 entries = [self._stores.popleft() for _ in range(size)]
                 self._num_storing = size
             results = [False] * size
@@ -119,6 +128,16 @@ class Lane:
                 logger.exception("a write to the %s failed", self.source.name)
             with self._can_store:
                 self._num_storing = 0
+                self.queued_bytes -= _num_bytes(block for _, block in entries)
                 self._can_store.notify_all()
             for (job, block), is_stored in zip(entries, results, strict=True):
                 job.written(block.slot, self._store_bit if is_stored else 0)
+
+
+def _num_bytes(blocks: Iterable[SlotItem]) -> int:
+    return sum(block.num_bytes for block in blocks)
+
+
+def _size_of_call(blocks: Sequence[SlotItem], most: int) -> int:
+    """Return how many of the first blocks one call gets, at most `most`."""
+    return num_within((block.num_bytes for block in blocks[:most]), CALL_BYTES)

@@ -27,17 +27,15 @@ class _Buffers(threading.local):
 
 
 class ObjectFiles:
-    """The files of objects of one size. Methods raise the OSErrors of the disk."""
+    """The files of objects. Methods raise the OSErrors of the disk."""
 
-    def __init__(self, slot_bytes: int, is_direct: bool) -> None:
-        self._rest = slot_bytes % PAGE
-        self._whole = slot_bytes - self._rest
+    def __init__(self, is_direct: bool) -> None:
         self._flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if is_direct else 0)
         self._buffers = _Buffers()
 
     @staticmethod
     def size(slot_bytes: int) -> int:
-        """Return the size of each file in bytes."""
+        """Return the size in bytes of the file of an object with a payload of `slot_bytes`."""
         return HEADER_BYTES + -(-slot_bytes // PAGE) * PAGE
 
     def read(self, path: str, namespace: bytes, key: bytes, slot: memoryview, sets_time: bool = False) -> Defect | None:
@@ -54,22 +52,21 @@ class ObjectFiles:
             os.close(fd)
         if num_read != sum(map(len, parts)):
             return "length"
-        if self._rest:
-            tail = self._buffers.tail
-            if any(tail[self._rest :]):
-                return "checksum"
-            slot[self._whole :] = tail[: self._rest]
-        return find_defect(self._buffers.header, namespace, key, slot)
+        rest, tail = len(slot) % PAGE, self._buffers.tail
+        if rest:
+            slot[-rest:] = tail[:rest]
+        defect = find_defect(self._buffers.header, namespace, key, slot)
+        return "checksum" if defect is None and rest and any(tail[rest:]) else defect
 
     def write(self, path: str, temporary: str, namespace: bytes, key: bytes, slot: memoryview, owner: int) -> None:
         """Write an object to the file `temporary`, and rename that to `path`, whose folder is made if it is missing.
         After an error `temporary` is removed, and `path` is as before."""
         parts = self._parts(slot)
         write_header(self._buffers.header, namespace, key, slot, owner)
-        if self._rest:
-            tail = self._buffers.tail
-            tail[: self._rest] = slot[self._whole :]
-            tail[self._rest :] = bytes(PAGE - self._rest)
+        rest, tail = len(slot) % PAGE, self._buffers.tail
+        if rest:
+            tail[:rest] = slot[-rest:]
+            tail[rest:] = bytes(PAGE - rest)
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | self._flags, 0o600)
             try:
@@ -88,8 +85,9 @@ class ObjectFiles:
             raise
 
     def _parts(self, slot: memoryview) -> list[memoryview]:
-        body = [slot[: self._whole]] if self._whole else []
-        return [self._buffers.header, *body, *([self._buffers.tail] if self._rest else [])]
+        rest = len(slot) % PAGE
+        parts = [self._buffers.header, slot[: len(slot) - rest], *([self._buffers.tail] if rest else [])]
+        return [part for part in parts if part]
 
 
 def can_write_directly(folder: str) -> bool:

@@ -93,7 +93,7 @@ class TierProcess:
         self._error = ""  # why the weights' digest is missing
         self._may_open_later = False  # whether that error is a shortage
         self._queue_lock = threading.Lock()
-        self._num_queued = 0  # blocks that wait to be written
+        self._queued_bytes = 0  # that the slots of blocks take that wait to be written
         self._sent: list[SourceState] = []
         self._state_due = 0.0  # when the next TierState may be sent
 
@@ -104,10 +104,10 @@ class TierProcess:
         if not self._wait_for_initialize():
             return
         shape = self._arena.shape
-        self._max_queued = max(min(shape.num_bytes // 4, MAX_QUEUED_BYTES) // shape.stride(0), 1)
+        self._max_queued = min(shape.num_bytes // 4, MAX_QUEUED_BYTES)
         self._sources = new_sources(self._spec, self._reports)
         self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
-        self._finder = Finder(self._sources, self._reports.put)
+        self._finder = Finder(self._sources, shape.slot_bytes, self._reports.put)
         if (address := listen_address(self._spec)) is not None:
             disk = self._sources.get(SOURCES.index("disk"))
             mode = int(self._spec.config.listen_mode, 8)
@@ -190,12 +190,9 @@ class TierProcess:
             self._core.send(TierState(sources=states))
 
     def _states(self) -> list[SourceState]:
-        slot_bytes = self._arena.shape.slot_bytes[0]
         return [
             msgspec.structs.replace(
-                (state := lane.source.state()),
-                queued_bytes=lane.num_queued * slot_bytes,
-                error=self._error or state.error,
+                (state := lane.source.state()), queued_bytes=lane.queued_bytes, error=self._error or state.error
             )
             for lane in self._lanes.values()
         ]
@@ -258,7 +255,7 @@ class TierProcess:
         taken: dict[int, list[SlotItem]] = {number: [] for number in self._lanes}
         for block, targets in zip(blocks, order.targets, strict=True):
             lanes = [number for number in self._lanes if targets & 1 << number]
-            if not lanes or not self._enter_queue():
+            if not lanes or not self._enter_queue(block.slot):
                 job.end(block.slot, 0)
                 continue
             job.expect(block.slot, len(lanes))
@@ -268,16 +265,21 @@ class TierProcess:
             if some:
                 self._lanes[number].store(job, some)
 
-    def _enter_queue(self) -> bool:
-        """Count a block that is to be written and return True; return False if the queue is full."""
+    def _enter_queue(self, slot: int) -> bool:
+        """Count a slot that is to be written and return True; return False if the queue is full."""
+        num_bytes = self._place_bytes(slot)
         with self._queue_lock:
-            has_room = self._num_queued < self._max_queued
-            self._num_queued += has_room
+            has_room = not self._queued_bytes or self._queued_bytes + num_bytes <= self._max_queued
+            self._queued_bytes += num_bytes if has_room else 0
             return has_room
 
-    def _leave_queue(self) -> None:
+    def _leave_queue(self, slot: int) -> None:
         with self._queue_lock:
-            self._num_queued -= 1
+            self._queued_bytes -= self._place_bytes(slot)
+
+    def _place_bytes(self, slot: int) -> int:
+        """Return how many bytes of the arena a slot takes."""
+        return self._arena.shape.stride(self._arena.shape.group_of(slot))
 
     def _open(self, order: OpenTier) -> None:
         """Compute the digest of the weights and open all sources, unless another OpenTier has arrived. If a resource
@@ -292,7 +294,7 @@ class TierProcess:
                 return
             self._error = ""
             of_parts = namespace_of_parts(digest, self._spec.ranks_on(self._host), len(self._spec.ranks))
-            namespace = Namespace(of_parts, self._secret, self._arena.shape.slot_bytes[0])
+            namespace = Namespace(of_parts, self._secret, self._arena.shape.slot_bytes)
             for source in self._sources.values():
                 source.open(namespace)
             if self._peer_server is not None:

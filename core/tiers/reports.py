@@ -116,8 +116,8 @@ class StoreJob(Job):
     """The blocks of one StoreBlocks. The result of a block has the bits of the places where it now is. A block ends
     when all its writes have ended."""
 
-    def __init__(self, number: int, num_blocks: int, reports: Reports, on_end: Callable[[], None]) -> None:
-        """`on_end` is called when a block ends for which `expect` was called."""
+    def __init__(self, number: int, num_blocks: int, reports: Reports, on_end: Callable[[int], None]) -> None:
+        """`on_end` is called with the slot when a block ends for which `expect` was called."""
         super().__init__(number, num_blocks, reports)
         self._on_end = on_end
         self._writes: dict[int, list[int]] = {}  # by slot: number of open writes, bits of successful ones
@@ -134,7 +134,7 @@ class StoreJob(Job):
             state[1] |= bit
             has_ended = state[0] == 0
         if has_ended:
-            self._on_end()
+            self._on_end(slot)
             self.end(slot, state[1])
 
     def _report(self, ended: list[tuple[int, int]], is_last: bool) -> BlocksStored:

@@ -7,7 +7,7 @@ source never changes a slot of the arena that it was not given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from ...ipc.messages.tier import SourceName, SourceState
@@ -18,15 +18,26 @@ class Namespace(NamedTuple):
 
     digest: bytes  # 32 bytes: the root of all keys; if ranks are on several hosts, made from it and this host's ranks
     secret: bytes  # from --kv-key-file, for the MAC of objects that leave this machine; empty: no MAC
-    slot_bytes: int  # the length of every object's payload
+    slot_bytes: tuple[int, ...]  # by KV group: the length of its objects' payloads
 
 
 class Item(NamedTuple):
     """One block to read or write."""
 
-    key: bytes  # 32 bytes
-    slot: memoryview  # the block's place in the arena: slot_bytes long, writable, page-aligned
+    key: bytes  # 32 bytes: the block's name
+    slot: memoryview  # the block's place in the arena: as long as its payload, writable, page-aligned
     owner: int = 0  # the tenant's number, for quotas
+
+
+def num_within(sizes: Iterable[int], limit: int) -> int:
+    """Return how many of the first sizes have a sum of at most `limit`; at least 1 if there are any."""
+    count = total = 0
+    for size in sizes:
+        total += size
+        if count and total > limit:
+            break
+        count += 1
+    return count
 
 
 class Source(Protocol):
@@ -43,9 +54,10 @@ class Source(Protocol):
     def open(self, namespace: Namespace) -> None:
         """Start to serve the objects of `namespace`. Returns at once; connects or scans in the background."""
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Return how many of the first keys the source has without a gap, as far as it can tell by the deadline
-        (monotonic seconds); 0 after a failure. Loading a block may fail although it was found."""
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
+        """Return how many of the first keys the source has without a gap, with payloads of `num_bytes`, as far as it
+        can tell by the deadline (monotonic seconds); 0 after a failure. Loading a block may fail although it was
+        found."""
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         """Read each item into its slot and check it. Call `on_loaded(i, is_good)` exactly once for each item, in any

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import groupby, islice
 
 import zmq
 
@@ -37,6 +37,7 @@ from .peer_server import (
     SERIAL_BYTES,
     load_size,
     peer_keys,
+    scope_of,
 )
 from .sealed_format import SealedFormat
 from .state_counter import StateCounter
@@ -102,12 +103,12 @@ class PeerSource:
             self._release(peer, self._take(peer, form))  # connect in the background
         self._counter.set(is_open=True)
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
         form = self._form
         if form is None or not keys or time.monotonic() >= deadline:
             return 0
         asked = {self._take(peer, form): peer for peer in self._peers if peer.breaker.admit()}
-        request = [FIND, self._next_serial(), form.digest, b"".join(keys[:MAX_KEYS])]
+        request = [FIND, self._next_serial(), scope_of(form, num_bytes), b"".join(keys[:MAX_KEYS])]
         best: tuple[int, float, _Peer] | None = None
         unsent, waiting = set(asked), set(asked)
         connect_by = time.monotonic() + CONNECT_S
@@ -193,8 +194,8 @@ class PeerSource:
     ) -> None:
         """Load items from one peer, with up to MAX_OPEN_REQUESTS requests at a time."""
         socket, started = self._take(peer, form), time.monotonic()
-        size, num_good, num_bad = load_size(form, self._load_bytes), 0, 0
-        batches = [indexes[start : start + size] for start in range(0, len(indexes), size)]
+        num_bytes, num_good, num_bad = 0, 0, 0
+        batches = self._batches(items, indexes)
         expected: dict[bytes, dict[int, int]] = {}  # index of an item, by serial and index in the request
         try:
             while batches or expected:
@@ -203,7 +204,8 @@ class PeerSource:
                     serial, batch = self._next_serial(), batches.pop(0)
                     expected[serial] = dict(enumerate(batch))
                     keys = b"".join(items[index].key for index in batch)
-                    socket.send_multipart([LOAD, serial, form.digest, keys], zmq.NOBLOCK)
+                    scope = scope_of(form, len(items[batch[0]].slot))
+                    socket.send_multipart([LOAD, serial, scope, keys], zmq.NOBLOCK)
                     continue
                 self._wait(socket, zmq.POLLIN, deadline)
                 match [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]:
@@ -217,6 +219,7 @@ class PeerSource:
                             self._counter.reject(defect)
                         num_bad += defect is not None
                         num_good += defect is None
+                        num_bytes += form.num_bytes(len(payload)) if defect is None else 0
                         report(index, defect is None)
                     case _:
                         raise ConnectionError("it does not speak this protocol")
@@ -225,13 +228,21 @@ class PeerSource:
             return
         finally:
             elapsed_s = time.monotonic() - started
-            self._counter.add(num_read=num_good, read_bytes=num_good * form.num_bytes, read_s=elapsed_s)
+            self._counter.add(num_read=num_good, read_bytes=num_bytes, read_s=elapsed_s)
         if num_bad:
             self._fail(peer, socket, "load", f"{num_bad} damaged blocks")
             return
-        rate = num_good * form.num_bytes / max(elapsed_s, 1e-6)
+        rate = num_bytes / max(elapsed_s, 1e-6)
         peer.bytes_per_s += RATE_WEIGHT * (rate - peer.bytes_per_s)
         self._succeed(peer, socket, "load")
+
+    def _batches(self, items: Sequence[Item], indexes: Sequence[int]) -> list[list[int]]:
+        """Divide items into requests, each with items of one length that follow each other."""
+        batches = []
+        for num_bytes, run in groupby(indexes, key=lambda index: len(items[index].slot)):
+            left, size = list(run), load_size(num_bytes, self._load_bytes)
+            batches += [left[start : start + size] for start in range(0, len(left), size)]
+        return batches
 
     def _wait(self, socket: Socket, event: int, deadline: float) -> None:
         """Wait until the socket can send or receive (`event`). TimeoutError after the deadline or a long silence."""
@@ -245,7 +256,7 @@ class PeerSource:
             self._num_busy += 1
             if peer.idle:
                 return peer.idle.pop()
-        socket = new_socket(self._context, zmq.DEALER, max_message_bytes=form.slot_bytes + HEADER_BYTES)
+        socket = new_socket(self._context, zmq.DEALER, max_message_bytes=max(form.slot_bytes) + HEADER_BYTES)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # no message is queued for a peer without a connection
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)

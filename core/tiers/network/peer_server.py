@@ -1,8 +1,11 @@
 """PeerServer: gives other engines the blocks that this engine has in its host tier or on its disk.
 
-    request  find │ serial │ namespace │ keys      reply  found │ serial │ number of first keys that this engine has
-    request  load │ serial │ namespace │ keys      block │ serial │ index │ head │ tail │ payload: a sealed object, for
-                                                   each block that this engine has; then end │ serial
+    request  find │ serial │ scope │ keys      reply  found │ serial │ number of first keys that this engine has
+    request  load │ serial │ scope │ keys      block │ serial │ index │ head │ tail │ payload: a sealed object, for
+                                               each block that this engine has; then end │ serial
+
+The scope is the namespace; if its objects have several lengths, that of the payloads of all `keys` follows, u64
+little-endian. An engine that does not know this form has no such namespace, and declines.
 
 One thread serves one request at a time, from one client after the other. Blocks of the host tier are pinned only while
 they are copied, so a client that stops reading occupies memory of this process, within limits, but no slot. To serve a
@@ -62,6 +65,7 @@ class _Request(NamedTuple):
     verb: bytes
     serial: bytes
     keys: list[bytes]
+    num_bytes: int  # length of each block
     expires: float  # monotonic
 
 
@@ -73,9 +77,15 @@ class _Transfer(NamedTuple):
     num_bytes: int
 
 
-def load_size(form: SealedFormat, load_bytes: int) -> int:
-    """Return the number of blocks that one load request may name, at least 1."""
-    return max(load_bytes // form.slot_bytes, 1)
+def scope_of(form: SealedFormat, num_bytes: int) -> bytes:
+    """Return the frame of a request that names the namespace and the length of the blocks."""
+    has_several = len(set(form.slot_bytes)) > 1
+    return form.digest + num_bytes.to_bytes(8, "little") if has_several else form.digest
+
+
+def load_size(num_bytes: int, load_bytes: int) -> int:
+    """Return the number of blocks of `num_bytes` that one load request may name, at least 1."""
+    return max(load_bytes // num_bytes, 1)
 
 
 def peer_keys(secret: bytes) -> Keys:
@@ -176,13 +186,14 @@ class PeerServer:
             client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) != 4 or frames[0] not in (FIND, LOAD) or len(frames[1]) != SERIAL_BYTES:
                 continue
-            verb, serial, digest, joined = frames
+            verb, serial, scope, joined = frames
             if len(joined) % KEY_BYTES:
                 continue
             keys = [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
-            request = _Request(verb, serial, keys, time.monotonic() + PATIENCE_S)
-            is_ours = self._form is not None and digest == self._form.digest
-            if is_ours and len(self._queues.get(client, ())) < MAX_QUEUED:
+            lengths = () if (form := self._form) is None else form.slot_bytes
+            num_bytes = next((each for each in lengths if form and scope == scope_of(form, each)), -1)
+            request = _Request(verb, serial, keys, num_bytes, time.monotonic() + PATIENCE_S)
+            if num_bytes >= 0 and len(self._queues.get(client, ())) < MAX_QUEUED:
                 self._queues.setdefault(client, deque()).append(request)
             else:
                 self._decline(client, request)
@@ -204,7 +215,7 @@ class PeerServer:
         form = self._form
         if form is None or request.verb == FIND or request.expires < time.monotonic():
             return True
-        num_bytes = min(len(request.keys), load_size(form, self._load_bytes)) * form.slot_bytes
+        num_bytes = min(len(request.keys), load_size(request.num_bytes, self._load_bytes)) * request.num_bytes
         sending = [transfer.num_bytes for transfer in self._transfers]
         to_client = [transfer.num_bytes for transfer in self._transfers if transfer.client == client]
         return (not sending or sum(sending) + num_bytes <= self._max_sending_bytes) and (
@@ -216,25 +227,26 @@ class PeerServer:
         if form is None or request.expires < time.monotonic():
             self._decline(client, request)
         elif request.verb == FIND:
-            self._reply(client, [FOUND, request.serial, encode_ids([self._count(request.keys)])])
+            self._reply(client, [FOUND, request.serial, encode_ids([self._count(request)])])
         else:
             self._send_blocks(client, request, form)
 
-    def _count(self, keys: list[bytes]) -> int:
+    def _count(self, request: _Request) -> int:
         """Return how many of the first keys this engine has without a gap."""
+        keys, size = request.keys, request.num_bytes
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         self._host.unpin(slots)
         deadline, count = time.monotonic() + PIN_S, 0
         while count < len(keys):
-            num_found = 1 if slots[count] >= 0 else self._disk.find(keys[count:], deadline) if self._disk else 0
+            num_found = 1 if slots[count] >= 0 else self._disk.find(keys[count:], size, deadline) if self._disk else 0
             if not num_found:
                 break
             count += num_found
         return count
 
     def _send_blocks(self, client: bytes, request: _Request, form: SealedFormat) -> None:
-        keys = request.keys[: load_size(form, self._load_bytes)]
-        for index, payload in enumerate(self._payloads(keys, form)):
+        keys = request.keys[: load_size(request.num_bytes, self._load_bytes)]
+        for index, payload in enumerate(self._payloads(keys, request.num_bytes)):
             if payload is None:
                 continue
             head, tail = form.seal(keys[index], payload)
@@ -242,23 +254,24 @@ class PeerServer:
                 return
             tracker = self._socket.send(payload, zmq.NOBLOCK, copy=False, track=True)
             if isinstance(tracker, zmq.MessageTracker):
-                self._transfers.append(_Transfer(client, tracker, form.slot_bytes))
+                self._transfers.append(_Transfer(client, tracker, len(payload)))
         self._reply(client, [END, request.serial])
 
-    def _payloads(self, keys: list[bytes], form: SealedFormat) -> list[memoryview | None]:
-        """Return copies of the blocks of these keys; None for a block that this engine does not have."""
+    def _payloads(self, keys: list[bytes], num_bytes: int) -> list[memoryview | None]:
+        """Return copies of the blocks of these keys, each of `num_bytes`; None for a block that this engine does not
+        have."""
         payloads: list[memoryview | None] = [None] * len(keys)
         slots = self._host.pin(keys, time.monotonic() + PIN_S)
         try:
             for index, slot in enumerate(slots):
-                if slot >= 0 and len(content := self._slot(slot)) == form.slot_bytes:
-                    payloads[index] = _new_buffer(form.slot_bytes)
+                if slot >= 0 and len(content := self._slot(slot)) == num_bytes:
+                    payloads[index] = _new_buffer(num_bytes)
                     payloads[index][:] = content  # type: ignore[index]
         finally:
             self._host.unpin(slots)
         missing = [index for index, payload in enumerate(payloads) if payload is None]
         if self._disk is not None and missing:
-            items = [Item(keys[index], _new_buffer(form.slot_bytes)) for index in missing]
+            items = [Item(keys[index], _new_buffer(num_bytes)) for index in missing]
 
             def take(number: int, is_good: bool) -> None:
                 if is_good:

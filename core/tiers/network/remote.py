@@ -18,7 +18,7 @@ from ....ipc.errors import Overloaded
 from ....ipc.messages.tier import SourceName, SourceState
 from ....ipc.shortages.threads import start_thread
 from ..object_format import HEADER_BYTES
-from ..source import Item, Namespace
+from ..source import Item, Namespace, num_within
 from .breaker import Breaker
 from .redis_nodes import Links, Node, RedisNodes
 from .resp import Connection, Reply, ServerError, command
@@ -69,7 +69,7 @@ class RemoteSource:
         with contextlib.suppress(Overloaded):  # otherwise the first call connects
             start_thread("remote", self._try, "find", connect, deadline)
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
         num_found = 0
 
         def find(form: SealedFormat, links: Links) -> None:
@@ -80,7 +80,7 @@ class RemoteSource:
             while num_found < len(keys):
                 names = [_name(form, key) for key in keys[num_found : num_found + size]]
                 for length in self._ask(links, b"STRLEN", names, deadline):
-                    if length != form.num_bytes:
+                    if length != form.num_bytes(num_bytes):
                         return
                     num_found += 1
                 size = min(2 * size, MOST_LOOKUPS)
@@ -114,8 +114,9 @@ class RemoteSource:
 
         def store(form: SealedFormat, links: Links) -> None:
             names = [_name(form, item.key) for item in items]
+            sizes = [form.num_bytes(len(item.slot)) for item in items]
             for index, length in enumerate(self._ask(links, b"STRLEN", names, deadline)):
-                is_stored[index] = length == form.num_bytes
+                is_stored[index] = length == sizes[index]
             missing = [index for index, is_here in enumerate(is_stored) if not is_here]
             for node, indexes in self._by_node(names, missing):
                 connection = links.connection(node, deadline)
@@ -123,8 +124,8 @@ class RemoteSource:
                     _send_object(connection, form, names[index], items[index], deadline)
                 for index in indexes:
                     is_stored[index] = self._noted(connection.receive(deadline)) == b"OK"
-            num_written = sum(is_stored[index] for index in missing)
-            self._counter.add(num_written=num_written, written_bytes=num_written * form.num_bytes)
+            written = [sizes[index] for index in missing if is_stored[index]]
+            self._counter.add(num_written=len(written), written_bytes=sum(written))
 
         if started >= self._stores_from:
             self._try("store", store, deadline)
@@ -224,13 +225,16 @@ class RemoteSource:
     ) -> list[bytes]:
         """Receive items of one node into their slots and report them; return the names of damaged values."""
         head, tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(form.tail_bytes))
-        num_ahead = max(2, AHEAD_BYTES // form.num_bytes)
+        sizes = [form.num_bytes(len(items[index].slot)) for index in indexes]
         num_asked, bad_names = 0, []
         for number, index in enumerate(indexes):
-            if num_asked < min(number + num_ahead // 2 + 1, len(indexes)):
+            num_waiting = num_asked - number
+            if num_waiting < 2 or 2 * sum(sizes[number:num_asked]) <= AHEAD_BYTES:
+                num_ahead = max(2, num_within(sizes[number:], AHEAD_BYTES))
                 batch = indexes[num_asked : number + num_ahead]
                 names = [_name(form, items[each].key) for each in batch]
-                connection.send([b"".join(command(b"GET", name) for name in names)], deadline)
+                if names:
+                    connection.send([b"".join(command(b"GET", name) for name in names)], deadline)
                 num_asked += len(batch)
             key, slot = items[index].key, items[index].slot
             outcome = connection.receive_value([head, slot, tail], deadline)
@@ -242,7 +246,7 @@ class RemoteSource:
                 bad_names.append(_name(form, key))
             is_good = outcome is True and defect is None
             if is_good:
-                self._counter.add(num_read=1, read_bytes=form.num_bytes)
+                self._counter.add(num_read=1, read_bytes=sizes[number])
             report(index, is_good)
         return bad_names
 
@@ -289,5 +293,6 @@ def _name(form: SealedFormat, key: bytes) -> bytes:
 
 def _send_object(connection: Connection, form: SealedFormat, name: bytes, item: Item, deadline: float) -> None:
     head, tail = form.seal(item.key, item.slot)
-    start = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, form.num_bytes)
+    size = form.num_bytes(len(item.slot))
+    start = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, size)
     connection.send([start + head, item.slot, tail + b"\r\n"], deadline)

@@ -24,7 +24,10 @@ class SealedFormat:
         self.slot_bytes = namespace.slot_bytes
         self._mac_key = derive(namespace.secret, b"kv object") if namespace.secret else b""
         self.tail_bytes = MAC_BYTES if self._mac_key else 0
-        self.num_bytes = HEADER_BYTES + self.slot_bytes + self.tail_bytes
+
+    def num_bytes(self, slot_bytes: int) -> int:
+        """Return the size of an object with a payload of `slot_bytes`."""
+        return HEADER_BYTES + slot_bytes + self.tail_bytes
 
     def seal(self, key: bytes, payload: Buffer) -> tuple[bytes, bytes]:
         """Return the bytes to put before and after the payload."""

@@ -22,7 +22,7 @@ from tokenloom.tests.support.waiting import wait_until
 DEADLINE_S = 20.0
 SLOT_BYTES = 2 * PAGE
 OBJECT_BYTES = ObjectFiles.size(SLOT_BYTES)
-NAMESPACE = Namespace(hashlib.sha256(b"namespace").digest(), b"", SLOT_BYTES)
+NAMESPACE = Namespace(hashlib.sha256(b"namespace").digest(), b"", (SLOT_BYTES,))
 SECRET = b"a secret of all engines"
 SIGNED = NAMESPACE._replace(secret=SECRET)
 
@@ -78,8 +78,8 @@ def load(
     return [results[index] for index in range(len(items))]
 
 
-def find(source: Source, numbers: Sequence[int], limit_s: float = DEADLINE_S) -> int:
-    return source.find([key_of(number) for number in numbers], time.monotonic() + limit_s)
+def find(source: Source, numbers: Sequence[int], limit_s: float = DEADLINE_S, num_bytes: int = SLOT_BYTES) -> int:
+    return source.find([key_of(number) for number in numbers], num_bytes, time.monotonic() + limit_s)
 
 
 def wait_for(source: Source, holds: Callable[[SourceState], bool]) -> SourceState:

@@ -40,17 +40,17 @@ from tokenloom.tests.support.shortages import few_threads
 from tokenloom.tests.support.waiting import wait_until
 
 YEAR_S = 366 * 86400.0
-OTHER = Namespace(key_of(999), b"", SLOT_BYTES)
+OTHER = Namespace(key_of(999), b"", (SLOT_BYTES,))
 
 
 @pytest.mark.parametrize("num_bytes", [SLOT_BYTES, PAGE + 1, 3 * PAGE - 5, 17])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_blocks_come_back_into_the_slots_that_ask(tmp_path: Path, num_bytes: int, is_direct: bool) -> None:
-    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=num_bytes))
+    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=(num_bytes,)))
     assert source._view is not None
-    source._view.files = ObjectFiles(num_bytes, is_direct)
+    source._view.files = ObjectFiles(is_direct)
     assert source.store(filled(range(20), num_bytes=num_bytes)) == [True] * 20
-    assert find(source, range(30)) == 20
+    assert find(source, range(30), num_bytes=num_bytes) == 20
     assert load(source, [3, 1, 19, 0], num_bytes=num_bytes) == [True] * 4
     state = source.state()
     assert (state.num_objects, state.num_written, state.num_read) == (20, 20, 4)
@@ -103,7 +103,7 @@ def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path) -> None:
     wait_until(lambda: source._view)
     begun = time.monotonic()
     keys = [key_of(number) for number in range(40)]
-    assert source.find(keys, begun + 0.05) < 40 and time.monotonic() >= begun + 0.04
+    assert source.find(keys, SLOT_BYTES, begun + 0.05) < 40 and time.monotonic() >= begun + 0.04
     threading.Timer(0.05, go_on.set).start()
     assert find(source, range(40)) == 40
     assert has_started.wait(DEADLINE_S)
@@ -342,7 +342,7 @@ def test_a_scan_of_100000_files_costs_three_times_their_listing(tmp_path: Path) 
         for file in os.scandir(entry.path):
             file.stat()
     listed = time.process_time()
-    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=0))
+    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=(0,)))
     scanned = time.process_time()
     assert source.state().num_objects == 100_000
     assert scanned - listed < 3 * (listed - begun), f"{scanned - listed:.2f} s against {listed - begun:.2f} s of CPU"

@@ -18,7 +18,7 @@ from tokenloom.core.tiers import finder
 from tokenloom.core.tiers.finder import LIMIT_S, Finder
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.messages.tier import HERE, BlocksFound, FindBlocks, FindGroup, SourceName, SourceState
-from tokenloom.tests.core.tiers.slots import DEADLINE_S
+from tokenloom.tests.core.tiers.slots import DEADLINE_S, SLOT_BYTES
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import Deadline
 
@@ -39,7 +39,7 @@ class SetSource:
         self.gate.set()
         self.is_broken = False
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> int:
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
         self.asked.append(len(keys))
         if self.is_broken:
             raise RuntimeError("a bug")
@@ -65,11 +65,11 @@ class SetSource:
 class Bench:
     """A finder over these sources, and its answers in order."""
 
-    def __init__(self, *places: int) -> None:
+    def __init__(self, *places: int, num_groups: int = 1) -> None:
         names: list[SourceName] = ["disk", "remote", "peer"]
         self.sources = {place: SetSource(names[place]) for place in places}
         self.answers: SimpleQueue[BlocksFound] = SimpleQueue()
-        self.finder = Finder(self.sources, self.answers.put)
+        self.finder = Finder(self.sources, (SLOT_BYTES,) * num_groups, self.answers.put)
 
     def put(self, holders: Sequence[Sequence[int]], seed: int = 0) -> bytes:
         """Give each block of a prompt to its holders; return the prompt's tokens, 4 in a block."""
@@ -150,7 +150,7 @@ def test_a_source_that_raises_counts_as_empty() -> None:
 
 def answer_to(question: FindBlocks, sources: dict[int, SetSource], near: Sequence[int]) -> BlocksFound:
     """Return the answer of a lookup that asks the sources in `near`, then all; it has as much time as it takes."""
-    lookup = finder._Lookup(question)
+    lookup = finder._Lookup(question, [SLOT_BYTES] * len(question.groups))
     lookup.deadline = time.monotonic() + DEADLINE_S
     lookup.make_keys()
     lookup.search({number: sources[number] for number in near})
@@ -207,7 +207,7 @@ def test_the_answer_is_the_largest_boundary_that_suits_all_groups(seed: int) -> 
 
 
 def test_a_boundary_beyond_which_none_is_of_use_is_not_asked_for() -> None:
-    bench = Bench(DISK)
+    bench = Bench(DISK, num_groups=2)
     tokens = bench.put([[0]] * 8 + [[]] * 8)
     groups = [FindGroup(), FindGroup(needed=2)]
     answers = []
@@ -222,7 +222,7 @@ def test_a_boundary_beyond_which_none_is_of_use_is_not_asked_for() -> None:
 def test_when_time_is_up_the_answer_is_the_largest_boundary_that_is_known() -> None:
     """The disk has all of six blocks, the remote store further keys, but not their states; the disk has a state after
     two blocks."""
-    bench = Bench(DISK, REMOTE)
+    bench = Bench(DISK, REMOTE, num_groups=2)
     tokens = bench.put([[0]] * 6 + [[1]] * 4)
     keys = list(block_keys(ROOT, tokens, 4))
     bench.sources[DISK].keys.add(object_name(keys[1], 1))

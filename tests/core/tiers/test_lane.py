@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import select
 import threading
@@ -15,13 +16,23 @@ from pathlib import Path
 import pytest
 
 from tokenloom.core.tiers.disk import DiskSource
-from tokenloom.core.tiers.lane import Lane, SlotItem
+from tokenloom.core.tiers.lane import CALL_BYTES, Lane, SlotItem
 from tokenloom.core.tiers.reports import BATCH, LoadJob, Reports, StoreJob
 from tokenloom.core.tiers.source import Item
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.tier import BlocksLoaded, BlocksStored, TierToCore
-from tokenloom.tests.core.tiers.slots import DEADLINE_S, content_of, empty, filled, open_disk, path_of
+from tokenloom.tests.core.tiers.slots import (
+    DEADLINE_S,
+    SLOT_BYTES,
+    content_of,
+    empty,
+    filled,
+    key_of,
+    open_disk,
+    path_of,
+)
 from tokenloom.tests.core.tiers.test_finder import SetSource
+from tokenloom.tests.support.waiting import wait_until
 
 NUMBERS = range(50)
 DAMAGES = ("corrupt", "truncate", "swap")
@@ -133,13 +144,13 @@ def test_thousands_of_faults_and_no_wrong_block(tmp_path: Path, num_faults: int)
 def test_stores_with_faults_report_the_blocks_that_are_there(tmp_path: Path) -> None:
     source, reports, ended = open_disk(tmp_path), Reports(), []
     lane, blocks = Lane(FaultySource(source, 0.4), 1), blocks_of(filled(range(60)))
-    job = StoreJob(1, len(blocks), reports, lambda: ended.append(1))
+    job = StoreJob(1, len(blocks), reports, ended.append)
     for block in blocks:
         job.expect(block.slot, 1)
     lane.store(job, blocks)
     found = end_of(reports)
-    assert {slot: source.find([item.key], 0) for slot, item in blocks} == found
-    assert 0 < sum(found.values()) < 60 == len(ended)
+    assert {slot: source.find([item.key], SLOT_BYTES, 0) for slot, item in blocks} == found
+    assert 0 < sum(found.values()) < 60 and sorted(ended) == [block.slot for block in blocks]
 
 
 class GatedSource(SetSource):
@@ -168,7 +179,7 @@ class GatedSource(SetSource):
 def test_no_write_begins_while_loads_wait() -> None:
     source, reports = GatedSource(), Reports()
     lane, blocks = Lane(source, 1), blocks_of(filled(range(4)))
-    load_job, store_job = LoadJob(1, 4, reports, time.monotonic() + DEADLINE_S), StoreJob(2, 4, reports, lambda: None)
+    load_job, store_job = LoadJob(1, 4, reports, time.monotonic() + DEADLINE_S), StoreJob(2, 4, reports, lambda _: None)
     for block in blocks:
         store_job.expect(block.slot, 1)
     lane.load(load_job, blocks)
@@ -180,7 +191,35 @@ def test_no_write_begins_while_loads_wait() -> None:
     source.turns.release()
     assert source.began.index("store") >= 3, "one load runs, and no other waits"
     assert sorted(source.began[:5]) == ["load"] * 4 + ["store"] and source.began[5:] == ["store"] * 3
-    assert lane.num_queued <= 1
+    assert lane.queued_bytes <= SLOT_BYTES
+
+
+def test_a_call_has_a_batch_of_blocks_and_fewer_of_large_ones() -> None:
+    class Counting(SetSource):
+        def __init__(self) -> None:
+            super().__init__("disk")
+            self.load_batch = self.store_batch = 4
+            self.loads, self.stores = list[int](), list[int]()
+
+        def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
+            self.loads.append(len(items))
+
+        def store(self, items: Sequence[Item]) -> list[bool]:
+            self.stores.append(len(items))
+            return [True] * len(items)
+
+    source, reports = Counting(), Reports()
+    lane, memory = Lane(source, 1), memoryview(mmap.mmap(-1, CALL_BYTES + 1))
+    sizes = [1] * 5 + [CALL_BYTES // 2, CALL_BYTES // 2, 1, CALL_BYTES + 1, 1, 1]
+    blocks = blocks_of([Item(key_of(number), memory[:size]) for number, size in enumerate(sizes)])
+    lane.load(LoadJob(1, len(blocks), reports, time.monotonic() + DEADLINE_S), blocks)
+    assert end_of(reports) == dict.fromkeys(range(1, 12), 0) and source.loads == [4, 2, 2, 1, 2]
+    job = StoreJob(2, len(blocks), reports, lambda _: None)
+    for block in blocks:
+        job.expect(block.slot, 1)
+    lane.store(job, blocks)
+    assert end_of(reports) == dict.fromkeys(range(1, 12), 1) and source.stores == [4, 2, 2, 1, 2]
+    wait_until(lambda: lane.queued_bytes == 0)
 
 
 def test_a_source_that_ends_early_or_raises_leaves_no_block_open() -> None:
@@ -222,9 +261,9 @@ def test_reports_wait_for_a_batch_and_at_most_five_milliseconds() -> None:
 @pytest.mark.parametrize("bits", [0, 1, 2, 3])
 def test_a_block_for_two_places_ends_with_the_last_of_them(bits: int) -> None:
     reports, ended = Reports(), []
-    job = StoreJob(1, 1, reports, lambda: ended.append(1))
+    job = StoreJob(1, 1, reports, ended.append)
     job.expect(5, 2)
     job.written(5, bits & 1)
     assert reports.take() == [] and not ended
     job.written(5, bits & 2)
-    assert end_of(reports) == {5: bits} and ended == [1]
+    assert end_of(reports) == {5: bits} and ended == [5]
