@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ from tokenloom.core.features.tiers.options import block_facts
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import ROUNDINGS, quantized_on_load
 from tokenloom.ipc.spec.models.config_file import ConfigFile
+from tokenloom.ipc.spec.models.model_config import LayerConfig
 from tokenloom.ipc.spec.models.quantization_config import GGUF_ROUNDING, parse_quantization
 from tokenloom.ipc.version import numerics_digest
 from tokenloom.tests.support.engine_specs import new_spec
@@ -21,6 +24,33 @@ def test_deterministic_engines_share_blocks_only_with_equal_kernels_of_equal_sou
     assert numerics_digest().encode() in block_facts(spec, "a")
     others = new_spec(config=EngineConfig())
     assert block_facts(others, "a") == block_facts(others, "b") != block_facts(spec, "a")
+
+
+def test_a_model_with_one_group_keeps_the_facts_under_which_its_blocks_are_stored() -> None:
+    facts = block_facts(new_spec(), "any")
+    assert hashlib.sha256(facts).hexdigest() == "eb23033f491a759b21a1aa13eef85f6cc89f3026265eafd806f778329a0caa0c", (
+        "all stored blocks are lost: if this is a new field of a model, add it to LATER_FIELDS"
+    )
+
+
+def test_a_later_field_of_a_model_counts_if_it_changes_the_blocks() -> None:
+    spec = new_spec()
+    gated = msgspec.structs.replace(spec.model, has_output_gate=True)
+    (layer,) = spec.model.layers
+    bare = msgspec.structs.replace(spec.model, layers=[msgspec.structs.replace(layer, has_mlp=False)])
+    models = (spec.model, gated, bare)
+    assert len({block_facts(msgspec.structs.replace(spec, model=each), "any") for each in models}) == 3
+
+
+def test_the_groups_of_a_model_with_several_are_facts() -> None:
+    """Blocks of a model with several groups have the layers of one group, not of all."""
+    layers = [LayerConfig(window=window) for window in (None, 8, 8)]
+    spec = new_spec()
+    spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, layers=layers, num_layers=3))
+    facts = json.loads(block_facts(spec, "any"))
+    assert len(spec.kv_groups) == 2
+    assert facts["format"] == 2
+    assert facts["groups"] == [{"layers": [0], "window": None}, {"layers": [1, 2], "window": 8}]
 
 
 def test_weights_that_are_rounded_in_another_way_give_other_blocks() -> None:
