@@ -53,6 +53,7 @@ LEGAL_MOVES = {
 class BlockTable(Protocol):
     """Interface of the table of one request in one group, from its admission until it leaves its row."""
 
+    has_appends: bool  # the workers have the table, too: they get each entry
     block_ids: list[int]
     num_left: int  # first entries that are the null block
 

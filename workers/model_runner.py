@@ -38,6 +38,7 @@ from .sampling.token_mask import MaskSource
 from .step.input_batch import InputBatch
 from .step.model_step import Model, compute
 from .step.runner_feature import BegunStep, Pending, RunnerFeature, RunnerFeatures
+from .step.state_cache import StateViews
 from .step.step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step.step_layout import StepLayout
 from .step.token_drawer import TokenDrawer
@@ -85,20 +86,21 @@ class ModelRunner:
         batch: InputBatch,
         kv_caches: Sequence[Tensor],
         group: ParallelGroup,
+        states: StateViews | None = None,
         device_runner: DeviceRunner | None = None,
         sampler: Sampler | None = None,
         trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
         features: Sequence[RunnerFeature] = (),
         logits_bytes: int = LOGITS_BYTES,
     ) -> None:
-        """kv_caches: of each KV group. `device_runner` runs the steps that sample without the host. `trace(n)`
-        surrounds the start of step n."""
+        """kv_caches: of each KV group with keys and values; states: of the layers that keep one. `device_runner` runs
+        the steps that sample without the host. `trace(n)` surrounds the start of step n."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
         self._last_finish = 0.0
         self._logits_bytes = logits_bytes
-        self._batch, self._kv_caches, self._group = batch, kv_caches, group
+        self._batch, self._kv_caches, self._states, self._group = batch, kv_caches, states, group
         self._drawer = TokenDrawer(sampler or Sampler(), kv_caches[0].device)
         self._trace, self._features = trace, RunnerFeatures(features)
         self.stage = "idle"
@@ -217,7 +219,7 @@ class ModelRunner:
         inputs = self._features.prepare(self._batch.prepare(layout, drafts))
         self._enter("forward")
         hidden, logits = self._forward(inputs, has_spans=bool(spans))
-        self._batch.advance(layout)
+        self._batch.advance(layout, drafts)
         self._enter("sample")
         self._features.read_hidden(hidden, inputs, begun)
         sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else None)
@@ -239,7 +241,9 @@ class ModelRunner:
         self._features.update(step)
         if step.block_appends or step.block_frees:
             appends, frees = step.block_appends, step.block_frees
-            self._batch.append_blocks(_triples("block_appends", appends), _triples("block_frees", frees))
+            self._batch.append_blocks(_tuples("block_appends", appends), _tuples("block_frees", frees))
+        if step.state_moves:
+            self._batch.move_states(_tuples("state_moves", step.state_moves, 4), ids_of(step.rows))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
 
@@ -280,7 +284,7 @@ class ModelRunner:
             logits = self._device_runner.decode_logits(inputs, sampling)
             if logits is not None:
                 return logits[:0], logits
-        return compute(self._model, inputs, self._kv_caches)
+        return compute(self._model, inputs, self._kv_caches, self._states)
 
     def _sample(
         self,
@@ -329,12 +333,12 @@ class ModelRunner:
                 yield to_columns(scored, [span.row] * len(token_ids), positions)
 
 
-def _triples(name: str, frame: bytes) -> I32:
-    """Decode triples of numbers [m, 3]; ProtocolError if they make none."""
+def _tuples(name: str, frame: bytes, width: int = 3) -> I32:
+    """Decode tuples of `width` numbers [m, width]; ProtocolError if they make none."""
     numbers = ids_of(frame)
-    if len(numbers) % 3:
-        raise ProtocolError(f"{name} holds {len(numbers)} numbers, which make no triples")
-    return numbers.reshape(-1, 3)
+    if len(numbers) % width:
+        raise ProtocolError(f"{name} holds {len(numbers)} numbers, which make no tuples of {width}")
+    return numbers.reshape(-1, width)
 
 
 def _run_lengths(rows: I32) -> tuple[I32, I32]:

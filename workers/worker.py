@@ -41,7 +41,7 @@ from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
-from .step.kv_cache import KVPool
+from .step.kv_cache import KVPool, block_bytes_of
 from .step.model_step import Model
 from .step.profile import StepLimits, activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
 from .weights.readahead import drop_pages
@@ -142,7 +142,7 @@ class Worker:
             )
         assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=[spec.block_bytes for spec in self._loader.kv_cache_specs(self._model)],
+            block_bytes=block_bytes_of(self._loader.kv_cache_specs(self._model), self._model.state_spec),
             blocks_per_row=self._spec.num_held(self._spec.max_model_len),
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -183,10 +183,11 @@ class Worker:
             self._loaded_bytes = sum(group.num_needed(num_blocks, size) * each for group, each in groups)
         if self._model is None or "kv_cache" in self._asleep:
             return
-        specs = self._loader.kv_cache_specs(self._model)
-        self._kv_pool = KVPool(specs, pool, self._device)
-        step = dummy_step([1], [1], self._spec.config.block_size, len(specs))
-        run_dummy(self._model, step, self._kv_pool.caches, self._sampler)
+        specs, states = self._loader.kv_cache_specs(self._model), self._model.state_spec
+        self._kv_pool = KVPool(specs, pool, self._device, states)
+        has_states = states is not None
+        step = dummy_step([1], [1], self._spec.config.block_size, len(specs), has_states=has_states)
+        run_dummy(self._model, step, self._kv_pool.caches, self._sampler, states=self._kv_pool.states)
         self.runner = self._make_runner(self._model, self._kv_pool)
         if self._device.type == "cpu":
             self._pool_pages = PageRange(self._kv_pool.buffer.numpy().data, 0)
@@ -212,14 +213,15 @@ class Worker:
             max_model_len,
             config.block_size,
             num_blocks=[len(cache) for cache in pool.caches],
-            windows=[group.window for group in self._spec.kv_groups],
+            windows=[group.window for group in self._spec.kv_groups if not group.is_state],
+            num_state_blocks=0 if pool.states is None else len(pool.states.conv[0]),
             vocab_size=self._spec.model.vocab_size,
             processors=self._processors,
             max_loras=self._max_loras,
             rules=self._spec.model.output_rules,
         )
         device_runner = None
-        if self._loader.samples_on_device:
+        if self._loader.samples_on_device and pool.states is None:
             from .device.cuda_graphs import CudaRecorder
             from .device.device_runner import DeviceRunner
 
@@ -239,6 +241,7 @@ class Worker:
             batch,
             pool.caches,
             self._group,
+            pool.states,
             device_runner=device_runner,
             sampler=self._sampler,
             trace=self.recorder.step,
@@ -324,11 +327,17 @@ class Worker:
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
         specs = self._loader.kv_cache_specs(model)
-        steps = largest_steps(StepLimits.of(self._spec), config.block_size, len(specs))
+        has_states = model.state_spec is not None
+        steps = largest_steps(StepLimits.of(self._spec), config.block_size, len(specs), has_states=has_states)
         if config.enable_lora:
             steps = map(with_adapters, steps)
         null_blocks = [spec.allocate(1, self._device) for spec in specs]
-        measured = activation_bytes(model, steps, null_blocks, self._sampler, self._spec.max_logprobs)
+        states = None
+        if model.state_spec is not None:
+            states = model.state_spec.view(
+                torch.zeros(model.state_spec.block_bytes, dtype=torch.uint8, device=self._device)
+            )
+        measured = activation_bytes(model, steps, null_blocks, self._sampler, self._spec.max_logprobs, states)
         shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
         measured += len(specs) * config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
         if not self._loader.has_graphs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.kv.pool_shape import PoolShape
-from ...ipc.spec.kv.kv_groups import KVGroup, num_behind, num_held
+from ...ipc.spec.kv.kv_groups import KVGroup, num_held
 
 SPACING = 2048  # tokens between kept boundaries of a prompt if no group sees all tokens
 
@@ -24,6 +24,16 @@ class KVSizes(NamedTuple):
     @property
     def has_windows(self) -> bool:
         return any(group.window is not None for group in self.groups)
+
+    @property
+    def are_full(self) -> bool:
+        """Whether rows need all their blocks in each group."""
+        return all(group.is_full for group in self.groups)
+
+    @property
+    def state_group(self) -> int | None:
+        """The number of the group of layers with a state, if there is one."""
+        return next((number for number, group in enumerate(self.groups) if group.is_state), None)
 
     def held(self, num_tokens: int) -> list[int]:
         """Return the most blocks of each group that a request of `num_tokens` holds at a time."""
@@ -47,11 +57,12 @@ class KVSizes(NamedTuple):
     @property
     def spacing(self) -> int:
         """The number of blocks between kept boundaries of a prompt: so many that the blocks that groups with windows
-        need at one of them take at most a third of the cache."""
-        full_bytes = window_bytes = 0
+        or states need at one of them take at most a third of the cache."""
+        full_bytes = needed_bytes = 0
         for group, size in zip(self.groups, self.shape.block_bytes, strict=True):
-            if group.window is None:
+            most_needed = group.most_needed(self.block_size)
+            if most_needed is None:
                 full_bytes += size
             else:
-                window_bytes += num_behind(group.window, self.block_size) * size
-        return max(-(-2 * window_bytes // full_bytes) if full_bytes else SPACING // self.block_size, 1)
+                needed_bytes += most_needed * size
+        return max(-(-2 * needed_bytes // full_bytes) if full_bytes else SPACING // self.block_size, 1)

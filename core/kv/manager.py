@@ -23,6 +23,7 @@ from .kv_sizes import KVSizes
 from .outer_blocks import POOL, OuterBlocks
 from .slab_pool import SlabPool
 from .slabs import Memory, Slabs, WholePool
+from .state_table import StateTable
 from .tables import FullTable, WindowTable
 
 
@@ -57,6 +58,7 @@ class KVCacheManager:
         self.pool = self.pools[0]
         self.take_pending = self.memory.take_pending
         self.mark_written = self.memory.mark_written
+        self._most_needed = [group.most_needed(self.block_size) for group in self.groups]
         self.outer: OuterBlocks | None = None
         self._events: KVEvents | None = None
         self._is_caching = enable_prefix_caching
@@ -110,8 +112,9 @@ class KVCacheManager:
         """Return the blocks of the request's longest prefix with which all groups can continue."""
         pools, size = self.pools, self.block_size
         limit = self.num_readable_blocks(request)
-        needs = [group.window and group.num_needed(limit, size) for group in self.groups]
-        hit = longest_hit(limit, needs, lambda group, i: pools[group].lookup(self.key(request, i)) is not None)
+        hit = longest_hit(
+            limit, self._most_needed, lambda group, i: pools[group].lookup(self.key(request, i)) is not None
+        )
         keys, end = request.block_keys, hit.num_blocks
         blocks = [
             [pool.block_of(key) for key in keys[end - group.num_needed(end, size) : end]]
@@ -160,7 +163,7 @@ class KVCacheManager:
         assert not request.tables, "a request starts without tables"
         self.memory.advance()
         kept = self._kept_boundaries(request, computed)
-        request.tables = [self._new_table(group, kept) for group in range(len(self.groups))]
+        request.tables = [self._new_table(request, group, kept) for group in range(len(self.groups))]
         for table, blocks in zip(request.tables, computed.blocks, strict=True):
             table.take(computed.num_blocks, blocks)
         if self.outer is not None:
@@ -180,7 +183,9 @@ class KVCacheManager:
             self.num_unusable_tokens[group] += count * self.block_size
         return True
 
-    def _new_table(self, group: int, kept: Sequence[int]) -> BlockTable:
+    def _new_table(self, request: Request, group: int, kept: Sequence[int]) -> BlockTable:
+        if self.groups[group].is_state:
+            return StateTable(self.pools[group], self.block_size, kept, is_sharing=self.shares_blocks(request))
         window = self.groups[group].window
         if window is None:
             return FullTable(self.pools[group])
@@ -189,7 +194,7 @@ class KVCacheManager:
     def _kept_boundaries(self, request: Request, computed: Computed) -> Sequence[int]:
         """Return the boundaries, in blocks, at which other requests are likely to begin: the last of the prompt, that
         of the hit, the one that keys of the first group reached, and some others of the prompt."""
-        if not self.sizes.has_windows:
+        if self.sizes.are_full:
             return ()
         last = (request.num_prompt_tokens - 1) // self.block_size
         spacing = self.sizes.spacing
@@ -313,6 +318,11 @@ class KVCacheManager:
         for group, pool in zip(self.groups, self.pools, strict=True):
             tables = [request.tables[pool.group] for request in first_by_request]
             pool.check_invariants([table.held for table in tables])
+            if group.is_state:  # see StateMoves.check_invariants
+                assert all(
+                    len(request.tables[pool.group].block_ids) == request.num_blocks for request in first_by_request
+                )
+                continue
             for table, (request, first) in zip(tables, first_by_request.items(), strict=True):
                 num_left = len(table.block_ids) - len(table.held)
                 seen_from = first + 1 if group.window is None else first - group.window + 1

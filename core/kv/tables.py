@@ -1,7 +1,8 @@
 """Tables: the blocks of a running request in each KV group.
 
 Entry i of a table is the block of the tokens [i·size, (i+1)·size). All tables of a request have the same length. In a
-group with a window, entries of blocks that no layer reads any more are the null block. Knows no rows and no steps.
+group with a window, entries of blocks that no layer reads any more are the null block. See state_table.py for the group
+of layers that keep a state. Knows no rows and no steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from .block_pool import NULL_BLOCK, BlockPool
 
 class FullTable:
     """Table in a group whose layers see all tokens."""
+
+    has_appends = True
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -41,6 +44,8 @@ class FullTable:
 class WindowTable:
     """Table in a group whose layers see the last `window` tokens. Invariant: its first `num_left` entries are the null
     block, and no others are."""
+
+    has_appends = True
 
     def __init__(self, pool: BlockPool, window: int, block_size: int, kept: Sequence[int]) -> None:
         """kept: boundaries, in ascending order, at which other requests are likely to begin: blocks that are needed

@@ -79,14 +79,16 @@ class Drafting(StepFeature):
         return self.proposer.propose(self._rows, limits) if limits.any() else {}
 
     def place(self, drafts: Mapping[int, Draft], counts: Ids, budget: int) -> dict[int, list[int]]:
-        """Add drafts to rows that compute one token, as far as budget and blocks last; return those that fit, by row.
-        They preempt no request: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
+        """Add drafts to rows that compute their last known token, as far as budget and blocks last; return those that
+        fit, by row. They preempt no request: a block stays free for each row. counts: [max_num_seqs] tokens of the step
+        by row."""
         placed = dict[int, list[int]]()
         rows, limits = self._rows, self._rows.draftable()
         budget -= int(counts.sum())
         for row, (source, token_ids) in drafts.items():
             request = rows.request_by_row[row]
-            if request is None or counts[row] != 1:
+            num_left = int(rows.num_tokens[row] - rows.num_scheduled[row])
+            if request is None or counts[row] != num_left:
                 continue
             if request.begin_ids:  # masks apply to the tokens after one, and a step with drafts has none yet
                 token_ids = _before(token_ids, request.begin_ids)
@@ -94,11 +96,13 @@ class Drafting(StepFeature):
             count = min(len(token_ids), MAX_DRAFTS, int(limits[row]), budget)
             count = min(count, self._growth.room(request, num_tokens + count) - num_tokens)
             if count > 0:
-                has_room = self._growth.grow(request, num_tokens + count)
+                has_room = self._growth.grow_for_drafts(request, num_tokens + count)
                 assert has_room, "there was room"
                 placed[row] = token_ids[:count]
                 counts[row] += count
                 rows.num_drafts[row] = count
+                if rows.have_states:
+                    rows.num_withheld[row] = counts[row]
                 self._source_by_row[row] = source
                 budget -= count
         return placed

@@ -125,7 +125,12 @@ class ResultProcessor:
         is_next = is_live & (starts == num_known)
         if (is_next & (counts < 0)).any():
             raise ProtocolError(f"step {output.step}: no result for rows {rows[is_next & (counts < 0)].tolist()}")
-        state.rewind(rows[is_next & (counts == 0)])
+        is_rewound = is_next & (counts == 0)
+        if state.have_states and is_rewound.any():
+            raise ProtocolError(
+                f"step {output.step}: rows {rows[is_rewound].tolist()} have a state and brought no token"
+            )
+        state.rewind(rows[is_rewound])
         counts = np.maximum(counts, 0)
         token_ids = _decode(output.token_ids, int(counts.sum()), output.step)
         index = np.repeat(np.arange(len(rows)), counts)

@@ -57,7 +57,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.features = StepFeatures()
         self.prompt_groups = PromptGroups()
-        self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
+        has_states = kv_cache.sizes.state_group is not None
+        self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size, have_states=has_states)
         self.ledger = StepLedger()
         self._preemption = Preemption(self.rows, kv_cache)
         self.prefill_throttle = PrefillThrottle()
@@ -272,7 +273,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Free the row and the blocks of a running request; full blocks stay findable until they are reused."""
         row = request.row
-        num_sent = min(int(self.rows.num_scheduled[row]), int(self.rows.num_tokens[row]))
+        num_sent = int(self.rows.num_written(np.array([row]))[0])
         self.kv_cache.cache_blocks(request, num_sent // self.rows.block_size)
         self.rows.vacate(row)
         self.kv_cache.free(request)
@@ -340,7 +341,7 @@ class Scheduler:
     def _cache_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
         """Cache those blocks of `rows` that the scheduled steps fill with known tokens; later steps may read them."""
         state = self.rows
-        num_full = np.minimum(state.num_scheduled[rows], state.num_tokens[rows]) // state.block_size
+        num_full = state.num_written(rows) // state.block_size
         is_more = num_full > state.num_cached_blocks[rows]
         if is_more.any():
             rows, num_full = rows[is_more], num_full[is_more]
@@ -352,13 +353,19 @@ class Scheduler:
     def _commit(self, batch: Batch) -> SchedulerOutput:
         """Advance the rows by the next step of the batch, enter it in the ledger and return its message."""
         self.num_steps += 1
+        states = self._growth.states
+        if states is not None:
+            self._delta.move_states(states.group, states.enter())
         self.rows.num_scheduled += self._counts
         if not batch.num_sent:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
                 self._release_prompt_groups()
         self.ledger.add(self.num_steps, batch, self.kv_cache.take_pending(), self._delta)
-        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
+        output = self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
+        if states is not None:
+            states.release()
+        return output
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
         in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
@@ -383,6 +390,8 @@ class Scheduler:
         running = self.rows.requests()
         self.kv_cache.check_invariants({request: self.rows.first_token(request.row) for request in running})
         self.rows.check_invariants()
+        if self._growth.states is not None:
+            self._growth.states.check_invariants()
         for feature in self.features.in_order:
             feature.check_invariants([*self.waiting, *running])
         assert all(request.state is State.WAITING and not request.tables for request in self.waiting)

@@ -72,7 +72,8 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
     becomes its next known token, or returns its embedding. A row with drafts, which are guesses of the tokens after
     its last known one, computes these too, samples after each, and keeps the samples up to the first that differs from
-    its draft.
+    its draft. If the model's layers keep a state, a step with drafts does not update that of the row, and the row's
+    next step computes its tokens again.
     """
 
     rows: bytes  # int32 [n]
@@ -83,6 +84,9 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     # group with a window the id may be 0, the null block, for tokens that no later token sees
     block_frees: bytes = b""  # int32 [m, 3]: row, KV group, n: the first n entries of the table are the null block from
     # this step on, which appends a block to it. They end behind the window of the first token that may be computed next
+    state_moves: bytes = b""  # int32 [m, 4]: row, KV group, position, block id; positions of a row ascend. From this
+    # step on tokens of the row from `position` on update the state in the block; the block before keeps the state at
+    # `position`. A row behind cached tokens first gets, with position 0, the block with their state
     token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, after its sampled ones
     drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses, the last n of its `counts`
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
@@ -171,7 +175,10 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
     rows: bytes  # int32
-    counts: bytes  # int32: tokens per row, at most 1 + its drafts; 0: its next step computes its last known token again
+    counts: (
+        bytes  # int32: tokens per row, at most 1 + its drafts; 0: its next step computes its last known token again,
+    )
+    # which only rows without a state can
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on rank 0
     logprobs: RowLogprobs | None = None  # of sampled tokens

@@ -21,7 +21,7 @@ from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 from tokenloom.tests.core.fake_adapters import FakeAdapters
-from tokenloom.tests.core.fake_cache import FakeCache
+from tokenloom.tests.core.fake_cache import STATE, FakeCache
 from tokenloom.tests.core.fake_media import IMAGE, FakeEncoder, seen
 
 VOCAB_SIZE = 997
@@ -110,6 +110,7 @@ class FakeWorker:
         """pool: with `windows` the sizes of several KV groups; None: one group of `num_blocks`."""
         self.encoder, self.is_bidirectional = encoder or FakeEncoder(0, 1), is_bidirectional
         self.media_by_seed: dict[int, list[MediaSpan]] = {}  # of the prompts, which the worker is not told
+        self.has_states = STATE in windows
         self.num_blocks, self.budget = num_blocks, max_num_batched_tokens
         self.cache = FakeCache(pool or PoolShape(num_blocks, 1, (1,)), block_size, windows)
         self.arena: dict[int, tuple[object, ...]] = {}  # content of a block by slot of the arena
@@ -184,6 +185,8 @@ class FakeWorker:
         self._take_drafts(output)
         for row_id, count in work:
             self._check_media(rows[row_id], count)
+        for row_id, row in rows.items():
+            self.cache.read_states(row_id, row.num_computed, _history(row.tokens, row.num_computed - 1, row.adapter))
         for row_id, count in work:  # all writes of a step come before its reads
             self._write(row_id, count)
         told = [(id_, i, rows[id_].tokens[i], 0) for id_, count in work for i in rows[id_].prompt_positions(count)]
@@ -266,9 +269,13 @@ class FakeWorker:
         tokens = row.tokens + row.drafts
         assert row.num_computed + count <= len(tokens), "a token is computed before it is known"
         assert not row.drafts or row.num_computed + count == len(tokens), "drafts that are not all computed"
-        assert not row.drafts or row.num_computed == len(row.tokens) - 1, "drafts beside a prompt"
+        is_last = row.num_computed == len(row.tokens) - 1 or self.has_states
+        assert not row.drafts or (is_last and row.num_prompt_tokens < len(row.tokens)), "drafts beside a prompt"
         for position in range(row.num_computed, row.num_computed + count):
             self.cache.write(row_id, position, (tokens[position], _history(tokens, position, row.adapter)))
+        if not row.drafts:
+            end = row.num_computed + count
+            self.cache.write_states(row_id, row.num_computed, end, lambda i: _history(tokens, i - 1, row.adapter))
 
     def _take_masks(self) -> dict[int, list[list[int]]]:
         """The tokens that the masks of each row allow, in turn."""
@@ -286,7 +293,7 @@ class FakeWorker:
         end, tokens = row.num_computed + count, row.tokens + row.drafts
         facts = [(tokens[position], _history(tokens, position, row.adapter)) for position in range(end)]
         self.cache.check(row_id, row.num_computed, facts)
-        row.num_computed = end
+        start, row.num_computed = row.num_computed, end
         self.num_computed_tokens += count
         if end < len(row.tokens) or row.pooling is not None:
             return None
@@ -299,7 +306,7 @@ class FakeWorker:
                 if token != guess:
                     break
                 self.num_accepted += 1
-            row.num_computed = len(row.tokens) - 1
+            row.num_computed = start if self.has_states and row.drafts else len(row.tokens) - 1
             return row.tokens[num_known:]
         num_new = self.num_new_tokens()
         for _ in range(num_new):

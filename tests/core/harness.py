@@ -31,9 +31,10 @@ from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
-from tokenloom.ipc.spec.models.model_config import LayerConfig
+from tokenloom.ipc.spec.models.model_config import LayerConfig, StateConfig, StateNames
 from tokenloom.ipc.spec.models.vision_config import VisionConfig
 from tokenloom.tests.core.fake_adapters import adapter_of
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.core.features.grammar.fake_grammar_helper import FakeGrammarHelper
@@ -47,6 +48,14 @@ def make_spec(**options: object) -> EngineSpec:
     return new_spec(vocab_size=997, max_model_len=256, config=config)
 
 
+A_STATE = StateConfig(
+    kind="conv",
+    num_heads=8,
+    conv_size=3,
+    conv_parts="v",
+    projections={"in_proj": "vzu"},
+    names=StateNames(block="conv"),
+)
 TURN_S = 0.01  # that a turn takes by the tiers' clock
 
 
@@ -75,7 +84,8 @@ class Harness:
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
         images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts.
         has_prover: unknown grammars are tried first. products_per_weight: of a piece of an encoder; None: as usual.
-        windows: of the layers, each a group. pool: of the KV groups; None: one group of `num_blocks`."""
+        windows: of the layers, each a group; STATE: a layer with a state. pool: of the KV groups; None: one group of
+        `num_blocks`."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
@@ -83,10 +93,12 @@ class Harness:
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         spec = make_spec(**{"block_size": 4, **options})
         if windows != (None,):
-            layers = [LayerConfig(window=window, num_kv_heads=1 + i) for i, window in enumerate(windows)]
-            spec = msgspec.structs.replace(
-                spec, model=msgspec.structs.replace(spec.model, layers=layers, num_layers=len(layers))
-            )
+            layers = [
+                LayerConfig(mixer="state") if window == STATE else LayerConfig(window=window, num_kv_heads=1 + i)
+                for i, window in enumerate(windows)
+            ]
+            fields = {"layers": layers, "num_layers": len(layers), "state": A_STATE if STATE in windows else None}
+            spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **fields))
         if vision is not None:
             model = msgspec.structs.replace(spec.model, vision=vision)
             sizes = {"encoder_cache_tokens": encoder_cache, "max_item_embeds": max_item_embeds}
@@ -120,7 +132,8 @@ class Harness:
 
     def renew_worker(self) -> None:
         sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
-        groups = {"pool": self.pool, "windows": [group.window for group in self.spec.kv_groups]}
+        windows = [STATE if group.is_state else group.window for group in self.spec.kv_groups]
+        groups = {"pool": self.pool, "windows": windows}
         vision = self.spec.model.vision
         encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, len(vision.stages))
         is_bidirectional = vision is not None and vision.is_bidirectional

@@ -20,6 +20,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.workers.step.kv_cache import KVCacheSpec
 from tokenloom.workers.step.model_step import StepContext
+from tokenloom.workers.step.state_cache import StateSpec
 
 VOCAB_SIZE = 211
 ONE_GROUP = (None,)  # windows by KV group: one that sees all tokens
@@ -43,6 +44,7 @@ class HistoryModel:
     tokens."""
 
     weight_bytes = state_bytes = 0
+    state_spec: StateSpec | None = None
 
     def __init__(self, windows: Sequence[int | None] = ONE_GROUP) -> None:
         self._windows = windows

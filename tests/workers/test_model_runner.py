@@ -131,7 +131,7 @@ def test_cached_blocks_are_read_and_not_computed_again() -> None:
 
 
 def test_block_appends_must_be_triples() -> None:
-    with pytest.raises(ProtocolError, match="triples"):
+    with pytest.raises(ProtocolError, match="tuples of 3"):
         execute(new_runner(), message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))
 
 

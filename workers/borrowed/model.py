@@ -20,6 +20,7 @@ from ...kernels.select import Ops
 from ..machine.parallel import ParallelGroup
 from ..step.kv_cache import KVCacheSpec
 from ..step.model_step import StepContext
+from ..step.state_cache import StateSpec
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
 from .fused_attention import fuse_attention
 from .fused_layer import fuse_layers
@@ -56,6 +57,7 @@ class BorrowedModel:
         self._device = next(model.parameters()).device
         self._attention = PagedAttention(ops)
         self.rows = RecurrentRows(self._config)
+        self.state_spec: StateSpec | None = None  # states are in the rows, not in the KV cache
         self._cache = PassingCache(config=self._config)
         self._given: Any = None  # output of the decoder, for the head
         with torch.inference_mode():

@@ -23,6 +23,7 @@ from ..sampling.logits_processors import LogitsProcessors
 from ..sampling.row_processors import CustomLogitsProcessor, ids_in
 from ..sampling.sampling_columns import SamplingColumns
 from .group_tables import NO_FREES, GroupTables
+from .state_blocks import StateBlocks
 from .step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step_layout import SamplingMetadata, StepLayout
 
@@ -45,10 +46,13 @@ class InputBatch:
         max_loras: int = 0,
         rules: OutputRules | None = None,
         windows: Sequence[int | None] = (None,),
+        num_state_blocks: int = 0,
     ) -> None:
-        """`num_blocks`, `windows`: of each KV group, see GroupTables. `processors` are the operator's own; rows select
+        """`num_blocks`, `windows`: of each KV group with keys and values, see GroupTables. `num_state_blocks`: of the
+        group behind them, whose layers keep a state; 0: there is none. `processors` are the operator's own; rows select
         them by index. `max_loras`: slots for adapters. `rules`: of the model, for all rows."""
         self._tables = GroupTables(max_num_seqs, max_model_len, block_size, num_blocks, windows)
+        self._states = StateBlocks(max_num_seqs, len(windows), num_state_blocks) if num_state_blocks else None
         # The last sampled token of the longest row is stored, too, though never computed.
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._is_active = np.zeros(max_num_seqs, np.bool_)
@@ -74,7 +78,7 @@ class InputBatch:
     def highest_blocks(self) -> list[int]:
         """The highest block of each KV group that any row has ever had."""
         highest: list[int] = self._tables.highest_blocks.tolist()
-        return highest
+        return highest if self._states is None else [*highest, self._states.highest_block]
 
     @property
     def num_active(self) -> int:
@@ -160,6 +164,8 @@ class InputBatch:
         self._num_computed_tokens[row] = new_row.num_computed_tokens
         self._num_prompt_tokens[row] = new_row.num_prompt_tokens
         self._tables.clear_row(row)
+        if self._states is not None:
+            self._states.clear_row(row)
         self._sampling.put(row, new_row.sampling)
         self._num_logprobs[row] = new_row.sampling.num_logprobs
         self._logprob_ids.pop(row, None)
@@ -174,6 +180,16 @@ class InputBatch:
         self._check_active(appends[:, 0], "given blocks")
         self._check_active(frees[:, 0], "relieved of blocks")
         self._tables.change(appends, frees, self._num_computed_tokens)
+
+    def move_states(self, moves: I32, rows: I32) -> None:
+        """Let the states of rows of the next step go on in other blocks, see StateBlocks.move. moves: [m, 4] row, KV
+        group, position, block id. rows: of the step."""
+        if self._states is None:
+            if len(moves):
+                raise ProtocolError(f"the states of rows {moves[:, 0].tolist()} move, but no layer keeps a state")
+            return
+        self._check_active(moves[:, 0], "given a state")
+        self._states.move(moves, rows, self._num_computed_tokens)
 
     def layout(self, row_frame: bytes, count_frame: bytes) -> StepLayout:
         """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`, in frames of int32;
@@ -212,6 +228,9 @@ class InputBatch:
             sampled_rows, sampled_positions = layout.rows[order], num_tokens[order]
             sampled_tokens = layout.last_tokens[order]
         token_ids = self._token_ids[token_rows, positions]
+        states = None
+        if self._states is not None:
+            states = self._states.of_step(layout, computed, None if drafts is None else drafts.counts > 0)
         guesses = None
         if drafts is not None:
             drafts.check(layout.rows, is_sampled)
@@ -239,11 +258,18 @@ class InputBatch:
             token_slots=layout.token_slots,
             drafts=guesses,
             has_drafts=None if drafts is None else (drafts.counts > 0).astype(np.int32),
+            states=states,
         )
 
-    def advance(self, layout: StepLayout) -> None:
-        """Count the step's tokens as computed."""
-        self._num_computed_tokens[layout.rows] += layout.counts
+    def advance(self, layout: StepLayout, drafts: StepDrafts | None = None) -> None:
+        """Count the step's tokens as computed, except those of rows that keep a state and have drafts: a later step
+        computes them again."""
+        counts: I32 | I64 = layout.counts
+        if self._states is not None:
+            self._states.advance()
+            if drafts is not None:
+                counts = np.where(drafts.counts > 0, 0, counts)
+        self._num_computed_tokens[layout.rows] += counts
 
     def append_tokens(self, rows: I32, token_ids: I64) -> None:
         """Append the sampled token of each row, also to its processors."""
@@ -252,7 +278,8 @@ class InputBatch:
         self._processors.append(rows, token_ids)
 
     def append_kept(self, rows: I32, token_ids: I64) -> None:
-        """Append the tokens that rows keep of their draws, and count all tokens before a row's last one as computed.
+        """Append the tokens that rows keep of their draws, and count all tokens before a row's last one as computed if
+        no layer keeps a state.
 
         rows, token_ids: [s], a row once for each of its draws in succession; NO_DRAFT: not kept.
         """
@@ -263,7 +290,8 @@ class InputBatch:
             start = int(self._num_tokens[row])
             self._token_ids[row, start : start + len(kept)] = kept
             self._num_tokens[row] = start + len(kept)
-            self._num_computed_tokens[row] = start + len(kept) - 1
+            if self._states is None:
+                self._num_computed_tokens[row] = start + len(kept) - 1
             self._processors.follow(row, kept.tolist(), start + len(kept) - int(self._num_prompt_tokens[row]))
 
     def expect_tokens(self, rows: I32) -> ExpectedTokens:

@@ -20,6 +20,7 @@ from ...ipc.kv.pool_shape import PoolShape
 from ...ipc.spec.kv.kv_groups import KVGroup
 from ...ipc.spec.models.model_config import ModelConfig
 from ...kernels.byte_cache import vector_width
+from .state_cache import StateSpec
 
 
 class CachePlace(NamedTuple):
@@ -86,16 +87,25 @@ class KVCacheSpec:
 
 
 class KVPool:
-    """Owner of the memory. `buffer`: [num_bytes] uint8, zeros at first. `caches`: the view of each group, as in
-    KVCacheSpec.shape."""
+    """Owner of the memory. `buffer`: [num_bytes] uint8, zeros at first. `caches`: the view of each group with keys and
+    values, as in KVCacheSpec.shape; `states`: that of the group behind them, if layers keep a state."""
 
-    def __init__(self, specs: Sequence[KVCacheSpec], pool: PoolShape, device: torch.device) -> None:
+    def __init__(
+        self, specs: Sequence[KVCacheSpec], pool: PoolShape, device: torch.device, states: StateSpec | None = None
+    ) -> None:
         """Allocate the pool. ProtocolError if it is for groups with blocks of other sizes."""
-        self.block_bytes = tuple(spec.block_bytes for spec in specs)
+        self.block_bytes = block_bytes_of(specs, states)
         if pool.block_bytes != self.block_bytes:
             raise ProtocolError(f"a pool for blocks of {pool.block_bytes} bytes is given {self.block_bytes}")
         self.buffer = _allocate(pool.num_bytes, device)
         self.caches = [spec.view(self.buffer) for spec in specs]
+        self.states = None if states is None else states.view(self.buffer)
+
+
+def block_bytes_of(specs: Sequence[KVCacheSpec], states: StateSpec | None) -> tuple[int, ...]:
+    """Return the bytes of a block of each KV group."""
+    of_states = () if states is None else (states.block_bytes,)
+    return (*(spec.block_bytes for spec in specs), *of_states)
 
 
 def _allocate(num_bytes: int, device: torch.device) -> Tensor:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata, BatchColumns, CacheGroup, CrossStep, StepMedia
+from ...kernels.contract import AttentionMetadata, BatchColumns, CacheGroup, CrossStep, StateMetadata, StepMedia
 from ..machine.arrays import I32, I64
 from .kv_cache import KVCacheSpec
-from .state_cache import StateGroup
+from .state_cache import StateGroup, StateSpec, StateViews
 from .step_inputs import StepInputs
 
 
@@ -21,7 +21,9 @@ from .step_inputs import StepInputs
 class StepContext:
     """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
 
-    groups: Sequence[CacheGroup]  # by KV group; the layers write the step's keys and values to their group's cache
+    groups: Sequence[
+        CacheGroup
+    ]  # by KV group with keys and values; the layers write the step's keys and values to their group's cache
     states: StateGroup | None = None  # of the group that keeps states; None: no layer keeps one in the pool
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
@@ -42,6 +44,7 @@ class Model(Protocol):
     """Interface of a model on one rank. DecoderModel documents the shapes."""
 
     weight_bytes: int
+    state_spec: StateSpec | None  # of the group of layers that keep a state in the KV cache; None: there are none
 
     @property
     def state_bytes(self) -> int:
@@ -49,7 +52,7 @@ class Model(Protocol):
         ...
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
-        """Return the spec of each KV group: of layers that share block tables."""
+        """Return the spec of each KV group with keys and values: of layers that share block tables."""
         ...
 
     def forward_logits(
@@ -64,11 +67,17 @@ class Model(Protocol):
 
 
 def compute(
-    model: Model, inputs: StepInputs, kv_caches: Sequence[Tensor], *, keeps_state: bool = True
+    model: Model,
+    inputs: StepInputs,
+    kv_caches: Sequence[Tensor],
+    states: StateViews | None = None,
+    *,
+    keeps_state: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
-    sample: [s, vocab] on rank 0, [0, vocab] on the others. kv_caches: of each KV group. keeps_state: whether the rows
-    continue in a later step. Tokens of clips have no hidden states."""
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. kv_caches: of each KV group with keys and values; states: of
+    layers that keep one. keeps_state: whether the rows continue in a later step. Tokens of clips have no hidden
+    states."""
     inputs = decoder_of(inputs)
     arrays = (inputs.token_ids, inputs.sampled_tokens, *step_arrays(inputs))
     tensors = [torch.from_numpy(array) for array in arrays]
@@ -81,7 +90,12 @@ def compute(
     rows = inputs.rows if keeps_state else None
     media, cross = media_of(inputs), cross_of(inputs)
     context = StepContext(
-        cache_groups(inputs, kv_caches, rest), rows=rows, token_slots=token_slots, media=media, cross=cross
+        cache_groups(inputs, kv_caches, rest),
+        states=state_group(inputs, states, rest),
+        rows=rows,
+        token_slots=token_slots,
+        media=media,
+        cross=cross,
     )
     return model.forward_logits(token_ids, logits_indices, context)
 
@@ -107,11 +121,18 @@ def cross_of(inputs: StepInputs) -> CrossStep | None:
 
 
 def step_arrays(inputs: StepInputs) -> list[npt.NDArray[Any]]:
-    """Return the arrays whose copies on the device `cache_groups` takes."""
+    """Return the arrays whose copies on the device `cache_groups` and `state_group` take."""
     arrays: list[npt.NDArray[Any]] = [positions_of(inputs), inputs.query_starts, inputs.seq_lens]
     for group in inputs.groups:
         arrays += (group.slots, group.block_tables)
-    return arrays
+    return arrays if inputs.states is None else [*arrays, *inputs.states]
+
+
+def state_group(inputs: StepInputs, states: StateViews | None, arrays: Sequence[Tensor]) -> StateGroup | None:
+    """Return the states with the step's metadata. arrays: copies, on the device, of `step_arrays`."""
+    if states is None or inputs.states is None:
+        return None
+    return StateGroup(states, StateMetadata(*arrays[-len(inputs.states) :]))
 
 
 def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequence[Tensor]) -> list[CacheGroup]:

@@ -15,7 +15,8 @@ from ..sampling.logprobs import score_tokens
 from ..sampling.sampler import Sampler
 from ..sampling.sampling_columns import SamplingColumns
 from .model_step import Model, compute
-from .step_inputs import GroupInputs, StepInputs
+from .state_cache import StateViews
+from .step_inputs import GroupInputs, StateInputs, StepInputs
 
 
 class StepLimits(NamedTuple):
@@ -30,8 +31,12 @@ class StepLimits(NamedTuple):
         return cls(spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
 
 
-def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int, num_groups: int = 1) -> StepInputs:
-    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample."""
+def dummy_step(
+    counts: Sequence[int], seq_lens: Sequence[int], block_size: int, num_groups: int = 1, *, has_states: bool = False
+) -> StepInputs:
+    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample.
+    num_groups: KV groups with keys and values. has_states: layers keep a state."""
+    no_blocks = np.full(len(counts), -1, np.int32)
     num_tokens = sum(counts)
     query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
@@ -48,16 +53,19 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int, 
         sampled_rows=rows,
         sampled_positions=np.array(seq_lens, np.int64),
         sampled_tokens=query_starts[1:].astype(np.int64) - 1,
+        states=StateInputs(query_starts, no_blocks, no_blocks) if has_states else None,
     )
 
 
-def largest_steps(limits: StepLimits, block_size: int, num_groups: int = 1) -> Iterator[StepInputs]:
+def largest_steps(
+    limits: StepLimits, block_size: int, num_groups: int = 1, *, has_states: bool = False
+) -> Iterator[StepInputs]:
     """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
     count = min(limits.max_num_tokens, limits.max_model_len)
-    yield dummy_step([count], [limits.max_model_len], block_size, num_groups)
+    yield dummy_step([count], [limits.max_model_len], block_size, num_groups, has_states=has_states)
     num_rows = min(limits.max_num_seqs, limits.max_num_tokens)
     count = min(limits.max_num_tokens // num_rows, limits.max_model_len)
-    yield dummy_step([count] * num_rows, [count] * num_rows, block_size, num_groups)
+    yield dummy_step([count] * num_rows, [count] * num_rows, block_size, num_groups, has_states=has_states)
 
 
 def with_adapters(inputs: StepInputs) -> StepInputs:
@@ -73,13 +81,14 @@ def run_dummy(
     sampler: Sampler | None,
     sampling: RowSampling | None = None,
     num_logprobs: int | None = None,
+    states: StateViews | None = None,
 ) -> None:
     """Run the step `inputs`, sample, and drop the tokens. `sampler`: None on a rank that does not sample.
 
     num_logprobs: copy the logits, as for processors, and score this number of most likely tokens beside each sampled
     one; None: do neither.
     """
-    _, logits = compute(model, inputs, kv_caches, keeps_state=False)
+    _, logits = compute(model, inputs, kv_caches, states, keeps_state=False)
     if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
@@ -91,7 +100,12 @@ def run_dummy(
 
 
 def activation_bytes(
-    model: Model, steps: Iterator[StepInputs], kv_caches: Sequence[Tensor], sampler: Sampler | None, max_logprobs: int
+    model: Model,
+    steps: Iterator[StepInputs],
+    kv_caches: Sequence[Tensor],
+    sampler: Sampler | None,
+    max_logprobs: int,
+    states: StateViews | None = None,
 ) -> int:
     """Run `steps` with top_p and `max_logprobs`; return their peak CUDA memory above the current allocation."""
     sampling = RowSampling(top_p=0.9)
@@ -99,5 +113,5 @@ def activation_bytes(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     for inputs in steps:
-        run_dummy(model, inputs, kv_caches, sampler, sampling, max_logprobs)
+        run_dummy(model, inputs, kv_caches, sampler, sampling, max_logprobs, states)
     return torch.cuda.max_memory_allocated(device) - before

@@ -18,6 +18,14 @@ class GroupInputs(NamedTuple):
     num_freed: I64 | None = None  # [n] freed blocks, with which each table begins; None: the group frees none
 
 
+class StateInputs(NamedTuple):
+    """The step's tokens in segments, and the blocks of states that each reads and writes; see StateMetadata."""
+
+    segment_starts: I32  # [G + 1]
+    reads: I32  # [G]; -1: zeros
+    writes: I32  # [G]; -1: do not write
+
+
 class StepInputs(NamedTuple):
     """The arrays of one step: n rows in compute order (rows with one token first), T tokens."""
 
@@ -26,7 +34,7 @@ class StepInputs(NamedTuple):
     positions: I64  # [T] index of each token in its row
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
     seq_lens: I32  # [n] context of each row, this step's tokens included
-    groups: Sequence[GroupInputs]  # by KV group
+    groups: Sequence[GroupInputs]  # by KV group with keys and values
     num_decode_rows: int  # rows with exactly one token
     sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message; with n drafts
     # a row is here 1 + n times in succession
@@ -36,6 +44,7 @@ class StepInputs(NamedTuple):
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
     drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
     has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any
+    states: StateInputs | None = None  # None: no layer keeps a state
     decoder: StepInputs | None = None  # the part that passes through the layers, if rows begin with clips; None: all
 
 

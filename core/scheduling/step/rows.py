@@ -30,11 +30,15 @@ class Rows:
     and when what steps in flight sample for it is void; `version` changes when a request gets or leaves a row, when a
     row gets more or less than one token in a step, and when it begins or ends to need masks."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, *, have_states: bool = False) -> None:
+        """have_states: rows have a state, which a step with drafts does not update."""
+
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
             return np.zeros(max_num_seqs, dtype)
 
         self.block_size = block_size
+        self.have_states = have_states
+        self._most_left = MAX_DRAFTS if have_states else 1  # tokens before a row's drafts in a step
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # takes memory only as rows fill
         self.flat_tokens = self.tokens.reshape(-1)
         self._first_place = np.arange(max_num_seqs) * max_model_len  # index in flat_tokens of each row's first token
@@ -47,6 +51,7 @@ class Rows:
         self.num_scheduled = column()
         self.num_rewound = column()  # number of calls of `rewind` for the row, over all its requests
         self.num_drafts = column()  # drafts in flight
+        self.num_withheld = column()  # tokens in flight that do not update the row's state: it computes them again
         self.num_cached_blocks = column()  # blocks of the row that other requests can find by their keys
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # prompt logprobs due
@@ -103,7 +108,7 @@ class Rows:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_scheduled[row] = num_computed_tokens
-        self.num_drafts[row] = 0
+        self.num_drafts[row] = self.num_withheld[row] = 0
         self.num_cached_blocks[row] = request.num_cached_blocks
         self.token_limit[row] = request.token_limit
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
@@ -144,8 +149,14 @@ class Rows:
 
     def first_token(self, row: int) -> int:
         """Return the first token of a row that may be computed in a step that is not sent yet: the next one, or its
-        last known token if it is rewound, or if its drafts in flight are wrong."""
-        return min(int(self.num_scheduled[row]), int(self.num_tokens[row]) - 1)
+        last known token if it is rewound, or if its drafts in flight are wrong; with a state, the first of those in
+        flight with drafts."""
+        return min(int(self.num_scheduled[row] - self.num_withheld[row]), int(self.num_tokens[row]) - 1)
+
+    def num_written(self, rows: npt.NDArray[np.integer]) -> Ids:
+        """Return how many known tokens of `rows` [n] the sent steps compute for good: [n]."""
+        count: Ids = np.minimum(self.num_scheduled[rows] - self.num_withheld[rows], self.num_tokens[rows])
+        return count
 
     def schedulable(self) -> npt.NDArray[np.int32]:
         """Return how many tokens each row could compute in the next step: [max_num_seqs]; 0 for free rows and rows with
@@ -157,9 +168,11 @@ class Rows:
 
     def draftable(self) -> npt.NDArray[np.int32]:
         """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless the row's last token is a
-        known output and the only token left to compute. The limit leaves room for the token sampled after the
+        known output and the only token left to compute. A row with a state, which computes the tokens of a step with
+        drafts again, may have up to MAX_DRAFTS tokens left. The limit leaves room for the token sampled after the
         drafts."""
-        is_ready = self.is_active & (self.num_scheduled == self.num_tokens - 1) & ~self.is_pooled
+        num_left = self.num_tokens - self.num_scheduled
+        is_ready = self.is_active & (num_left >= 1) & (num_left <= self._most_left) & ~self.is_pooled
         is_ready &= self.num_tokens > self.num_prompt_tokens
         count: Ids = np.where(is_ready, self.token_limit - 1 - self.num_tokens, 0)
         return count
@@ -182,9 +195,11 @@ class Rows:
 
     def settle_drafts(self, rows: npt.NDArray[np.integer], num_tokens: Ids) -> None:
         """Record that the drafts in flight of `rows` [n] were verified and gave `num_tokens` [n] tokens: the accepted
-        drafts, and a sampled token that is still to be computed. 0 tokens count as 1; call `rewind` for such rows."""
-        self.num_scheduled[rows] -= self.num_drafts[rows] + 1 - np.maximum(num_tokens, 1)
-        self.num_drafts[rows] = 0
+        drafts, and a sampled token that is still to be computed. 0 tokens count as 1; call `rewind` for such rows. Rows
+        with a state compute all tokens of the step again."""
+        num_taken_back = self.num_drafts[rows] + 1 - np.maximum(num_tokens, 1)
+        self.num_scheduled[rows] -= np.where(self.num_withheld[rows] > 0, self.num_withheld[rows], num_taken_back)
+        self.num_drafts[rows] = self.num_withheld[rows] = 0
 
     def is_stop(self, row: int, position: int, token_id: int) -> bool:
         """Return whether `token_id`, the token at `position`, is one of the row's stop ids and min_tokens is
@@ -203,7 +218,8 @@ class Rows:
             assert request.state is State.RUNNING and self.is_active[row]
             num_sent = self.num_scheduled[row]
             num_spare = request.num_blocks - -(-num_sent // size)
-            assert 0 <= num_spare <= 2 - (-MAX_DRAFTS // size), "blocks of drafts and rewound tokens"
+            most_drafts = MAX_DRAFTS if self._most_left == 1 else 2 * MAX_DRAFTS + 1  # with known tokens before them
+            assert 0 <= num_spare <= 2 - (-most_drafts // size), "blocks of drafts and rewound tokens"
             assert self.num_drafts[row] in (0, num_sent - self.num_tokens[row]), "drafts follow the last known token"
             assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"
             assert num_sent < self.token_limit[row], "the last token is never computed"

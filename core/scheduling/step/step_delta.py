@@ -6,7 +6,7 @@ If a row is freed, its unsent changes are dropped. Knows no step and no pool.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -16,6 +16,7 @@ from ....ipc.codec import encode_ids
 from ....ipc.messages.adapter import FillSlot
 from ....ipc.messages.media import Encode
 from ....ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
+from ...kv.state_table import Moves
 from ...request import Request
 from .batch import Batch
 from .step_copies import StepCopies
@@ -33,6 +34,7 @@ class StepDelta:
         self._request_by_new_row: dict[int, Request] = {}  # their whole tables are sent
         self._block_appends: list[int] = []  # flat triples: row, group, block
         self._num_left: dict[tuple[int, int], int] = {}  # by row and group: entries that are the null block from now on
+        self._state_moves: list[int] = []  # as in SchedulerOutput
         self._tokens_by_row: dict[int, list[int]] = {}
         self.fills: list[FillSlot] = []
         self.encodes: list[Encode] = []
@@ -59,10 +61,16 @@ class StepDelta:
         if row in self._request_by_new_row:
             return
         for group, table in enumerate(request.tables):
-            for block in table.block_ids[-num_new:]:
+            for block in table.block_ids[-num_new:] if table.has_appends else ():
                 self._block_appends += (row, group, block)
             if table.num_left:
                 self._num_left[row, group] = table.num_left
+
+    def move_states(self, group: int, moves_by_row: Iterable[tuple[int, Moves]]) -> None:
+        """Add that the states of rows go on in other blocks of a group, all of them for the step that is made."""
+        for row, moves in moves_by_row:
+            for position, block in moves:
+                self._state_moves += (row, group, position, block)
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         """Add one or more tokens of a row, which follow the token that the step in flight samples."""
@@ -111,7 +119,8 @@ class StepDelta:
             self.copies = None
         if self._request_by_new_row:
             self._append_whole_tables()
-        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
+        has_rows = bool(self._freed_rows or self._new_rows or self._block_appends or self._state_moves)
+        if has_rows or self._tokens_by_row or self.fills:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
                 output,
@@ -121,6 +130,7 @@ class StepDelta:
                 block_frees=encode_ids(chain.from_iterable((*place, n) for place, n in self._num_left.items()))
                 if self._num_left
                 else b"",
+                state_moves=encode_ids(self._state_moves) if self._state_moves else b"",
                 token_appends=encode_ids(chain.from_iterable(appends)),
                 fills=self.fills,
             )
@@ -130,7 +140,7 @@ class StepDelta:
     def _append_whole_tables(self) -> None:
         for row, request in self._request_by_new_row.items():
             for group, table in enumerate(request.tables):
-                for block in table.block_ids:
+                for block in table.block_ids if table.has_appends else ():
                     self._block_appends += (row, group, block)
 
 

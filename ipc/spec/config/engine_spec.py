@@ -161,8 +161,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses_tiers(self) -> bool:
-        """Whether KV blocks are also kept outside the pool: an option asks for it, and requests share prefixes."""
-        return self.config.has_tiers and self.shares_prefixes
+        """Whether KV blocks are also kept outside the pool: an option asks for it, requests share prefixes, and layers
+        keep no state."""
+        return self.config.has_tiers and self.shares_prefixes and self.model.state is None
 
     @property
     def numbers(self) -> str:

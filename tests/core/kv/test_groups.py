@@ -17,6 +17,7 @@ from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
 from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
 from tokenloom.tests.core.adversary import Adversary
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 from tokenloom.tests.core.random_operations import MAX_REQUESTS, RandomOperations
 from tokenloom.tests.support.today import seeds
@@ -39,6 +40,11 @@ SETS = {
     "window": Groups((9,), 1, (1,)),
     "Gemma 4": Groups((None, 12), 32, (7, 16)),
     "gpt-oss": Groups((None, 8), 4, (4, 4)),
+    "Qwen3.5": Groups((None, STATE), 64, (2, 64)),
+    "LFM2": Groups((None, STATE), 35, (5, 3)),
+    "windows and states": Groups((None, 10, STATE), 60, (3, 7, 20)),
+    "window and states": Groups((9, STATE), 14, (4, 7)),
+    "states": Groups((STATE,), 1, (1,)),
 }
 
 
@@ -66,7 +72,8 @@ class Oracle(StepFeature):
 
         def suits(end: int) -> bool:
             firsts = [
-                0 if each.window is None else max(end - -(-(each.window - 1) // size), 0) for each in kv_cache.groups
+                max(end - (1 if each.is_state else -(-((each.window or 1 << 30) - 1) // size)), 0)
+                for each in kv_cache.groups
             ]
             return all(all(there[first:end]) for there, first in zip(has, firsts, strict=True))
 
@@ -84,7 +91,7 @@ class GroupOperations(RandomOperations):
         groups, rng = SETS[name], random.Random(seed)
         sizes = random_sizes(rng)
         block_size, step_tokens = sizes["block_size"], sizes["max_num_batched_tokens"] + 2 * (1 + MAX_DRAFTS)
-        each = [KVGroup(window, (), 1, 8) for window in groups.windows]
+        each = [KVGroup(window or None, (), 1, 8, is_state=window == STATE) for window in groups.windows]
         empty = PoolShape(0, groups.slab_bytes, groups.block_bytes)
         least = empty.num_slabs_for(num_held(each, 80, step_tokens, block_size))
         pool = PoolShape(least + rng.choice([0, 1, 4, 30]), groups.slab_bytes, groups.block_bytes)
@@ -112,7 +119,8 @@ def operations_of(name: str, seed: int, record: Path) -> GroupOperations:
     if seed % 3 == 1:
         options["proposer"] = Adversary(rng, accuracy=rng.choice([0.0, 0.8, 1.0]))
     elif seed % 3 == 2:
-        options["num_new_tokens"] = lambda: rng.choice([0, 1, 1, 1, 2, 3])
+        fewest = STATE in SETS[name].windows  # a state cannot be taken back
+        options["num_new_tokens"] = lambda: max(rng.choice([0, 1, 1, 1, 2, 3]), fewest)
     return GroupOperations(name, seed, record, **options)
 
 
