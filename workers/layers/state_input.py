@@ -6,14 +6,15 @@ several ranks may hold the same one. StateConfig names the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import ConvActivation, GateOrder, StateMetadata
+from ...kernels.contract import ConvActivation, GateOrder, PackedLinear, StateMetadata
 from ..machine.parallel import ParallelGroup
 from ..step.state_cache import StateShape
 from ..weights.loader import LayerLoader, Projection
@@ -42,6 +43,14 @@ class StateHeads:
         return cls(values, read, [head // num_sharing - read.start for head in values])  # a copy for each head
 
 
+class _Product(NamedTuple):
+    """A matrix that gives some parts of a token. `scales`: [outputs], factors of these; None: ones."""
+
+    parts: str
+    linear: PackedLinear
+    scales: Tensor | None
+
+
 class StateInput:
     """Projections of a mixer's input x [T, hidden_size], and the convolution of its parts `state.conv_parts`."""
 
@@ -51,32 +60,30 @@ class StateInput:
         self.heads = StateHeads.of(state, loader.group)
         block = f"{prefix}{state.names.block}."
         tensor_by_part = {part: (name, parts) for name, parts in state.projections.items() for part in parts}
-        self._parts = state.conv_parts + "".join(part for part in tensor_by_part if part not in state.conv_parts)
-        projections = []
-        for part in self._parts:
-            name, parts = tensor_by_part[part]
-            num_outputs = sum(map(state.part_size, parts))
-            projections.append(Projection(f"{block}{name}", num_outputs, self._outputs_of(part, parts)))
-        self._linear = loader.column_parallel(
-            hidden_size, projections, state.has_projection_bias, row_order=self._row_order(self._parts)
-        )
-        self._scales: Tensor | None = None
-        if state.part_scales:
-            factors = [torch.full((self._size(part),), state.part_scales.get(part, 1.0)) for part in self._parts]
-            self._scales = torch.cat(factors).to(loader.checkpoint.dtype).to(loader.checkpoint.device)
+        # Quantized checkpoints have floats in tensors of a and b alone, which would make floats of all in one product.
+        apart = "".join(parts for parts in state.projections.values() if set(parts) <= {"a", "b"})
+        others = "".join(part for part in tensor_by_part if part not in state.conv_parts + apart)
+        self._products = [
+            self._load_product(loader, block, each, tensor_by_part, hidden_size)
+            for each in (state.conv_parts + others, apart)
+            if each
+        ]
         self._load_convolution(loader, f"{block}{state.names.conv}")
         self.shape = StateShape(
             len(self.heads.values), state.key_dim, state.value_dim, state.conv_size - 1, self._num_channels
         )
 
     def project(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the parts [T, n] of each token by letter, views of one tensor."""
-        outputs = self._ops.linear(scaled(x, self._state.input_scale), self._linear)
-        if self._scales is not None:
-            outputs = outputs * self._scales
-        sizes = [self._size(part) for part in self._parts]
-        parts = dict(zip(self._parts, torch.split(outputs, sizes, dim=1), strict=True))
-        return {**parts, self._state.conv_parts: outputs[:, : self._num_channels]}
+        """Return the parts [T, n] of each token by letter, and `conv_parts` together; views of one tensor or two."""
+        x = scaled(x, self._state.input_scale)
+        found: dict[str, Tensor] = {}
+        for parts, linear, scales in self._products:
+            outputs = self._ops.linear(x, linear)
+            outputs = outputs if scales is None else outputs * scales
+            sizes = [self._size(part) for part in parts]
+            found |= zip(parts, torch.split(outputs, sizes, dim=1), strict=True)
+            found.setdefault(self._state.conv_parts, outputs[:, : self._num_channels])  # of the first product
+        return found
 
     def convolve(self, x: Tensor, states: Tensor, metadata: StateMetadata) -> dict[str, Tensor]:
         """Convolve `conv_parts` of the tokens, x [T, channels]; return these parts by letter, views of one tensor.
@@ -85,6 +92,28 @@ class StateInput:
         mixed = self._ops.causal_conv(x, self._weight, self._bias, activation, states, metadata)
         sizes = [self._size(part) for part in self._state.conv_parts]
         return dict(zip(self._state.conv_parts, torch.split(mixed, sizes, dim=1), strict=True))
+
+    def _load_product(
+        self,
+        loader: LayerLoader,
+        block: str,
+        parts: str,
+        tensor_by_part: Mapping[str, tuple[str, str]],
+        hidden_size: int,
+    ) -> _Product:
+        """Load the projections that give `parts`. tensor_by_part: name and parts of the tensor with each part."""
+        state, projections = self._state, []
+        for part in parts:
+            name, parts_of_tensor = tensor_by_part[part]
+            num_outputs = sum(map(state.part_size, parts_of_tensor))
+            projections.append(Projection(f"{block}{name}", num_outputs, self._outputs_of(part, parts_of_tensor)))
+        linear = loader.column_parallel(
+            hidden_size, projections, state.has_projection_bias, row_order=self._row_order(parts)
+        )
+        if not state.part_scales:
+            return _Product(parts, linear, None)
+        factors = [torch.full((self._size(part),), state.part_scales.get(part, 1.0)) for part in parts]
+        return _Product(parts, linear, torch.cat(factors).to(loader.checkpoint.device, loader.checkpoint.dtype))
 
     def _load_convolution(self, loader: LayerLoader, name: str) -> None:
         """Load the weights [channels, taps] and biases of this rank's channels."""
