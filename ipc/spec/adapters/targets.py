@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ..models.model_config import ExpertsConfig, ModelConfig
+from ..models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 
 TargetKind = Literal["linear", "embedding", "head", "experts_up", "experts_down"]
 
@@ -94,24 +94,33 @@ def _targets(model: ModelConfig) -> Iterator[AdapterTarget]:
             for name, num_inputs, num_outputs in _matrices_beside_experts(own, own.experts):
                 module = f"{block}{name}"
                 yield AdapterTarget(module=module, layer=layer, num_inputs=num_inputs, num_outputs=num_outputs)
-            yield from _expert_targets(own, own.experts, layer, f"{block}experts.")
+            if names.expert_list:  # stacks under other names have no targets
+                yield from _expert_targets(own, own.experts, layer, f"{block}{names.expert_list}.")
 
 
 def _dense_matrices(model: ModelConfig, layer: int) -> Iterator[tuple[str, int, int]]:
-    """Yield name, inputs and outputs of the matrices of attention and of the dense MLP, if the layer has one."""
-    names, own, hidden = model.names, model.layers[layer], model.hidden_size
+    """Yield name, inputs and outputs of the matrices of attention and of the dense MLP, if the layer has these."""
+    own = model.layers[layer]
+    if own.has_attention:
+        yield from _attention_matrices(model, own)
+    has_named_shared = model.experts is not None and model.experts.shared_size and not model.names.shared_expert
+    has_dense = model.experts is None or not own.has_experts or model.experts.is_beside_mlp or has_named_shared
+    if own.has_mlp and has_dense:
+        yield from _mlp_matrices(model)
+
+
+def _attention_matrices(model: ModelConfig, own: LayerConfig) -> Iterator[tuple[str, int, int]]:
+    names, hidden = model.names, model.hidden_size
     num_queries, num_keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if names.qkv:
         yield names.qkv, hidden, num_queries + 2 * num_keys
     else:
-        yield names.query, hidden, num_queries
+        yield names.query, hidden, num_queries * (1 + model.has_output_gate)
         if own.kv_layer is None:
             yield names.key, hidden, num_keys
             if not own.are_values_keys:
                 yield names.value, hidden, num_keys
     yield names.output, num_queries, hidden
-    if model.experts is None or not own.has_experts or model.experts.is_beside_mlp:
-        yield from _mlp_matrices(model)
 
 
 def _mlp_matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
@@ -128,7 +137,7 @@ def _mlp_matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
 def _matrices_beside_experts(model: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str, int, int]]:
     names, hidden, size = model.names, model.hidden_size, experts.shared_size
     yield names.router, hidden, experts.num_experts
-    if size:
+    if size and names.shared_expert:
         gate, up, down = names.expert_matrices
         yield f"{names.shared_expert}.{gate}", hidden, size
         yield f"{names.shared_expert}.{up}", hidden, size
