@@ -77,7 +77,7 @@ def test_random_operations_agree_with_the_model(seed: int, sizes: tuple[int, ...
 
 
 def emptied(index: DiskIndex) -> list[Victim]:
-    """Remove what exceeds the limits, and what one more object needs; return it in its order."""
+    """Remove all that exceeds the limits or that one more object needs; return it in its order."""
     gone = []
     while (victim := index.excess()) is not None or isinstance(victim := index.reserve(0, SIZE), Victim):
         gone.append(victim)

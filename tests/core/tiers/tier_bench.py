@@ -38,13 +38,14 @@ MessageT = TypeVar("MessageT")
 
 
 class TierBench:
-    """Starts a tier process with a disk below `folder` and an arena of `num_slots`, and talks to it."""
+    """Starts a tier process with a disk below `folder` and an arena of `num_slots`, or of another shape, and talks to
+    it."""
 
-    def __init__(self, folder: Path, num_slots: int = 64, **options: object) -> None:
+    def __init__(self, folder: Path, num_slots: int = 64, shape: ArenaShape | None = None, **options: object) -> None:
         self.folder, self.root = folder, folder / "disk"
         config = EngineConfig(**{"kv_disk": str(self.root), "load_format": "dummy", **options})  # type: ignore[arg-type]
         self.spec = in_folder(new_spec(config=config), folder)
-        self.shape = ArenaShape(num_slots, (1,), (SLOT_BYTES,))
+        self.shape = shape or ArenaShape(num_slots, (1,), (SLOT_BYTES,))
         self.arena_fd = new_arena()
         Arena.resize(self.arena_fd, self.shape)
         self.arena = Arena(self.arena_fd, self.shape)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tokenloom.core.tiers.network.peer_server import PeerServer
-from tokenloom.core.tiers.source import Item, Source
+from tokenloom.core.tiers.source import Item, Namespace, Source
 from tokenloom.tests.core.tiers.slots import NAMESPACE, filled
 
 
@@ -36,9 +36,16 @@ class Host:
     def slot(self, number: int) -> memoryview:
         return self.items[number - 1].slot
 
-    def serve(self, address: str, secret: bytes = b"", disk: Source | None = None, **limits: int) -> PeerServer:
+    def serve(
+        self,
+        address: str,
+        secret: bytes = b"",
+        disk: Source | None = None,
+        namespace: Namespace = NAMESPACE,
+        **limits: int,
+    ) -> PeerServer:
         server = PeerServer(address, secret, self, self.slot, disk, **limits)
-        server.open(NAMESPACE._replace(secret=secret))
+        server.open(namespace._replace(secret=secret))
         return server
 
 

@@ -19,8 +19,11 @@ from tokenloom.core.tiers.network import peer_server
 from tokenloom.core.tiers.network.breaker import Breaker
 from tokenloom.core.tiers.network.peer import PeerSource
 from tokenloom.core.tiers.network.peer_server import LOAD, PeerServer, peer_keys
+from tokenloom.core.tiers.network.sealed_format import MAC_BYTES
+from tokenloom.core.tiers.object_format import HEADER_BYTES
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.process.arena import PAGE
 from tokenloom.tests.core.tiers.network.peer_host import Host
 from tokenloom.tests.core.tiers.slots import (
     DEADLINE_S,
@@ -44,17 +47,22 @@ PERIOD_S = 5.0  # for which a peer that failed is not asked
 
 
 class DiskOf(SetSource):
-    """A disk source with these blocks."""
+    """A disk source with these blocks, all of one length."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
+    def __init__(self, numbers: Sequence[int], num_bytes: int = SLOT_BYTES) -> None:
         super().__init__("disk")
         self.keys = set(map(key_of, numbers))
+        self._num_bytes = num_bytes
+
+    def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
+        return super().find(keys, num_bytes, deadline) if num_bytes == self._num_bytes else 0
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         for index, item in enumerate(items):
-            if item.key in self.keys:
-                item.slot[:] = content_of(item.key)
-            on_loaded(index, item.key in self.keys)
+            is_good = item.key in self.keys and len(item.slot) == self._num_bytes
+            if is_good:
+                item.slot[:] = content_of(item.key, self._num_bytes)
+            on_loaded(index, is_good)
 
 
 class Net:
@@ -188,6 +196,71 @@ def test_an_engine_of_another_namespace_gets_nothing(net: Net) -> None:
     assert find(source, range(4)) == 4
     server.open(other)
     assert load(source, range(4)) == [False] * 4
+
+
+LARGE_BYTES = 3 * PAGE + 7
+OF_GROUPS = NAMESPACE._replace(slot_bytes=(SLOT_BYTES, LARGE_BYTES))
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_blocks_of_two_lengths_come_from_host_and_disk(net: Net, secret: bytes) -> None:
+    host = Host([*filled(range(4)), *filled(range(20, 24), num_bytes=LARGE_BYTES)])
+    disk = DiskOf(range(22, 27), LARGE_BYTES)
+    server = net.serve(host, "tcp://127.0.0.1:0", secret, disk=disk, namespace=OF_GROUPS, load_bytes=2 * LARGE_BYTES)
+    namespace = OF_GROUPS._replace(secret=secret)
+    source = net.source(server.address, namespace=namespace, load_bytes=2 * LARGE_BYTES)
+    net.now += 100 * PERIOD_S
+    wait_until(lambda: net.find_later(source, range(6)) == 4)
+    assert find(source, range(20, 30), num_bytes=LARGE_BYTES) == 7
+    items = [*empty([0, 1]), *empty(range(20, 27), LARGE_BYTES), *empty([2, 3])]
+    results: dict[int, bool] = {}
+    source.load(items, time.monotonic() + DEADLINE_S, results.__setitem__)
+    assert results == dict.fromkeys(range(11), True)
+    assert all(item.slot == content_of(item.key, len(item.slot)) for item in items)
+    state = source.state()
+    of_object = HEADER_BYTES + (MAC_BYTES if secret else 0)
+    assert (state.num_read, state.read_bytes) == (11, 4 * SLOT_BYTES + 7 * LARGE_BYTES + 11 * of_object)
+    assert (state.rejected, state.num_failed) == ({}, 0) or (state.num_failed and not state.rejected)
+    assert not +host.pins
+    assert load(source, [20, 0], num_bytes=SLOT_BYTES) == [False, True], "a block of another length"
+
+
+def test_a_request_for_a_length_that_no_group_has_is_declined(net: Net) -> None:
+    host = Host([*filled(range(4)), *filled(range(20, 24), num_bytes=LARGE_BYTES)])
+    server = net.serve(host, namespace=OF_GROUPS)
+    client = net.socket(zmq.DEALER)
+    client.connect(server.address)
+    digest, keys = OF_GROUPS.digest, b"".join(map(key_of, range(4)))
+    scopes = {
+        digest + SLOT_BYTES.to_bytes(8, "little"): 4,
+        digest: 0,  # of an engine that knows one length alone
+        digest + (1 << 40).to_bytes(8, "little"): 0,
+        digest + b"\0": 0,
+    }
+    for scope, count in scopes.items():
+        client.send_multipart([b"find", bytes(8), scope, keys])
+        assert client.poll(DEADLINE_S * 1000)
+        assert client.recv_multipart() == [b"found", bytes(8), count.to_bytes(4, "little")]
+        client.send_multipart([b"load", bytes(8), scope, keys])
+        replies = [client.recv_multipart() for _ in range(count + 1) if client.poll(DEADLINE_S * 1000)]
+        assert [reply[0] for reply in replies] == [b"block"] * count + [b"end"]
+
+
+def test_engines_with_blocks_of_one_length_speak_as_those_of_earlier_versions(net: Net) -> None:
+    heard = list[list[bytes]]()
+
+    def answer(frames: list[bytes]) -> list[bytes]:
+        heard.append(frames)
+        return [b"found", frames[1], b"\4\0\0\0"] if frames[0] == b"find" else [b"end", frames[1]]
+
+    net.answer_all(answer)
+    source = net.source()
+    assert find(source, range(4)) == 4 and load(source, range(4)) == [False] * 4
+    keys = b"".join(map(key_of, range(4)))
+    assert [[verb, *rest] for verb, _, *rest in heard] == [
+        [b"find", NAMESPACE.digest, keys],
+        [b"load", NAMESPACE.digest, keys],
+    ]
 
 
 def test_an_address_in_use_is_the_operators_error(net: Net) -> None:

@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def closing() -> Iterator[Closing]:
-    """Close what the test opens, at its end."""
+    """Close all that the test opens, at its end."""
     with contextlib.ExitStack() as stack:
         yield lambda opened: stack.enter_context(contextlib.closing(opened))
 
