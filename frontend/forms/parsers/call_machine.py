@@ -15,7 +15,7 @@ from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
 from .argument_types import ArgumentTypes
 from .joints import Found, JointFinder, JointTable
-from .json_calls import CallReader, CallShape
+from .json_calls import CallReader
 from .literals import LiteralScanner, read_arguments
 from .parts import Arguments, CallBegin, CallEnd, Part, content, new_call_id
 from .tagged_arguments import TaggedArguments, ending_joints
@@ -26,6 +26,15 @@ Reading: TypeAlias = Callable[[str, bool], tuple[list[Part], str]]
 _PLACE = re.compile(r"\{(NAME|INDEX|NUMBER)\}")
 _WITH_JOINTS = ("name", "arguments", "after")  # states that joints end
 _AT_ONCE = ("arguments", "after")  # states with joints that come at once or not at all
+_READERS = {  # by state
+    "head": "_read_head",
+    "object": "_read_object",
+    "name": "_read_name",
+    "arguments": "_read_mid",
+    "literal": "_read_literal",
+    "tagged": "_read_tagged",
+    "after": "_read_after",
+}
 
 
 class CallMachine:
@@ -39,7 +48,8 @@ class CallMachine:
     def __init__(self, form: AnswerForm, table: JointTable, schemas: Mapping[str, JsonObject]) -> None:
         self._form = form
         self._table = table
-        self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}
+        self._schemas = schemas
+        self._types: dict[str, ArgumentTypes] = {}
         self._raw: list[str] = []  # the text of the call so far
         self._text: list[str] = []  # the text of the state so far
         self._values: dict[str, str] = {}  # the texts in place of {ID} and its like
@@ -47,15 +57,6 @@ class CallMachine:
         self._num_calls = 0
         self._now: Forms = ()  # forms that the call may be in
         self._end: CallEnd | None = None  # of a call that may be content, held until the text behind it is read
-        self._states: dict[str, Reading] = {
-            "head": self._read_head,
-            "object": self._read_object,
-            "name": self._read_name,
-            "arguments": self._read_mid,
-            "literal": self._read_literal,
-            "tagged": self._read_tagged,
-            "after": self._read_after,
-        }
         self.read: Reading = self._read_head
         self.forms: Forms = ()
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
@@ -89,7 +90,7 @@ class CallMachine:
 
     def _enter(self, state: str) -> None:
         self._state = state
-        self.read = self._states[state]
+        self.read = getattr(self, _READERS[state])
         self._text = []
         if state in _WITH_JOINTS:
             self._joints, automaton = self._table.state(state, self._now)
@@ -101,37 +102,33 @@ class CallMachine:
         self.is_over = True
         return []
 
-    def _objects(self) -> Forms:
-        return tuple(number for number in self._now if self._form.calls[number].kind == "object")
-
     def _read_head(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         """Decide by the first character behind a start whether an object or a name follows."""
         begun = text.lstrip()
-        self._raw.append(text[: len(text) - len(begun)])
-        objects = self._objects()
-        others = tuple(number for number in self._now if number not in objects)
+        if len(begun) < len(text):
+            self._raw.append(text[: len(text) - len(begun)])
         if not begun:
             return [], ""
-        if objects and begun[0] == "{":
-            self._now = objects
+        kinds = self._table.kinds(self._now)
+        if kinds.objects and begun[0] == "{":
+            self._now = kinds.objects
             self._begin_object()
-        elif others:
-            self._now = self._table.plan.related(others)
+        elif kinds.others:
+            self._now = kinds.related
             self._enter("name")
         else:
             self._fail()
         return [], begun
 
     def _begin_object(self) -> None:
-        form = self._form.calls[self._now[0]]
-        shape = CallShape(form.name_path, form.arguments_path, form.id_path)
-        self._reader = CallReader("".join(self._raw), shape=shape)
+        self._reader = CallReader("".join(self._raw), shape=self._table.kinds(self._now).shape)
         self._enter("object")
 
     def _read_object(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         reader = self._reader
         parts = reader.append(text)
-        self.has_begun |= reader.is_call
+        if reader.is_call:
+            self.has_begun = True
         if not reader.is_over:
             return parts, ""
         if not reader.is_call:
@@ -241,17 +238,23 @@ class CallMachine:
         written = "".join(self._text)
         arguments = read_arguments(written[:-1], form)
         if arguments is None or written[-1] != form.close.strip()[:1]:
-            self.is_unread = self._name in self._types
+            self.is_unread = self._name in self._schemas
             return self._fail(written), rest
         begin = self._begin_call()
         return [begin, Arguments(arguments), *self._complete("".join([*self._raw, written]))], rest
 
     def _begin_tagged(self, joint: Joint, found: Found) -> list[Part]:
         begin = self._begin_call()
-        self._arguments = TaggedArguments(self._table, self._now, self._types.get(self._name))
+        self._arguments = TaggedArguments(self._table, self._now, self._types_of(self._name))
         self._enter("tagged")
         self._arguments.begin(joint, found)
         return [begin, Arguments("{"), *self._end_tagged()]
+
+    def _types_of(self, name: str) -> ArgumentTypes | None:
+        """Return the types of a tool's arguments, made for its first call; None for an unknown tool."""
+        if name not in self._types and name in self._schemas:
+            self._types[name] = ArgumentTypes(self._schemas[name])
+        return self._types.get(name)
 
     def _begin_ended(self, name: str) -> list[Part]:
         """Return a call with tags if it is certain that it ends behind its name, though not yet before which joint."""
@@ -292,7 +295,7 @@ class CallMachine:
         if not self._finder.has_failed:
             return [], rest
         begun = rest.lstrip()
-        if begun.startswith("{") and self._objects():  # a call without a joint before it
+        if begun.startswith("{") and self._table.kinds(self._now).objects:  # a call without a joint before it
             self._raw = [rest[: len(rest) - len(begun)]]
             self._begin_object()
             return self._held_end(), begun

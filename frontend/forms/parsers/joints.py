@@ -18,6 +18,7 @@ import msgspec
 
 from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint, JointPlan
+from .json_calls import CallShape
 
 MAX_SPACE = 1024  # most white space that is held before a joint
 MAX_HELD = 2048  # most characters of a joint in a text
@@ -237,6 +238,8 @@ class Automaton:
     def values(self, joint: int, text: str) -> dict[str, str]:
         """Return the texts in place of {ID} and its like in the text of a joint."""
         pattern, names = self._patterns[joint]
+        if not names:
+            return {}
         match = pattern.fullmatch(text)
         assert match is not None, "the automaton has found it"
         return dict(zip(names, match.groups(), strict=True))
@@ -310,13 +313,35 @@ def compile_joints(joints: tuple[str, ...], takes_space: frozenset[int] = frozen
     return Automaton(joints, takes_space)
 
 
+class Kinds(NamedTuple):
+    """Forms by the way in which their calls begin: `objects` with an object of `shape`, `others` with a name, and
+    `related` are all that may follow that name."""
+
+    objects: Forms
+    others: Forms
+    related: Forms
+    shape: CallShape
+
+
 class JointTable:
-    """The joints of a form's states, compiled. `texts`: see JointPlan."""
+    """The joints of a form's states, compiled, and the kinds of its calls. `texts`: see JointPlan."""
 
     def __init__(self, form: AnswerForm) -> None:
         self.plan = JointPlan(form)
         self.texts = self.plan.texts
+        self._calls = form.calls
         self._states: dict[tuple[str, Forms], tuple[tuple[Joint, ...], Automaton]] = {}
+        self._kinds: dict[Forms, Kinds] = {}
+
+    def kinds(self, forms: Forms) -> Kinds:
+        found = self._kinds.get(forms)
+        if found is None:
+            objects = tuple(number for number in forms if self._calls[number].kind == "object")
+            others = tuple(number for number in forms if number not in objects)
+            form = self._calls[(objects or forms)[0]]
+            shape = CallShape(form.name_path, form.arguments_path, form.id_path)
+            found = self._kinds[forms] = Kinds(objects, others, self.plan.related(others), shape)
+        return found
 
     def state(self, name: str, forms: Forms) -> tuple[tuple[Joint, ...], Automaton]:
         """Return the joints of a state, and their automaton. `forms`: see JointPlan."""

@@ -18,6 +18,8 @@ MAX_HEAD = 1024  # most characters before the arguments of a call that is stream
 _TEXT = r'"(?:[^"\\]|\\.)*+"'
 _FIELD = rf"{_TEXT}\s*+:\s*+(?:{_TEXT}|[\w.+-]++)\s*+,\s*+"  # one whose value is no object and no list
 _OPEN = '{"": '
+# decoders that are made once: `msgspec.json.decode` with a type takes five times as long for a short text
+_FIELDS_DECODER, _TEXT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(str)
 _SYNONYMS = ("arguments", "parameters")
 _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
@@ -80,13 +82,14 @@ class CallReader:
         self._expected_head = compile_head(shape)
         self._depth = max(1, len(shape.arguments))  # objects that are open at the arguments
         self._head: list[str] = []
-        self._begin_of_head = ""  # first characters of the head, which decide whether parts are returned early
+        self._num_read = 0  # characters of the head
+        self._has_brace = False  # the head has more than white space
         self._begun = ""  # text of the object before its arguments
         self._ended = ""  # and behind them
         self._given: list[str] = []  # the arguments of a call that is streamed
-        self._whole = JsonScanner()
+        self._whole: JsonScanner | None = None
         self._num_scanned = 0  # characters of the head
-        self._unscanned: list[str] = []  # text of the head in which the object cannot end
+        self._unscanned = 0  # number of the first piece of the head that was not scanned: the object goes on behind it
         self._arguments: JsonScanner | None = JsonScanner() if has_name else None
         self._has_tail = not has_name
         self._tail: list[str] = []  # text of the object after its arguments
@@ -114,26 +117,31 @@ class CallReader:
 
     def _begin(self, text: str) -> list[Part]:
         self._head.append(text)
-        if len(self._begin_of_head) < MAX_HEAD:
-            self._begin_of_head += text[: MAX_HEAD - len(self._begin_of_head)]
-            head = None
-            if "{" in text:  # the first text with which there may be a head: it stands before a brace
-                head = self._expected_head.match(self._begin_of_head)
+        num_before = self._num_read
+        self._num_read += len(text)
+        if "{" in text and num_before < MAX_HEAD:  # the first text with which there may be a head: it ends at a brace
+            head = self._expected_head.match(self.held[:MAX_HEAD])
             if head is not None and (begin := self._begin_of(head[0])) is not None:
                 self.is_call, self._arguments = True, JsonScanner()
                 self.append = self._continue
                 self._begun = head[0]
                 return [begin, *self._continue(self.held[head.end() :])]
-        if (begun := self._begin_of_head.lstrip()) and begun[0] != "{":
-            self.is_over, self.rest = True, self.held
-            return []
-        self._unscanned.append(text)
-        if not ("}" in text or "]" in text or "<" in text):  # the object goes on
-            return []
-        unscanned = "".join(self._unscanned)
-        self._unscanned = []
-        end = self._num_scanned + self._whole.append(unscanned)
-        self._num_scanned += len(unscanned)
+        if not self._has_brace and (begun := text.lstrip()):
+            self._has_brace = True
+            if begun[0] != "{":
+                self.is_over, self.rest = True, self.held
+                return []
+        if "}" in text or "]" in text or "<" in text:  # else the object goes on
+            return self._begin_whole()
+        return []
+
+    def _begin_whole(self) -> list[Part]:
+        """Return the parts of a call that none of its head showed, if its object ends in the text so far."""
+        if self._whole is None:
+            self._whole = JsonScanner()
+        end = self._num_scanned + self._whole.append("".join(self._head[self._unscanned :]))
+        self._num_scanned = self._num_read
+        self._unscanned = len(self._head)
         if not self._whole.is_over:
             return []
         self.is_over = True
@@ -159,8 +167,9 @@ class CallReader:
         if self._arguments is not None:
             end = self._arguments.append(text)
             if end:
-                parts.append(Arguments(text[:end]))
-                self._given.append(text[:end])
+                piece = text[:end]
+                parts.append(Arguments(piece))
+                self._given.append(piece)
             if not self._arguments.is_over:
                 return parts
             text = text[end:]
@@ -267,12 +276,12 @@ def _read_call(text: str, shape: CallShape) -> tuple[CallBegin, str] | None:
             *outer_of_name, key = shape.name
             if outer_of_name != outer:
                 fields = _fields_at(text, outer_of_name)
-            name = msgspec.json.decode(fields.get(key, b""), type=str)
+            name = _TEXT_DECODER.decode(fields.get(key, b""))
         else:
             ((name, value),) = _fields_at(text, ()).items()
             raw = bytes(value)
-        arguments = msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
-        own_id = _id_in(msgspec.json.decode(text), shape.id)
+        arguments = _TEXT_DECODER.decode(raw) if raw.startswith(b'"') else raw.decode()
+        own_id = _id_in(msgspec.json.decode(text), shape.id) if shape.id else None
     except (msgspec.DecodeError, RecursionError, ValueError):
         return None
     if arguments.strip() in ("", "null"):
@@ -284,9 +293,9 @@ def _read_call(text: str, shape: CallShape) -> tuple[CallBegin, str] | None:
 
 def _fields_at(text: str, keys: Sequence[str]) -> dict[str, msgspec.Raw]:
     """Return the JSON text of each value in an object; none if the object is absent. DecodeError for other values."""
-    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    fields = _FIELDS_DECODER.decode(text)
     for key in keys:
-        fields = msgspec.json.decode(fields.get(key, b"{}"), type=dict[str, msgspec.Raw])
+        fields = _FIELDS_DECODER.decode(fields.get(key, b"{}"))
     return fields
 
 

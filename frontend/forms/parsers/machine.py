@@ -6,12 +6,12 @@ content or part of a call, which CallMachine reads. The begin of a call that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ....ipc.codec import JsonObject
 from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
-from .call_machine import CallMachine
+from .call_machine import CallMachine, Reading
 from .joints import Found, JointFinder, joint_table
 from .parts import Content, Part, Thought, UnreadCall
 from .white_space import EdgeFilter, Leading
@@ -22,6 +22,11 @@ _BEGINS = ("begin", "opening")  # where answers begin outside a thought, and ins
 _BEHIND_CALLS = ("closing", "outside")  # where parts of a call's end may still come, and where all of it has come
 _BEGUN = {"opening": "thought", "begin": "outside", "begun": "outside"}  # states with joints that come at once or not
 # at all, and the states of other text
+_READERS = {  # by state
+    **dict.fromkeys(_BEGUN, "_read_begin"),
+    **dict.fromkeys(("thought", "outside", "closing"), "_read_text"),
+    "opened": "_read_opened",
+}
 
 
 class AnswerMachine:
@@ -38,12 +43,6 @@ class AnswerMachine:
         self._skipped = ""  # characters that are dropped at the begin of a thought or content
         self._lead = Leading("")  # the template's own white space there
         self._behind_thought = form.spaces.behind_thought
-        self._states: dict[str, Callable[[str, bool], tuple[list[Part], str]]] = {
-            **dict.fromkeys(_BEGUN, self._read_begin),
-            **dict.fromkeys(("thought", "outside", "closing"), self._read_text),
-            "opened": self._read_opened,
-            "call": self._read_call,
-        }
         is_open = is_inside_thought and form.thought is not None
         self._edges = EdgeFilter(form.spaces, is_inside_thought=is_open)
         self._enter(_BEGINS[is_open])
@@ -56,9 +55,9 @@ class AnswerMachine:
     def append(self, text: str) -> list[Part]:
         if not text:
             return []
-        parts, text = self._states[self._state](text, False)
+        parts, text = self._read(text, False)
         while text:
-            found, text = self._states[self._state](text, False)
+            found, text = self._read(text, False)
             parts += found
         if parts:
             return self._edges.read(parts)
@@ -67,9 +66,9 @@ class AnswerMachine:
     def finish(self) -> list[Part]:
         """Return the parts of the text that was held back. An incomplete call ends with its raw text, or is content if
         its name is incomplete."""
-        parts, text = self._states[self._state]("", True)
+        parts, text = self._read("", True)
         while text:
-            found, text = self._states[self._state](text, True)
+            found, text = self._read(text, True)
             parts += found
         if self._state == "call":
             found, failed = self._call.unfinished()
@@ -81,6 +80,7 @@ class AnswerMachine:
     def _enter(self, state: str, forms: Forms = ()) -> None:
         """Enter a state. `forms`: those of the calls before it, for text behind calls."""
         self._state = state
+        self._read: Reading = getattr(self, _READERS[state])
         self._joints, automaton = self._table.state(state, forms)
         self._finder = JointFinder(automaton, is_next=state in _BEGUN)
 
@@ -152,6 +152,7 @@ class AnswerMachine:
 
     def _begin_call(self, joint: Joint, text: str, found: Found) -> None:
         self._state = "call"
+        self._read = self._read_call
         self._call.begin(joint.forms, text, found.values)
 
     def _read_opened(self, text: str, is_last: bool) -> tuple[list[Part], str]:
@@ -179,7 +180,7 @@ class AnswerMachine:
 
     def _read_call(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         parts, rest = self._call.read(text, is_last)
-        if self._call.has_begun and self._outer == "thought":
+        if self._outer == "thought" and self._call.has_begun:
             self._outer = "outside"
         if not self._call.is_over:
             return parts, rest

@@ -65,9 +65,9 @@ def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) 
         return [ResponseTemplateParser(form.response_template, schemas, is_inside_thought=is_inside_thought)]
     if form.reader == "harmony":
         return [HarmonyParser(has_calls=form.name != "none")]
-    thoughts = msgspec.structs.replace(form, calls=())
     parsers: list[Parser] = []
     if form.thought is not None or form.content_open:
+        thoughts = msgspec.structs.replace(form, calls=())
         parsers.append(AnswerMachine(thoughts, {}, is_inside_thought=is_inside_thought))
     if form.reader == "llama":
         return [*parsers, LlamaParser()]

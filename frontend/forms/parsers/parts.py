@@ -14,6 +14,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 
+_OBJECT_DECODER = msgspec.json.Decoder(dict)  # made once: that takes longer than a short text
 _ID_CHARACTERS = 29  # of an id that is made here: call_ and 24 digits (base 16)
 MAX_NULL = 64  # most characters of null and the white space after it
 
@@ -179,7 +180,7 @@ def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
 def is_object(text: str) -> bool:
     """Return whether `text` is a JSON object, which the arguments of a function must be."""
     try:
-        msgspec.json.decode(text, type=dict)
+        _OBJECT_DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True

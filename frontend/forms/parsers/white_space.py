@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from ..answer_forms.form import Spaces
-from .parts import Content, Part, Thought, UnreadCall, content
+from .parts import Arguments, Content, Part, Thought, UnreadCall, content
 
 Kind: TypeAlias = type[Content] | type[Thought]
 
@@ -77,7 +77,9 @@ class EdgeFilter:
         self._held = ""  # white space at the end of the open text
         self._tail = ""  # the white space that the form has behind the open text
 
-    def read(self, parts: Iterable[Part]) -> list[Part]:
+    def read(self, parts: list[Part]) -> list[Part]:
+        if len(parts) == 1 and type(parts[0]) is Arguments:  # they stand in a call, behind the end of any text
+            return parts
         read: list[Part] = []
         for part in parts:
             if type(part) is self._plain_kind and not (self._held or (self._tail and part.text[-1:].isspace())):
@@ -117,7 +119,7 @@ class EdgeFilter:
         if self._kind is None:
             return []
         kept = self._held
-        if is_called or self._kind is Thought:
+        if kept and (is_called or self._kind is Thought):
             kept = kept[: len(kept) - _num_shared(kept[::-1], self._tail[::-1])]
         parts = self._part(kept)
         self._kind = self._plain_kind = None
