@@ -1,14 +1,16 @@
-"""The facts of blocks differ if the bytes of equal tokens may differ."""
+"""The facts of blocks differ if the bytes of equal tokens may differ, and stay the same over versions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
-from tokenloom.core.features.tiers.options import block_facts
+from tokenloom.core.features.tiers.block_facts import FIRST_FIELDS, block_facts, default_of, is_later
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.served_model import ROUNDINGS, quantized_on_load
 from tokenloom.ipc.spec.models.config_file import ConfigFile
@@ -29,17 +31,45 @@ def test_deterministic_engines_share_blocks_only_with_equal_kernels_of_equal_sou
 def test_a_model_with_one_group_keeps_the_facts_under_which_its_blocks_are_stored() -> None:
     facts = block_facts(new_spec(), "any")
     assert hashlib.sha256(facts).hexdigest() == "eb23033f491a759b21a1aa13eef85f6cc89f3026265eafd806f778329a0caa0c", (
-        "all stored blocks are lost: if this is a new field of a model, add it to LATER_FIELDS"
+        "no engine finds the blocks that earlier versions have stored"
     )
 
 
-def test_a_later_field_of_a_model_counts_if_it_changes_the_blocks() -> None:
+def test_fields_that_models_got_later_have_a_default_and_count_only_with_another_value() -> None:
     spec = new_spec()
-    gated = msgspec.structs.replace(spec.model, has_output_gate=True)
     (layer,) = spec.model.layers
-    bare = msgspec.structs.replace(spec.model, layers=[msgspec.structs.replace(layer, has_mlp=False)])
-    models = (spec.model, gated, bare)
-    assert len({block_facts(msgspec.structs.replace(spec, model=each), "any") for each in models}) == 3
+    models = [
+        spec.model,
+        msgspec.structs.replace(spec.model, has_output_gate=True),
+        msgspec.structs.replace(spec.model, layers=[msgspec.structs.replace(layer, has_mlp=False)]),
+        msgspec.structs.replace(spec.model, names=msgspec.structs.replace(spec.model.names, expert_list="e")),
+    ]
+    assert len({block_facts(msgspec.structs.replace(spec, model=each), "any") for each in models}) == len(models)
+    configs = dict[str, type[msgspec.Struct]]()
+    for config in configs_of(type(spec.model)):
+        configs[config.__name__] = config
+    assert configs.keys() >= FIRST_FIELDS.keys()
+    for config in configs.values():
+        for field in msgspec.structs.fields(config):
+            assert not is_later(config, field.name) or default_of(field) is not msgspec.NODEFAULT, (
+                f"{config.__name__}.{field.name} has no default: no engine would find the blocks stored before"
+            )
+
+
+def configs_of(config: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """Yield the type and those of all structs in its fields."""
+    yield config
+    for field in msgspec.structs.fields(config):
+        for part in parts_of(field.type):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                yield from configs_of(part)
+
+
+def parts_of(kind: object) -> Iterator[object]:
+    """Yield a type and the types within it, as of a list's items."""
+    yield kind
+    for part in get_args(kind):
+        yield from parts_of(part)
 
 
 def test_the_groups_of_a_model_with_several_are_facts() -> None:
@@ -50,7 +80,10 @@ def test_the_groups_of_a_model_with_several_are_facts() -> None:
     facts = json.loads(block_facts(spec, "any"))
     assert len(spec.kv_groups) == 2
     assert facts["format"] == 2
-    assert facts["groups"] == [{"layers": [0], "window": None}, {"layers": [1, 2], "window": 8}]
+    assert facts["groups"] == [
+        {"layers": [0], "window": None, "is_state": False},
+        {"layers": [1, 2], "window": 8, "is_state": False},
+    ]
 
 
 def test_weights_that_are_rounded_in_another_way_give_other_blocks() -> None:
