@@ -62,6 +62,8 @@ TURN_S = 0.01  # that a turn takes by the tiers' clock
 class Harness:
     """A core, a worker that answers on request, and the outputs of each request."""
 
+    new_worker: type[FakeWorker] = FakeWorker
+
     def __init__(
         self,
         num_blocks: int = 64,
@@ -137,7 +139,7 @@ class Harness:
         vision = self.spec.model.vision
         encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, len(vision.stages))
         is_bidirectional = vision is not None and vision.is_bidirectional
-        self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional, **groups)
+        self.worker = self.new_worker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional, **groups)
         self.worker.encoder.broken, self.worker.encoder.damaged = self.broken, self.damaged
         self.worker.media_by_seed = self.media
         self.worker.num_new_tokens = self.num_new_tokens

@@ -18,8 +18,10 @@ from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
 from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
 from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.fake_cache import STATE
+from tokenloom.tests.core.fake_worker import FakeWorker
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 from tokenloom.tests.core.random_operations import MAX_REQUESTS, RandomOperations
+from tokenloom.tests.core.shadow_batch import ShadowedWorker
 from tokenloom.tests.support.today import seeds
 
 
@@ -52,11 +54,18 @@ class GroupHarness(Harness):
     """A core that compares each hit with the longest that a search finds."""
 
     num_hits = 0
+    new_worker = ShadowedWorker
 
     def renew_core(self) -> None:
         super().renew_core()
         features = self.core.scheduler.features
         features.use([*features.in_order, Oracle(self)])
+
+
+class UnshadowedHarness(GroupHarness):
+    """Of rows that bring several tokens without drafts, or none: no real worker does."""
+
+    new_worker = FakeWorker
 
 
 class Oracle(StepFeature):
@@ -87,7 +96,7 @@ class GroupOperations(RandomOperations):
 
     harness: GroupHarness
 
-    def __init__(self, name: str, seed: int, record: Path, **options: object) -> None:
+    def __init__(self, name: str, seed: int, record: Path, harness: type[GroupHarness], **options: object) -> None:
         groups, rng = SETS[name], random.Random(seed)
         sizes = random_sizes(rng)
         block_size, step_tokens = sizes["block_size"], sizes["max_num_batched_tokens"] + 2 * (1 + MAX_DRAFTS)
@@ -95,7 +104,7 @@ class GroupOperations(RandomOperations):
         empty = PoolShape(0, groups.slab_bytes, groups.block_bytes)
         least = empty.num_slabs_for(num_held(each, 80, step_tokens, block_size))
         pool = PoolShape(least + rng.choice([0, 1, 4, 30]), groups.slab_bytes, groups.block_bytes)
-        super().__init__(seed, record, GroupHarness, windows=groups.windows, pool=pool, **sizes, **options)
+        super().__init__(seed, record, harness, windows=groups.windows, pool=pool, **sizes, **options)
         self.most = [group.num_held(256, step_tokens, block_size) for group in each]
 
     def add(self) -> None:
@@ -115,13 +124,14 @@ class GroupOperations(RandomOperations):
 
 def operations_of(name: str, seed: int, record: Path) -> GroupOperations:
     """Operations without and with drafts, and with rewinds."""
-    rng, options = random.Random(seed), dict[str, object]()
+    rng, options, harness = random.Random(seed), dict[str, object](), GroupHarness
     if seed % 3 == 1:
         options["proposer"] = Adversary(rng, accuracy=rng.choice([0.0, 0.8, 1.0]))
     elif seed % 3 == 2:
         fewest = STATE in SETS[name].windows  # a state cannot be taken back
+        harness = UnshadowedHarness
         options["num_new_tokens"] = lambda: max(rng.choice([0, 1, 1, 1, 2, 3]), fewest)
-    return GroupOperations(name, seed, record, **options)
+    return GroupOperations(name, seed, record, harness, **options)
 
 
 @pytest.mark.parametrize("name", SETS)
