@@ -54,7 +54,7 @@ class GroupHarness(Harness):
     """A core that compares each hit with the longest that a search finds."""
 
     num_hits = 0
-    new_worker = ShadowedWorker
+    new_worker: type[FakeWorker] = ShadowedWorker
 
     def renew_core(self) -> None:
         super().renew_core()

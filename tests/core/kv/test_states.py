@@ -126,6 +126,7 @@ def test_a_preempted_row_goes_on_from_its_newest_snapshot(num_outputs: int) -> N
 def test_a_result_without_a_token_is_refused_if_the_row_has_a_state() -> None:
     """The state has seen the row's last token: it cannot be computed again."""
     harness = StateHarness(steps_in_flight=1)
+    assert isinstance(harness.worker, ShadowedWorker)
     harness.worker.batch, harness.worker.num_new_tokens = None, lambda: 0
     harness.add(1, prompt_of(random.Random(0), 9), 5)
     with pytest.raises(ProtocolError, match=r"rows \[\d+\] have a state and brought no token"):
