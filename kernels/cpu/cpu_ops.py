@@ -34,7 +34,7 @@ from ..contract import (
     Routing,
 )
 from ..quantized import Kind, QuantizedWeight, Weight, has_four_bits, new_int4
-from ..reference import PlainExperts, ReferenceOps
+from ..reference import PlainExperts
 from ..stored_rows import NUM_FLOAT_KINDS, StoredRows
 from . import library as c
 from .compiler import Unavailable
@@ -45,6 +45,7 @@ from .layer_structs import head_rules, norm_struct, scoring
 from .linear_packer import CpuLinear, LinearPacker
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
+from .state_ops import CpuStateOps
 from .stored_table import CpuTable, copy_table
 
 MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels, and of a cache of bytes
@@ -61,7 +62,7 @@ class _Plan:
         self.library.free_attention_plan(self.address)
 
 
-class CpuOps(ReferenceOps):
+class CpuOps(CpuStateOps):
     """The operations in C; those without a kernel are ReferenceOps'. Not thread-safe: owns scratch memory."""
 
     has_exact_drafts = True
@@ -76,6 +77,7 @@ class CpuOps(ReferenceOps):
     ) -> None:
         """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `has_integer_products`: see
         LinearPacker."""
+        super().__init__(library)
         self.library = library
         self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype

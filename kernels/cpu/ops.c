@@ -1,6 +1,7 @@
 /* Single operations of reference.py, each in a parallel region of its own; their names begin with op_. */
 #include "experts.h"
 #include "low_rank.h"
+#include "state.h"
 
 EXPORT int64_t op_line(void) { return LINE; }
 
@@ -69,5 +70,23 @@ EXPORT void op_mix_experts(const Experts *experts, const element *x, int64_t x_s
     fill_panel(&rows, x, x_stride, NULL, num_tokens, up->num_inputs, team);
     end_stage(team);
     mix_experts(experts, &rows, num_tokens, scores, scratch, &to_out, adapted, team);
+    END_TEAM
+}
+
+EXPORT void op_convolve(const Conv *conv, const Segments *segments, int num_threads) {
+    BEGIN_TEAM
+    convolve(conv, segments, team);
+    END_TEAM
+}
+
+EXPORT void op_scan_states(const Scan *scan, const Segments *segments, int num_threads) {
+    BEGIN_TEAM
+    scan_states(scan, segments, team);
+    END_TEAM
+}
+
+EXPORT void op_normalize_gated(const GatedNorm *gated, int64_t num_tokens, int num_threads) {
+    BEGIN_TEAM
+    normalize_gated(gated, num_tokens, team);
     END_TEAM
 }
