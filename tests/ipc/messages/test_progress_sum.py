@@ -80,7 +80,8 @@ def of_tiers(num_read: int, held_bytes: int) -> Progress:
         num_tokens_by_place=[1, 2],
         num_slots=4,
         num_filled_slots=3,
-        num_used_slots=0,
+        num_used_slots=1,
+        used_slot_bytes=9,
         is_open=True,
         sources=[host, disk],
     )
@@ -100,6 +101,8 @@ def test_totals_of_tiers_outlive_their_process_and_its_state_does_not(loss: Call
     loss(replica)
     disk = disk_of(replica)
     assert (disk.num_read, disk.held_bytes, disk.is_open, disk.rejected) == (5, 0, False, {"key": 5})
+    totals = totals_of(of_tiers(5, 100)).tiers
+    assert totals is not None and (totals.num_used_slots, totals.used_slot_bytes) == (0, 0)
     replica.note(of_tiers(1, 30))
     assert (disk_of(replica).num_read, disk_of(replica).held_bytes) == (6, 30)
 

@@ -27,6 +27,7 @@ def report(*sources: SourceState) -> Progress:
         num_slots=9,
         num_filled_slots=4,
         num_used_slots=2,
+        used_slot_bytes=2048,
         num_waiting=6,
         is_open=True,
         sources=list(sources),
@@ -64,6 +65,15 @@ def test_each_total_and_state_of_a_source_is_a_metric() -> None:
     assert values(metrics)["blocks_total", "read", "disk"] == 7
     metrics.on_progress(report())
     assert ("up", "disk") not in values(metrics), "a source that is gone has no state"
+
+
+def test_the_slots_are_counted_and_those_in_use_measured() -> None:
+    metrics = EngineMetrics(new_spec(config=EngineConfig(kv_disk="/disk")))
+    metrics.on_progress(report(DISK))
+    assert metrics.tiers is not None
+    summary = metrics.tiers.summary()
+    assert summary is not None
+    assert summary["slots"] == {"all": 9, "filled": 4, "used": 2, "used_bytes": 2048}
 
 
 def test_prompt_tokens_divide_by_the_place_of_their_blocks_and_the_caller_learns_it() -> None:

@@ -21,9 +21,9 @@ from tokenloom.tests.support.engine_specs import new_spec
 MIB = 1 << 20
 
 
-def measured_pool(block_bytes: int, **measured: Any) -> tuple[Measured, PoolShape]:
-    """A pool of 9 blocks, and the report of a rank with as much memory."""
-    pool = PoolShape(9, block_bytes, (block_bytes,))
+def measured_pool(*block_bytes: int, **measured: Any) -> tuple[Measured, PoolShape]:
+    """A pool of 9 blocks of the largest size, and the report of a rank with as much memory."""
+    pool = PoolShape(9, max(block_bytes), block_bytes)
     return Measured(pool_bytes=pool.num_bytes, block_bytes=pool.block_bytes, **measured), pool
 
 
@@ -44,12 +44,32 @@ def test_slots_fill_the_memory(slot_bytes: int, host_bytes: int | None, num_slot
     assert arena_shape([slot_bytes], host_bytes, 100 * MIB) == ArenaShape(num_slots, (1,), (slot_bytes,))
 
 
+@pytest.mark.parametrize(
+    ("slot_bytes", "host_bytes", "shape"),
+    [
+        ((MIB, MIB // 4), None, ArenaShape(10, (8, 32), (MIB, MIB // 4))),  # 8 slabs for 64 slots, and 2
+        ((MIB, MIB - 1), None, ArenaShape(128, (1, 1), (MIB, MIB - 1))),
+        ((MIB // 4, MIB // 4), None, ArenaShape(256, (1, 1), (MIB // 4, MIB // 4))),  # 64 MiB
+        ((MIB, MIB // 4), 100 * MIB, ArenaShape(12, (8, 32), (MIB, MIB // 4))),
+        ((100, MIB), 16 * MIB, ArenaShape(16, (256, 1), (100, MIB))),  # a slot of two fills a page
+        ((MIB, MIB // 4), 16 * MIB, ArenaShape(2, (8, 32), (MIB, MIB // 4))),
+    ],
+)
+def test_slabs_of_several_groups_fill_the_memory_and_staging_holds_64_of_each(
+    slot_bytes: tuple[int, ...], host_bytes: int | None, shape: ArenaShape
+) -> None:
+    assert arena_shape(slot_bytes, host_bytes, 100 * MIB) == shape
+
+
 def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
     few = r"--kv-host-bytes 1000 holds no KV block, which takes 8192 bytes on all ranks"
     many = r"asks for 0.20 GiB, 100.0 MiB of memory is free beside the KV pool: lower"
     for host_bytes, message in ((1000, few), (200 * MIB, many)):
         with pytest.raises(ConfigError, match=message):
             arena_shape([5000], host_bytes, 100 * MIB)
+    few = r"holds no blocks of each of 2 KV groups, which take 16777216 bytes on all ranks: raise it"
+    with pytest.raises(ConfigError, match=few):
+        arena_shape([MIB, MIB // 4], 16 * MIB - 1, 100 * MIB)
 
 
 def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
@@ -93,6 +113,11 @@ def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -
         assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
         with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
             arena.fit(*measured_pool(MIB, device="cuda", free_bytes=63 * MIB))
+    spec = hosts_spec(kv_host_bytes=96 * MIB, tensor_parallel_size=3)
+    with closing(KVArena(spec)) as arena:
+        shape = arena.fit(*measured_pool(MIB, MIB // 4 - 1, device="cuda", free_bytes=96 * MIB))
+        assert shape == ArenaShape(6, (8, 32), (3 * MIB, 3 * (MIB // 4 - 1)))
+        assert os.fstat(arena.fds[0]).st_size == 96 * MIB
     spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
     assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
     with closing(KVArena(spec)) as arena:
