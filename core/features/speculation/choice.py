@@ -23,8 +23,10 @@ class DraftChoice:
     """Owner of the step costs, and of moving averages of the tokens and the seconds of the best step that waits for the
     result of the one before it."""
 
-    def __init__(self, most_draws: int) -> None:
-        """most_draws: largest number of tokens that a step may sample."""
+    def __init__(self, most_draws: int, *, computes_twice: bool = False) -> None:
+        """most_draws: largest number of tokens that a step may sample. computes_twice: accepted drafts are computed
+        once more in the next step, since steps with drafts update no state."""
+        self._computes_twice = computes_twice
         self.costs = StepCosts()
         self._most_draws = most_draws
         self._tokens = self._seconds = 0.0
@@ -90,6 +92,9 @@ class DraftChoice:
         if is_alone:
             seconds[0] = self.costs.alone_s(num_rows)
         tokens = num_rows + np.cumsum([0.0, *chances[: max(most, 0)]])
+        if self._computes_twice:
+            plain = np.array(self.costs.seconds(num_rows, max(most, 0)))
+            seconds += np.interp(tokens - num_rows, np.arange(len(plain)), plain) - plain[0]
         rates = tokens / seconds
         best = int(rates[least:].argmax()) + least if len(rates) > least else 0
         if not least and rates[best] < GAIN * rates[0]:

@@ -69,7 +69,8 @@ class LookupProposer(StepFeature):
         self._scheduler = scheduler
         self._options, self._corpus, self._shares_corpus = options, corpus, shares_corpus
         self._index = OwnIndex(max_num_seqs, max_model_len)
-        self.choice, self.survival = DraftChoice(max(max_num_seqs, 16)), Survival()
+        self.survival = Survival()
+        self.choice = DraftChoice(max(max_num_seqs, 16), computes_twice=scheduler.rows.have_states)
         self._vocab_size = vocab_size
         self._guess_by_row: dict[int, _Guess] = {}  # the newest match of each row
         self._open_by_row: dict[int, _Guess] = {}  # the match of each row with which coming tokens are compared
@@ -223,7 +224,8 @@ class LookupProposer(StepFeature):
     def _looked(self, state: Rows) -> npt.NDArray[np.intp] | None:
         """Search for matches and return the rows that were searched for; None if no row may get drafts soon."""
         rows = np.flatnonzero(state.is_active)
-        if not len(rows) or (state.num_tokens[rows] - state.num_scheduled[rows] > 1).any():  # prompts come first
+        num_left = state.num_tokens[rows] - state.num_scheduled[rows]
+        if not len(rows) or (num_left > state.most_left).any():  # prompts come first
             self._next_look = self._num_results + 1
             return None
         if not self.choice.is_ready(len(rows)):

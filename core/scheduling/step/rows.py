@@ -38,7 +38,7 @@ class Rows:
 
         self.block_size = block_size
         self.have_states = have_states
-        self._most_left = MAX_DRAFTS if have_states else 1  # tokens before a row's drafts in a step
+        self.most_left = MAX_DRAFTS if have_states else 1  # tokens before a row's drafts in a step
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # takes memory only as rows fill
         self.flat_tokens = self.tokens.reshape(-1)
         self._first_place = np.arange(max_num_seqs) * max_model_len  # index in flat_tokens of each row's first token
@@ -172,7 +172,7 @@ class Rows:
         drafts again, may have up to MAX_DRAFTS tokens left. The limit leaves room for the token sampled after the
         drafts."""
         num_left = self.num_tokens - self.num_scheduled
-        is_ready = self.is_active & (num_left >= 1) & (num_left <= self._most_left) & ~self.is_pooled
+        is_ready = self.is_active & (num_left >= 1) & (num_left <= self.most_left) & ~self.is_pooled
         is_ready &= self.num_tokens > self.num_prompt_tokens
         count: Ids = np.where(is_ready, self.token_limit - 1 - self.num_tokens, 0)
         return count
@@ -218,7 +218,7 @@ class Rows:
             assert request.state is State.RUNNING and self.is_active[row]
             num_sent = self.num_scheduled[row]
             num_spare = request.num_blocks - -(-num_sent // size)
-            most_drafts = MAX_DRAFTS if self._most_left == 1 else 2 * MAX_DRAFTS + 1  # with known tokens before them
+            most_drafts = MAX_DRAFTS if self.most_left == 1 else 2 * MAX_DRAFTS + 1  # with known tokens before them
             assert 0 <= num_spare <= 2 - (-most_drafts // size), "blocks of drafts and rewound tokens"
             assert self.num_drafts[row] in (0, num_sent - self.num_tokens[row]), "drafts follow the last known token"
             assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"

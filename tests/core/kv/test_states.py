@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from tokenloom.core.kv.block_pool import BlockPool
+from tokenloom.core.kv.state_table import StateTable
 from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.kv.pool_shape import PoolShape
@@ -142,6 +144,31 @@ def test_tokens_before_drafts_are_computed_again_and_drafts_follow_them(accuracy
     assert worker.num_drafts > 20 and worker.num_accepted == worker.num_drafts * accuracy
     num_plain = 30 + 60 - 1
     assert worker.num_computed_tokens > num_plain + worker.num_drafts, "tokens before the drafts, too"
+
+
+def test_a_block_that_has_been_reused_is_not_demoted() -> None:
+    pool = BlockPool(9)
+    table = StateTable(pool, BLOCK_SIZE, (), is_sharing=True)
+
+    def move(position: int) -> int:
+        (block,) = pool.allocate(1) or ()
+        table.block_ids.append(0)
+        table.plan(position + 1, [(position, block)])
+        table.enter()
+        pool.cache_block(block, b"%d" % position)
+        table.release()
+        return block
+
+    first = move(0)
+    move(4)
+    blocks = pool.allocate(7) or ()
+    assert first in blocks
+    pool.cache_block(first, b"of another row")
+    pool.now = 5
+    pool.free(blocks)
+    move(8)
+    pool.allocate(5)  # all that are empty
+    assert pool.oldest_stamp == 5, "the content of another row is as good as before"
 
 
 @pytest.mark.parametrize("seed", range(4))

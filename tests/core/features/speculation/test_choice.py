@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from tokenloom.core.features.speculation.choice import DraftChoice
 from tokenloom.core.features.speculation.lookup import LookupProposer
 from tokenloom.core.features.speculation.own_index import Match
 from tokenloom.core.features.speculation.step_costs import StepCosts
 from tokenloom.core.features.speculation.survival import Survival
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.spec.config.speculation import SpeculationOptions, speculation_options
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.harness import Harness
 
 PHRASE = [random.Random(1).randrange(997) for _ in range(20)]
@@ -59,8 +63,11 @@ def test_a_request_whose_drafts_are_wrong_gets_smaller_chances_than_others() -> 
 class Timed(Harness):
     """A core with steps of a given time, and a worker that says one phrase again and again."""
 
-    def __init__(self, steps_in_flight: int = 1) -> None:
-        super().__init__(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)
+    def __init__(self, steps_in_flight: int = 1, *, has_state: bool = False) -> None:
+        options: dict[str, Any] = {"steps_in_flight": steps_in_flight, "block_size": 16, "num_blocks": 400}
+        if has_state:
+            options |= {"windows": (None, STATE), "pool": PoolShape(60, 64, (2, 64))}
+        super().__init__(speculation="lookup", **options)
         self.worker.next_token = lambda history, seed, adapter: PHRASE[len(history) % len(PHRASE)]
         self.clock_s = self.step_s = self.token_s = 0.0
         proposer = self.core.scheduler.batches.drafting.proposer
@@ -78,8 +85,9 @@ class Timed(Harness):
 
 
 @pytest.mark.parametrize(("step_s", "token_s", "pays"), [(0.010, 0.0001, True), (0.0001, 0.010, False)])
-def test_drafts_are_sent_where_their_cost_pays(step_s: float, token_s: float, pays: bool) -> None:
-    harness = Timed()
+@pytest.mark.parametrize("has_state", [False, True])
+def test_drafts_are_sent_where_their_cost_pays(step_s: float, token_s: float, pays: bool, *, has_state: bool) -> None:
+    harness = Timed(has_state=has_state)
     harness.add(0, PHRASE * 2, 200)
     harness.run_timed(step_s, token_s)
     worker = harness.worker
@@ -104,6 +112,17 @@ def test_drafts_go_on_for_ever_where_they_pay(steps_in_flight: int) -> None:
         harness.run_timed(0.010, 0.0001)
         shares.append((harness.worker.num_accepted - before) / 200)
     assert min(shares[5:]) > 0.5, shares
+
+
+def test_drafts_pay_less_where_accepted_tokens_are_computed_again() -> None:
+    found = []
+    for computes_twice in (False, True):
+        choice = DraftChoice(16, computes_twice=computes_twice)
+        for num_drafts in range(9):
+            for _ in range(30):
+                choice.costs.on_step(1, num_drafts, 0.010 + 0.004 * num_drafts)
+        found.append([choice.pays([chance], 1) for chance in (0.3, 0.5, 0.8, 0.99)])
+    assert found == [[False, True, True, True], [False, False, True, True]]
 
 
 def test_the_options_of_other_engines_are_read() -> None:
