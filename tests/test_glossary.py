@@ -12,7 +12,7 @@ LINE = re.compile(r"\| ([a-z]+) \| ([A-Z].+\.) \| `(\w+)` \|")
 CONCEPTS = """
 request answer attempt session caller lease
 row step batch epoch generation ledger delta feature
-block slot arena group slab snapshot pool namespace key publication tier source pin
+block slot arena group slab snapshot pool namespace key publication tier source object pin
 fill medium span entry piece
 draft mask begin jump
 replica core frontend gateway host agent unit supervisor holding order helper blob

@@ -176,6 +176,12 @@ class DiskSource:
             count = view.index.find(keys, size)
         return count
 
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        view = self._view
+        if view is None or not view.is_scanned.is_set():
+            return [view is not None] * len(keys)
+        return view.index.contains(keys, ObjectFiles.size(num_bytes))
+
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         for index, item in enumerate(items):
             view, is_good = self._view, False

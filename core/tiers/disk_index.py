@@ -81,6 +81,11 @@ class DiskIndex:
                 self._touch(key)
             return count
 
+    def contains(self, keys: Sequence[bytes], num_bytes: int) -> list[bool]:
+        """Return for each key whether it is on the disk, as an object of `num_bytes`; that is no use of it."""
+        with self._lock:
+            return [self._has(key, num_bytes) for key in keys]
+
     def _has(self, key: bytes, num_bytes: int) -> bool:
         found = self._objects.get(key)
         return found is not None and found.num_bytes == num_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 
@@ -21,6 +22,7 @@ from .source import Source
 logger = logging.getLogger("tokenloom.tiers")
 
 LIMIT_S = 0.25  # limit from a lookup's arrival to its answer, with the blocks found by then
+MIN_HINTS = 64  # blocks before a missing one of a window that sources are asked about at once, or the window's
 
 
 class _Lookup:
@@ -50,7 +52,8 @@ class _Lookup:
         self._end = self.num_blocks  # no larger boundary suits
         # By group: the source of each block that was found, and the sources that lack a block.
         self._found = [{i: HERE for i, is_here in enumerate(group.here) if is_here} for group in message.groups]
-        self._lacking: list[dict[int, set[int]]] = [{} for _ in message.groups]
+        self._lacking: list[defaultdict[int, set[int]]] = [defaultdict(set) for _ in message.groups]
+        self._hinted = [self.num_blocks] * len(message.groups)  # by group: the first block that hints were asked for
 
     def make_keys(self) -> None:
         """Compute the chain of keys."""
@@ -60,17 +63,39 @@ class _Lookup:
     def search(self, sources: Mapping[int, Source]) -> None:
         """Find the largest boundary, asking these sources for blocks that are not known until the deadline."""
         self._sources, self._end = sources, self.num_blocks
+        self._hinted = [self.num_blocks] * len(self._found)
         self.boundary = longest_hit(self.num_blocks, self._needed, self._has).num_blocks
 
     def _has(self, group: int, index: int) -> bool:
         found = self._found[group]
         is_of_use = self._first + self._end > self._message.least
-        if index not in found and is_of_use and not self._sources.keys() <= self._lacking[group].get(index, set()):
+        if index not in found and is_of_use and not self._sources.keys() <= self._lacking[group][index]:
             self._ask(group, index)
         if index in found:
             return True
         self._end = index  # all larger boundaries that are left to try need this block
+        if is_of_use and index <= self._hinted[group] and (needed := self._needed[group]) is not None:
+            self._take_hints(group, index, max(needed, MIN_HINTS))
         return False
+
+    def _take_hints(self, group: int, end: int, count: int) -> None:
+        """Note which of the `count` blocks before `end` each source lacks. A window's blocks have long gaps, and
+        without hints each boundary in a gap would cost a question."""
+        found, begin = self._found[group], max(end - count, 0)
+        self._hinted[group] = begin
+        indexes = [each for each in range(begin, end) if each not in found]
+        names = [object_name(self._keys[each], group) for each in indexes]
+        for number, source in self._sources.items():
+            if time.monotonic() >= self.deadline or not names:
+                return
+            try:
+                hints = source.may_have(names, self._slot_bytes[group], self.deadline)
+            except Exception:
+                logger.exception("a lookup in the %s failed", source.name)
+                continue
+            for index, may_have in zip(indexes, hints, strict=True):
+                if not may_have:
+                    self._lacking[group][index].add(number)
 
     def _ask(self, group: int, index: int) -> None:
         """Ask the sources for a block, and for those after it that the group needs at the same boundary."""
@@ -78,10 +103,10 @@ class _Lookup:
         end = self._end if needed is None else min(self._end, index + needed)
         indexes = [each for each in range(index, end) if each not in found]
         names = [object_name(self._keys[each], group) for each in indexes]
-        run, lacking = self._run(names, self._slot_bytes[group], self._lacking[group].get(index, set()))
+        run, lacking = self._run(names, self._slot_bytes[group], self._lacking[group][index])
         found.update(zip(indexes, run, strict=False))
         if len(run) < len(names):
-            self._lacking[group][indexes[len(run)]] = lacking
+            self._lacking[group][indexes[len(run)]] |= lacking
 
     def _run(self, names: list[bytes], num_bytes: int, lacking: set[int]) -> tuple[bytearray, set[int]]:
         """Return the source of each of the first names, up to one that no source has or until the deadline, and the

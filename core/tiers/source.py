@@ -59,6 +59,10 @@ class Source(Protocol):
         can tell by the deadline (monotonic seconds); 0 after a failure. Loading a block may fail although it was
         found."""
 
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        """Return for each key whether `find` may find it. That is a hint, which saves questions, and no use of a
+        block."""
+
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         """Read each item into its slot and check it. Call `on_loaded(i, is_good)` exactly once for each item, in any
         order, when its slot is no longer written; items that are not read by the deadline are not good."""

@@ -87,6 +87,17 @@ class RemoteSource:
 
         return num_found if self._try("find", find, deadline) else 0
 
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        found: list[bool] = []
+
+        def look(form: SealedFormat, links: Links) -> None:
+            for start in range(0, len(keys), MOST_LOOKUPS):
+                names = [_name(form, key) for key in keys[start : start + MOST_LOOKUPS]]
+                lengths = self._ask(links, b"STRLEN", names, deadline)
+                found.extend(length == form.num_bytes(num_bytes) for length in lengths)
+
+        return found if self._try("find", look, deadline) else [False] * len(keys)
+
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         started, waiting = time.monotonic(), dict.fromkeys(range(len(items)))
 

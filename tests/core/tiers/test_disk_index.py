@@ -62,6 +62,7 @@ def test_random_operations_agree_with_the_model(seed: int, sizes: tuple[int, ...
             keys = [key_of(number + step * len(sizes)) for step in range(3)]
             held = {each: rest for each, *rest in model.objects}
             count = next((place for place, each in enumerate(keys) if each not in held), 3)
+            assert index.contains(keys, size) == [each in held for each in keys]
             assert index.find(keys, size) == count and index.find(keys, size + 1) == 0
             for each in reversed(keys[:count]):
                 its_owner, its_size = held[each]
@@ -78,8 +79,8 @@ def test_random_operations_agree_with_the_model(seed: int, sizes: tuple[int, ...
 
 def emptied(index: DiskIndex) -> list[Victim]:
     """Remove all that exceeds the limits or that one more object needs; return it in its order."""
-    gone = []
-    while (victim := index.excess()) is not None or isinstance(victim := index.reserve(0, SIZE), Victim):
+    gone: list[Victim] = []
+    while isinstance(victim := index.excess() or index.reserve(0, SIZE), Victim):
         gone.append(victim)
         index.release(victim.num_bytes)
     return gone

@@ -35,6 +35,8 @@ class SetSource:
         self.name = name
         self.keys: set[bytes] = set()
         self.asked: list[int] = []  # number of keys of each lookup
+        self.hinted: list[int] = []
+        self.gives_hints = True
         self.gate = threading.Event()
         self.gate.set()
         self.is_broken = False
@@ -46,6 +48,12 @@ class SetSource:
         if not self.gate.wait(max(deadline - time.monotonic(), 0)):
             return 0
         return next((index for index, key in enumerate(keys) if key not in self.keys), len(keys))
+
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        self.hinted.append(len(keys))
+        if not self.gate.wait(max(deadline - time.monotonic(), 0)):
+            return [False] * len(keys)
+        return [key in self.keys or not self.gives_hints for key in keys]
 
     def open(self, namespace: Namespace) -> None: ...
 
@@ -167,6 +175,8 @@ def test_the_answer_is_the_largest_boundary_that_suits_all_groups(seed: int) -> 
     shares = [rng.choice([0.5, 0.9, 0.98, 1.0]) for _ in needed]
     keys = list(block_keys(ROOT, tokens, 4, start=4 * first))
     sources = {number: SetSource("disk") for number in rng.sample(range(3), rng.randint(1, 3))}
+    for source in sources.values():
+        source.gives_hints = rng.random() < 0.7
     holders: list[list[set[int]]] = []  # by group and block: the sources that have it
     groups = []
     for group, (count, share) in enumerate(zip(needed, shares, strict=True)):
@@ -201,9 +211,9 @@ def test_the_answer_is_the_largest_boundary_that_suits_all_groups(seed: int) -> 
     for group, count in enumerate(needed):
         begin = max(end - count, first) if count else first
         assert len(answer.sources[group]) == end - begin
-        for index, source in enumerate(answer.sources[group], begin - first):
+        for index, number in enumerate(answer.sources[group], begin - first):
             is_here = groups[group].here[index : index + 1] == b"\1"
-            assert source == HERE if is_here else source in holders[group][index]
+            assert number == HERE if is_here else number in holders[group][index]
 
 
 def test_a_boundary_beyond_which_none_is_of_use_is_not_asked_for() -> None:
@@ -216,7 +226,22 @@ def test_a_boundary_beyond_which_none_is_of_use_is_not_asked_for() -> None:
         bench.finder.find(question)
         answers.append(bench.answers.get(timeout=DEADLINE_S))
     assert [answer.sources for answer in answers] == [[b"", b""]] * 2
-    assert bench.sources[DISK].asked[:2] == [16, 16] and bench.sources[DISK].asked[2:] == [2] * 4
+    disk = bench.sources[DISK]
+    assert disk.asked == [16, 16, 2] and disk.hinted == [6], "with least 8 there is no window to ask for"
+
+
+@pytest.mark.parametrize("gives_hints", [True, False])
+def test_a_boundary_far_before_the_last_takes_few_questions_to_sources_that_give_hints(gives_hints: bool) -> None:
+    bench = Bench(REMOTE, num_groups=2)
+    remote = bench.sources[REMOTE]
+    remote.gives_hints = gives_hints
+    tokens = bench.put([[1]] * 400)
+    remote.keys.add(object_name(list(block_keys(ROOT, tokens, 4))[99], 1))  # the state after 100 blocks
+    groups = [FindGroup(), FindGroup(needed=1)]
+    bench.finder.find(FindBlocks(serial=1, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
+    answer = bench.answers.get(timeout=DEADLINE_S)
+    assert answer == BlocksFound(serial=1, sources=[b"\1" * 100, b"\1"], end=100)
+    assert remote.asked == [400, *[1] * (2 if gives_hints else 301)] and remote.hinted == [64] * 5
 
 
 def test_when_time_is_up_the_answer_is_the_largest_boundary_that_is_known() -> None:

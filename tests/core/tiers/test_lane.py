@@ -142,7 +142,7 @@ def test_thousands_of_faults_and_no_wrong_block(tmp_path: Path, num_faults: int)
 
 
 def test_stores_with_faults_report_the_blocks_that_are_there(tmp_path: Path) -> None:
-    source, reports, ended = open_disk(tmp_path), Reports(), []
+    source, reports, ended = open_disk(tmp_path), Reports(), list[int]()
     lane, blocks = Lane(FaultySource(source, 0.4), 1), blocks_of(filled(range(60)))
     job = StoreJob(1, len(blocks), reports, ended.append)
     for block in blocks:
@@ -260,7 +260,7 @@ def test_reports_wait_for_a_batch_and_at_most_five_milliseconds() -> None:
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 3])
 def test_a_block_for_two_places_ends_with_the_last_of_them(bits: int) -> None:
-    reports, ended = Reports(), []
+    reports, ended = Reports(), list[int]()
     job = StoreJob(1, 1, reports, ended.append)
     job.expect(5, 2)
     job.written(5, bits & 1)

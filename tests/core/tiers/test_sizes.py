@@ -25,6 +25,7 @@ from tokenloom.tests.core.tiers.slots import (
     files_of,
     filled,
     find,
+    key_of,
     load,
     open_disk,
     wait_for,
@@ -65,6 +66,9 @@ def test_blocks_of_two_lengths_come_back_also_after_a_restart(open_source: OpenS
     for _ in range(2):
         assert find(source, range(12)) == find(source, range(20, 32), num_bytes=LARGE_BYTES) == 10
         assert find(source, range(20, 30)) == find(source, range(10), num_bytes=LARGE_BYTES) == 0
+        keys, deadline = [key_of(number) for number in range(100)], time.monotonic() + DEADLINE_S
+        for num_bytes, held in ((SLOT_BYTES, range(10)), (LARGE_BYTES, range(20, 30))):
+            assert source.may_have(keys, num_bytes, deadline) == [number in held for number in range(100)]
         assert load(source, range(12)) == [True] * 10 + [False] * 2
         assert load(source, range(20, 30), num_bytes=LARGE_BYTES) == [True] * 10
         assert source.state().rejected == {} and source.state().num_failed == 0

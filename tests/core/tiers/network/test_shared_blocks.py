@@ -38,7 +38,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
 
 def start(stack: contextlib.ExitStack, folder: Path, **options: object) -> TierBench:
     folder.mkdir()
-    bench = TierBench(folder, num_slots=64, **options)
+    bench = TierBench(folder, 64, None, **options)
     stack.callback(bench.close)
     bench.start()
     return bench
