@@ -14,6 +14,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ...ipc.process.awake_clock import order_of_use
 from .disk_scan import ScannedFile
 
@@ -42,7 +44,7 @@ class Reserved(NamedTuple):
     num_clears: int  # of the index until then
 
 
-class _Object(NamedTuple):
+class _Object(msgspec.Struct, frozen=True, gc=False):
     """Object that lookups find."""
 
     stamp: int  # last use as in the file, unix seconds
@@ -63,7 +65,7 @@ class DiskIndex:
         self._lock = threading.Lock()
         self._objects: OrderedDict[bytes, _Object] = OrderedDict()  # by key; oldest use first
         self._owned: dict[int, OrderedDict[bytes, None]] = {}  # keys by owner other than 0; oldest use first
-        self._owned_bytes: Counter[int] = Counter()  # by owner, including objects that are being written
+        self._owned_bytes: Counter[int] = Counter()  # by owner other than 0, with objects that are being written
         self._foreign: list[tuple[float, str, int]] = []  # heap of (time of last use, path, bytes)
         self._num_clears = 0
 
@@ -101,7 +103,7 @@ class DiskIndex:
         with self._lock:
             is_old = key in self._objects and not 0 <= now - self._objects[key].stamp < STAMP_S
             if is_old:
-                self._objects[key] = self._objects[key]._replace(stamp=now)
+                self._objects[key] = msgspec.structs.replace(self._objects[key], stamp=now)
             return is_old
 
     def _touch(self, key: bytes) -> None:
@@ -122,7 +124,7 @@ class DiskIndex:
                 if is_foreign or file.num_bytes not in self._sizes or file.key in self._objects:
                     heapq.heappush(self._foreign, (stamp if is_foreign else -math.inf, file.path, file.num_bytes))
                 else:
-                    self._owned_bytes[file.owner] += file.num_bytes
+                    self._count_owned(file.owner, file.num_bytes)
                     self._insert(file.key, _Object(stamp, file.owner, file.num_bytes))
 
     def sort(self) -> None:
@@ -154,7 +156,7 @@ class DiskIndex:
             if self.held_bytes + num_bytes > self.max_bytes:
                 return self._choose()
             self.held_bytes += num_bytes
-            self._owned_bytes[owner] += num_bytes
+            self._count_owned(owner, num_bytes)
             return Reserved(owner, num_bytes, self._num_clears)
 
     def commit(self, key: bytes, reserved: Reserved, now: int) -> bool:
@@ -170,7 +172,7 @@ class DiskIndex:
         """Release the reserved bytes of an object that was not written."""
         with self._lock:
             self.held_bytes -= reserved.num_bytes
-            self._owned_bytes[reserved.owner] -= reserved.num_bytes
+            self._count_owned(reserved.owner, -reserved.num_bytes)
 
     def release(self, num_bytes: int) -> None:
         """Release the bytes of a file that was removed."""
@@ -188,7 +190,7 @@ class DiskIndex:
             if victim.path:
                 heapq.heappush(self._foreign, (now, victim.path, victim.num_bytes))
             else:
-                self._owned_bytes[victim.owner] += victim.num_bytes
+                self._count_owned(victim.owner, victim.num_bytes)
                 self._insert(victim.key, _Object(now, victim.owner, victim.num_bytes))
 
     def clear(self) -> list[Victim]:
@@ -197,6 +199,10 @@ class DiskIndex:
         with self._lock:
             self._num_clears += 1
             return [self._take(key) for key in list(self._objects)]
+
+    def _count_owned(self, owner: int, num_bytes: int) -> None:
+        if owner:
+            self._owned_bytes[owner] += num_bytes
 
     def _insert(self, key: bytes, added: _Object) -> None:
         self._objects[key] = added
@@ -217,10 +223,11 @@ class DiskIndex:
         return self._take(next(iter(self._owned[owner])))
 
     def _take(self, key: bytes) -> Victim:
-        _, owner, num_bytes = self._objects.pop(key)
+        removed = self._objects.pop(key)
+        owner, num_bytes = removed.owner, removed.num_bytes
         if owner:
             del self._owned[owner][key]
             if not self._owned[owner]:
                 del self._owned[owner]
-        self._owned_bytes[owner] -= num_bytes
+        self._count_owned(owner, -num_bytes)
         return Victim(num_bytes, key, owner)

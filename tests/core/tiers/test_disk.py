@@ -328,6 +328,7 @@ def test_a_limit_below_one_block_is_an_error_with_its_remedy(tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_a_scan_of_100000_files_costs_three_times_their_listing(tmp_path: Path) -> None:
+    open_disk(tmp_path).close()  # which makes the folder ours
     folder = tmp_path / NAMESPACE.digest.hex()[:16]
     for number in range(100_000):
         name = key_of(number).hex()
