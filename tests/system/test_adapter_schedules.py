@@ -19,6 +19,8 @@ from tokenloom.tests.system.adapter_engine import (
 
 pytest.importorskip("peft")
 
+WINDOWED = "gemma3_text"  # in two KV groups
+UNTIED = {"tie_word_embeddings": False}  # else this family repeats its input
 SCHEDULES: dict[str, dict[str, object]] = {
     "plain": {},
     "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
@@ -30,14 +32,16 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "two ranks": {"in_process": False, "tensor_parallel_size": 2, "max_loras": 3, "max_num_batched_tokens": 64},
 }
 USUAL = ("plain", "chunked", "preempted", "two steps in flight", "two slots")
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", WINDOWED)
 CASES = [
     *some([("llama", schedule) for schedule in USUAL], num_today=2),
+    *some([(WINDOWED, schedule) for schedule in USUAL], num_today=1),
     *(
         pytest.param(family, schedule, marks=pytest.mark.nightly)
         for family in FAMILIES
         for schedule in SCHEDULES
-        if family != "llama" or schedule not in (*USUAL, "two ranks")  # llama has three heads here
+        if family not in ("llama", WINDOWED) or schedule not in USUAL
+        if family != "llama" or schedule != "two ranks"  # it has three heads here
     ),
 ]
 NUM_REQUESTS = 14  # each of six adapters and the base twice
@@ -51,7 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
 
 def models_of(family: str, models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory) -> Models:
     if family not in models:
-        models[family] = make_models(tmp_path_factory.mktemp(family), family)
+        fields = UNTIED if family == WINDOWED else {}
+        models[family] = make_models(tmp_path_factory.mktemp(family), family, **fields)
     return models[family]
 
 
@@ -80,12 +85,13 @@ def check_seeded(models: Models, requests: Requests, outputs: list[RequestOutput
                 assert [each.token_ids for each in alone.outputs] == [each.token_ids for each in output.outputs]
 
 
+@pytest.mark.parametrize("family", ["llama", WINDOWED])
 def test_prefix_hits_are_those_of_the_same_content(
-    models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory
+    family: str, models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The key of a block names the content of its adapter: neither another adapter's blocks are used, nor those of an
     adapter that had the name before; and the blocks are found again when the name gets its first content back."""
-    own = models_of("llama", models, tmp_path_factory)
+    own = models_of(family, models, tmp_path_factory)
     prompt, params = list(range(100, 141)), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0)
     num_readable = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
     with open_llm(own, lora_modules=[f"{name}={own.adapters[name]}" for name in ("a0", "a1")], max_loras=2) as llm:

@@ -1,0 +1,48 @@
+"""Over two hosts a model with windows answers as transformers do, also if a rank of either host is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.system.oracle import GreedyOracle
+from tokenloom.tests.system.spread_windows import OPTIONS, check_windows, oracle, windowed
+
+__all__ = ["oracle", "windowed"]  # fixtures
+
+pytestmark = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("network"), 2) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def engine(network: Network, windowed: Path) -> Iterator[SpreadEngine]:
+    with SpreadEngine(network, "--model", str(windowed), *OPTIONS) as engine:
+        network.join(1)
+        engine.wait_ready()
+        yield engine
+        engine.end()
+
+
+def test_two_hosts_answer_a_model_with_windows_as_transformers_do(engine: SpreadEngine, oracle: GreedyOracle) -> None:
+    assert engine.find("worker 1") is None, "the second rank runs on the head"
+    check_windows(engine, oracle, seed=1)
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
+def test_a_killed_rank_of_a_model_with_windows_changes_no_answer(
+    rank: int, engine: SpreadEngine, network: Network, oracle: GreedyOracle
+) -> None:
+    worker = network.wait_agent().wait_rank() if rank else engine.child("worker 0")
+    check_windows(engine, oracle, 2 + rank, worker.kill)
+    assert not worker.is_running()
