@@ -247,7 +247,7 @@ class Worker:
             trace=self.recorder.step,
             features=new_features(
                 batch,
-                pool.caches,
+                pool.blocks,
                 self._group,
                 self._arena,
                 self._local_ranks,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -79,18 +79,17 @@ class ArenaShape(msgspec.Struct, frozen=True):
         slab, index = divmod(slot, self.slots_of_slab[group])
         return slab - 1, index
 
-    def check(self, numbers: Iterable[int]) -> None:
+    def check(self, numbers: Sequence[int]) -> None:
         """Raise ProtocolError unless all are numbers of slots."""
-        slots_by_group: dict[int, list[int]] = {}
-        for number in numbers:
-            slot, group = divmod(number, self.num_groups)
-            slots_by_group.setdefault(group, []).append(slot)
-        for group, slots in slots_by_group.items():
-            first = self.slots_of_slab[group]
-            last = first * (self.num_slabs + 1) - 1
-            if min(slots) < first or max(slots) > last:
-                of_group = f" of KV group {group}" * (self.num_groups > 1)
-                raise ProtocolError(f"slots {min(slots)} to {max(slots)}{of_group} are not all in [{first}, {last}]")
+        num_groups = self.num_groups
+        for group, first in enumerate(self.slots_of_slab):
+            given = [number for number in numbers if number % num_groups == group] if num_groups > 1 else numbers
+            if not given:
+                continue
+            lowest, highest, last = min(given) // num_groups, max(given) // num_groups, first * (self.num_slabs + 1) - 1
+            if lowest < first or highest > last:
+                of_group = f" of KV group {group}" * (num_groups > 1)
+                raise ProtocolError(f"slots {lowest} to {highest}{of_group} are not all in [{first}, {last}]")
 
     def share(self, num_ranks: int, num_all: int) -> ArenaShape:
         """Return the shape of the arena on a host with `num_ranks` of the `num_all` ranks."""

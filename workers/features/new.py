@@ -18,21 +18,22 @@ from .pooling.pooler import Pooler
 
 def new_features(
     batch: InputBatch,
-    kv_caches: Sequence[Tensor],
+    blocks: Sequence[Tensor],
     group: ParallelGroup,
     arena: Arena | None,
     local_ranks: Sequence[int],
     media: RunnerFeature | None,
     adapters: AdapterLoader | None,
 ) -> list[RunnerFeature]:
-    """Return the features in the order of their parts in a step. `arena` and `local_ranks`: as for KVCopies."""
+    """Return the features in the order of their parts in a step. blocks, arena, local_ranks: as for
+    KVCopies."""
     features: list[RunnerFeature] = []
     if arena is not None:
-        features.append(KVCopies(arena, kv_caches, group, local_ranks))
+        features.append(KVCopies(arena, blocks, group, local_ranks))
     if media is not None:
         features.append(media)
     if adapters is not None:
-        features.append(AdapterFills(adapters, batch, is_on_cpu=kv_caches[0].device.type == "cpu"))
+        features.append(AdapterFills(adapters, batch, is_on_cpu=blocks[0].device.type == "cpu"))
     if group.rank == 0:  # which alone returns vectors
         features.append(Pooler())
     return features

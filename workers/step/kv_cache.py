@@ -88,7 +88,8 @@ class KVCacheSpec:
 
 class KVPool:
     """Owner of the memory. `buffer`: [num_bytes] uint8, zeros at first. `caches`: the view of each group with keys and
-    values, as in KVCacheSpec.shape; `states`: that of the group behind them, if layers keep a state."""
+    values, as in KVCacheSpec.shape; `states`: that of the group behind them, if layers keep a state. `blocks`: the
+    bytes of each group's blocks, [num_blocks, block_bytes] uint8."""
 
     def __init__(
         self, specs: Sequence[KVCacheSpec], pool: PoolShape, device: torch.device, states: StateSpec | None = None
@@ -100,6 +101,7 @@ class KVPool:
         self.buffer = _allocate(pool.num_bytes, device)
         self.caches = [spec.view(self.buffer) for spec in specs]
         self.states = None if states is None else states.view(self.buffer)
+        self.blocks = [self.buffer[: len(self.buffer) // size * size].view(-1, size) for size in self.block_bytes]
 
 
 def block_bytes_of(specs: Sequence[KVCacheSpec], states: StateSpec | None) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class Slots:
 
     def lookup(self, key: bytes, group: int = 0) -> int | None:
         """Return the slot with this block of a group, without adding a reference; None if there is none."""
-        slot = self._pools[group].lookup(object_name(key, group))
+        slot = self._pools[group].lookup(object_name(key, group) if group else key)
         return None if slot is None else slot * self._num_groups + group
 
     def find(self, name: bytes) -> int | None:

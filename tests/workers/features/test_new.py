@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.base import Rank
-from tokenloom.tests.workers.features.kv_copies.test_kv_copies import new_arena_of
+from tokenloom.tests.workers.features.kv_copies.test_kv_copies import bytes_of, new_arena_of
 from tokenloom.workers.features.adapters.adapter_loader import AdapterLoader
 from tokenloom.workers.features.new import new_features
 from tokenloom.workers.machine.parallel import NullGroup
@@ -29,7 +29,7 @@ def test_features_are_those_that_the_engine_needs_and_rank_0_alone_pools(
     kv_cache = torch.zeros(9, 1, 2, 1, 4, 1)
     features = new_features(
         InputBatch(2, 8, 4, [9]),
-        [kv_cache],
+        [bytes_of(kv_cache)],
         NullGroup(rank, 2),
         arena=new_arena_of(64) if has_all else None,
         local_ranks=[0, 1],

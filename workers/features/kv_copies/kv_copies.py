@@ -13,7 +13,6 @@ collective for this purpose alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,8 +26,6 @@ from ...device.token_copy import PendingCopy
 from ...machine.arrays import I32
 from ...machine.parallel import ParallelGroup
 from ...step.runner_feature import BegunStep, RunnerFeature
-
-Row: TypeAlias = int | tuple[int, int]  # index of a block, or of a slot
 
 
 def pin_arena(arena: Arena) -> None:
@@ -50,17 +47,17 @@ class KVCopies(RunnerFeature):
     orders = ("stores", "loads")
 
     def __init__(
-        self, arena: Arena, kv_caches: Sequence[Tensor], group: ParallelGroup, local_ranks: Sequence[int]
+        self, arena: Arena, blocks: Sequence[Tensor], group: ParallelGroup, local_ranks: Sequence[int]
     ) -> None:
-        """kv_caches: by KV group, as in KVCacheSpec.shape; local_ranks: of this host, in order. ProtocolError if the
-        arena was made for other blocks."""
-        self._shape, self._group, self._device = arena.shape, group, kv_caches[0].device
+        """blocks: by KV group, as KVPool has them; local_ranks: of this host, in order. ProtocolError if the arena was
+        made for other blocks."""
+        self._shape, self._group, self._device = arena.shape, group, blocks[0].device
         self._slots_of_slab = np.array(arena.shape.slots_of_slab, np.int32)
-        self._blocks = [cache.view(torch.uint8).flatten(1) for cache in kv_caches]  # [num_blocks, block_bytes]
-        sizes = [blocks.shape[1] for blocks in self._blocks]
+        self._blocks = blocks
+        sizes = [each.shape[1] for each in blocks]
         if arena.shape.slot_bytes != tuple(size * len(local_ranks) for size in sizes):
-            blocks, slots = (" or ".join(map(str, each)) for each in (sizes, arena.shape.slot_bytes))
-            raise ProtocolError(f"{len(local_ranks)} blocks of {blocks} bytes are no slot of {slots}")
+            given, wanted = (" or ".join(map(str, each)) for each in (sizes, arena.shape.slot_bytes))
+            raise ProtocolError(f"{len(local_ranks)} blocks of {given} bytes are no slot of {wanted}")
         memory, first = torch.frombuffer(arena.memory, dtype=torch.uint8), local_ranks.index(group.rank)
         self._slots = [  # [num_slabs, slots_of_slab, block_bytes]: each group's slots if it had all slabs
             memory.as_strided(
@@ -78,38 +75,34 @@ class KVCopies(RunnerFeature):
             return
         begun.enter("copy blocks")
         stores, loads = _pairs("stores", step.stores), _pairs("loads", step.loads)
-        self._check(np.concatenate([stores[:, 0], loads[:, 1]]), np.concatenate([stores[:, 1], loads[:, 0]]))
-        # A slab of the pool may pass from one group to another in this step, so the blocks of all groups are stored
-        # before any is loaded.
-        self._copy(self._blocks, self._slots, stores[:, 0].tolist(), self._places(stores[:, 1]), stores[:, 1])
-        self._copy(self._slots, self._blocks, self._places(loads[:, 0]), loads[:, 1].tolist(), loads[:, 0])
+        blocks, numbers = np.concatenate([stores, loads[:, ::-1]]).T
+        self._check(blocks, numbers)
+        self._copy(blocks, numbers, len(stores))
         if not step.rows and self._group.size > 1:
             self._group.all_reduce(torch.zeros(1, device=self._device))
         begun.pending = PendingCopy.on_stream(self._device)
 
-    def _places(self, numbers: I32) -> list[tuple[int, int]]:
-        """Return the indexes in `_slots` of the slots with these numbers."""
+    def _copy(self, blocks: I32, numbers: I32, num_stores: int) -> None:
+        """Copy blocks to the slots with these numbers, the first `num_stores` pairs, then slots to blocks.
+
+        A slab of the pool may pass from one KV group to another in this step. So the blocks of all groups are stored
+        before any is loaded, and loads keep their order."""
         slots, groups = np.divmod(numbers, len(self._slots))
         slabs, indexes = np.divmod(slots, self._slots_of_slab[groups])
-        return list(zip((slabs - 1).tolist(), indexes.tolist(), strict=True))
-
-    def _copy(
-        self,
-        sources: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        source_rows: Sequence[Row],
-        target_rows: Sequence[Row],
-        numbers: I32,
-    ) -> None:
-        """Copy rows of `sources` to rows of `targets`, which are by KV group, in order. numbers: of the slots."""
-        rows = zip((numbers % len(self._slots)).tolist(), source_rows, target_rows, strict=True)
+        places = zip((slabs - 1).tolist(), indexes.tolist(), strict=True)
+        copies = list(zip(groups.tolist(), blocks.tolist(), places, strict=True))
+        stores, loads = copies[:num_stores], copies[num_stores:]
         if self._device.type == "cpu":  # memcpy, in half the time of a copy by torch
-            sources_here, targets_here = [each.numpy() for each in sources], [each.numpy() for each in targets]
-            for group, source, target in rows:
-                targets_here[group][target] = sources_here[group][source]
+            of_blocks, of_slots = [each.numpy() for each in self._blocks], [each.numpy() for each in self._slots]
+            for group, block, place in stores:
+                of_slots[group][place] = of_blocks[group][block]
+            for group, block, place in loads:
+                of_blocks[group][block] = of_slots[group][place]
         else:
-            for group, source, target in rows:
-                targets[group][target].copy_(sources[group][source], non_blocking=True)
+            for group, block, place in stores:
+                self._slots[group][place].copy_(self._blocks[group][block], non_blocking=True)
+            for group, block, place in loads:
+                self._blocks[group][block].copy_(self._slots[group][place], non_blocking=True)
 
     def _check(self, blocks: I32, numbers: I32) -> None:
         """Raise ProtocolError unless all are ids of blocks, and numbers of slots, of the same groups; block 0 is the

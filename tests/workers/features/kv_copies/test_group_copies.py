@@ -29,7 +29,7 @@ class Rank:
         self.pool, self.part = KVPool(SPECS, shape, torch.device("cpu")), local_ranks.index(rank)
         self.bytes = self.pool.buffer.numpy()
         self.bytes[:] = np.random.default_rng(rank).integers(0, 256, len(self.bytes))
-        self.copies = KVCopies(arena, self.pool.caches, NullGroup(rank, 8), local_ranks)
+        self.copies = KVCopies(arena, self.pool.blocks, NullGroup(rank, 8), local_ranks)
 
     def block(self, memory: np.ndarray, group: int, block: int) -> np.ndarray:
         return memory[block * SIZES[group] : (block + 1) * SIZES[group]]

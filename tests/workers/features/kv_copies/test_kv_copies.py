@@ -48,6 +48,11 @@ def new_arena_of(slot_bytes: int) -> Arena:
     return Arena(fd, shape)
 
 
+def bytes_of(kv_cache: torch.Tensor) -> torch.Tensor:
+    """The blocks of a group that has the whole pool, as KVPool has them."""
+    return kv_cache.view(torch.uint8).flatten(1)
+
+
 def copies_of(stores: list[int], loads: list[int], step: SchedulerOutput | None = None) -> SchedulerOutput:
     """A step that also has these pairs (block, slot) and (slot, block)."""
     return msgspec.structs.replace(step or message(), stores=frame(*stores), loads=frame(*loads))
@@ -69,7 +74,7 @@ def test_random_copies_equal_those_of_numpy_arrays(kv_cache: torch.Tensor, rank:
     rng = np.random.default_rng(rank)
     block_bytes = kv_cache[0].numel() * kv_cache.itemsize
     arena = new_arena_of(2 * block_bytes)
-    copies = KVCopies(arena, [kv_cache], NullGroup(rank, 4), local_ranks)
+    copies = KVCopies(arena, [bytes_of(kv_cache)], NullGroup(rank, 4), local_ranks)
     bytes_of_cache = kv_cache.view(torch.uint8).flatten(1).numpy()
     blocks = bytes_of_cache.copy()
     slots = np.zeros((NUM_SLOTS, 2 * block_bytes), np.uint8)
@@ -107,13 +112,13 @@ def test_a_step_with_an_id_out_of_range_copies_nothing(stores: list[int], loads:
     cache = torch.ones(9, 1, 2, 1, 4, 1)
     arena = new_arena_of(cache[0].numel() * 4)
     with pytest.raises(ProtocolError, match=words):
-        begun_with(KVCopies(arena, [cache], ParallelGroup(), [0]), copies_of(stores, loads))
+        begun_with(KVCopies(arena, [bytes_of(cache)], ParallelGroup(), [0]), copies_of(stores, loads))
     assert cache.eq(1).all() and not np.frombuffer(arena.memory, np.uint8).any()
 
 
 def test_an_arena_for_other_blocks_is_refused() -> None:
     with pytest.raises(ProtocolError, match="1 blocks of 32 bytes are no slot of 64"):
-        KVCopies(new_arena_of(64), [torch.ones(9, 1, 2, 1, 4, 1)], ParallelGroup(), [0])
+        KVCopies(new_arena_of(64), [bytes_of(torch.ones(9, 1, 2, 1, 4, 1))], ParallelGroup(), [0])
 
 
 class Runner(ModelRunner):
@@ -127,7 +132,7 @@ class Runner(ModelRunner):
         if has_device:
             limits = (MAX_NUM_SEQS, MAX_MODEL_LEN)
             device = DeviceRunner(model, [self.cache], *limits, group, FakeRecorder(), sizes_at_start=(1,))
-        copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), [self.cache], group, [0])
+        copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), [bytes_of(self.cache)], group, [0])
         copies.pending = pending
         super().__init__(model, batch, [self.cache], group, device_runner=device, features=[copies])
 
@@ -210,7 +215,7 @@ def test_both_ranks_write_their_parts_before_the_first_reports_a_step_without_ro
 
     def run(group: ParallelGroup) -> None:
         kv_cache = torch.full((9, 1, 2, 1, 4, 1), group.rank + 1.0)
-        copies = KVCopies(arena, [kv_cache], group, range(group.size))
+        copies = KVCopies(arena, [bytes_of(kv_cache)], group, range(group.size))
         ModelRunner(HistoryModel(), InputBatch(2, 8, 4, [9]), [kv_cache], group, features=[copies]).execute(step)
 
     run(FirstOfTwo(lambda: run(NullGroup(1, 2))))
