@@ -209,14 +209,17 @@ class Slots:
     def _oldest_of(self, owner: int) -> Iterator[int]:
         """Yield the free slots with content that a tenant has, the least recently used first."""
         # Stamps alone decide between groups: within one they rise, and slots with equal ones are in order of reuse.
-        for _, number in merge(*map(self._last_uses, range(self._num_groups)), key=lambda pair: pair[0]):
-            if self._owner_by_number.get(number) == owner:
-                yield number
+        by_group = [self._last_uses(owner, group) for group in range(self._num_groups)]
+        for _, number in merge(*by_group, key=lambda pair: pair[0]):
+            yield number
 
-    def _last_uses(self, group: int) -> Iterator[tuple[int, int]]:
-        """Yield (stamp of last use, number) of the free slots of a group with content, in the order of reuse."""
+    def _last_uses(self, owner: int, group: int) -> Iterator[tuple[int, int]]:
+        """Yield (stamp of last use, number) of the tenant's free slots of a group with content, in the order of
+        reuse."""
         for stamp, slot in self._pools[group].last_uses:
-            yield stamp, slot * self._num_groups + group
+            number = slot * self._num_groups + group
+            if self._owner_by_number.get(number) == owner:
+                yield stamp, number
 
     def _disown(self, number: int) -> None:
         if (owner := self._owner_by_number.pop(number, 0)) != 0:
