@@ -67,12 +67,17 @@ class BlockTable(Protocol):
         ...
 
     def take(self, end: int, blocks: Sequence[int]) -> None:
-        """Start the table at boundary `end`, in blocks, with those that are needed there; reference them."""
+        """Start the table at boundary `end`, in blocks, with those that are needed there, to which it gets the
+        references."""
         ...
 
     def leave(self, first: int) -> None:
         """Free the blocks that no token from `first` on sees. Call it only before the table grows, and with the first
         token that may be computed again: the step in flight may still read them, any later one may overwrite them."""
+        ...
+
+    def is_kept(self, i: int) -> bool:
+        """Return whether other requests are likely to need block i: at the next kept boundary after it."""
         ...
 
     def free(self) -> None:

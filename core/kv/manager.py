@@ -7,7 +7,8 @@ rows and no steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -18,9 +19,9 @@ from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
-from .hit_rule import longest_hit
+from .hit_rule import Hit, longest_hit
 from .kv_sizes import KVSizes
-from .outer_blocks import POOL, OuterBlocks
+from .outer_blocks import OuterBlocks
 from .slab_pool import SlabPool
 from .slabs import Memory, Slabs, WholePool
 from .state_table import StateTable
@@ -28,11 +29,11 @@ from .tables import FullTable, WindowTable
 
 
 class Computed(NamedTuple):
-    """The longest prefix of a request that the pools have."""
+    """The longest prefix of a request that the pools have, or outer places that are as near."""
 
     num_blocks: int  # the boundary at which it continues
     deepest: int  # the boundary at which the first group alone could
-    blocks: list[list[int]]  # by group: those that are needed at the boundary
+    blocks: list[list[int]]  # by group: those of the pool that are needed at the boundary; others are in outer places
     num_unusable: list[int]  # by group: see Hit
 
 
@@ -69,9 +70,10 @@ class KVCacheManager:
         self.num_unusable_tokens = [0] * len(self.groups)
 
     def attach_outer(self, outer: OuterBlocks) -> None:
-        """Move blocks to places outside the pool and back from now on. There must be one KV group."""
+        """Move blocks to places outside the pools and back from now on."""
         self.outer = outer
-        self.pool.add_observer(outer)
+        for pool in self.pools:
+            pool.add_observer(outer)
 
     def attach_events(self) -> KVEvents:
         """Return a new collector of events about the blocks in the pool of group 0, and in the slots of outer places
@@ -110,17 +112,30 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> Computed:
         """Return the blocks of the request's longest prefix with which all groups can continue."""
-        pools, size = self.pools, self.block_size
-        limit = self.num_readable_blocks(request)
-        hit = longest_hit(
-            limit, self._most_needed, lambda group, i: pools[group].lookup(self.key(request, i)) is not None
-        )
+        hit = self.longest_hit(partial(self.key, request), self.num_readable_blocks(request))
         keys, end = request.block_keys, hit.num_blocks
         blocks = [
-            [pool.block_of(key) for key in keys[end - group.num_needed(end, size) : end]]
-            for pool, group in zip(pools, self.groups, strict=True)
+            [block for key in keys[needed.start : end] if (block := pool.lookup(key)) is not None]
+            for pool, needed in zip(self.pools, self.needed(end), strict=True)
         ]
         return Computed(end, hit.deepest, blocks, hit.num_unusable)
+
+    def longest_hit(self, key: Callable[[int], bytes], num_blocks: int) -> Hit:
+        """Return the longest prefix, of at most `num_blocks` blocks, with which all groups can continue. key: returns
+        the key of a block of the prompt."""
+        pools, most = self.pools, self._most_needed
+        if self.outer is None:
+            return longest_hit(num_blocks, most, lambda group, i: pools[group].lookup(key(i)) is not None)
+        return longest_hit(num_blocks, most, lambda group, i: self.has(group, key(i)))
+
+    def has(self, group: int, key: bytes) -> bool:
+        """Return whether a block is in the pool or in an outer place that is as near."""
+        is_in_pool = self.pools[group].lookup(key) is not None
+        return is_in_pool or (self.outer is not None and self.outer.slots.lookup(key, group) is not None)
+
+    def needed(self, end: int) -> list[range]:
+        """Return the indexes of the blocks that each group needs at boundary `end`, in blocks."""
+        return [range(end - group.num_needed(end, self.block_size), end) for group in self.groups]
 
     def num_missing(
         self, request: Request, computed: Computed, num_reserved: int, victims: Sequence[Request] = ()
@@ -155,25 +170,26 @@ class KVCacheManager:
         return [*block_keys(root, token_ids, self.block_size, media), root]
 
     def take_computed(self, request: Request, computed: Computed, *, has_rows: bool = False) -> bool:
-        """Start the request's tables with `computed`, the result of get_computed_blocks, and the blocks that follow
-        them in slots and in the pool; reference them, count them as hits and return True.
+        """Start the request's tables with `computed`, the result of get_computed_blocks; reference its blocks, count
+        them as hits and return True.
 
-        Return False if the slots to load are more than one step may load next to running rows (has_rows): then the
-        request must wait for the next step."""
+        Return False if the blocks to load from outer places are more than one step may load next to running rows
+        (has_rows): then the request must wait for the next step."""
         assert not request.tables, "a request starts without tables"
         self.memory.advance()
+        blocks = computed.blocks
+        if self.outer is None:
+            for pool, each in zip(self.pools, blocks, strict=True):
+                pool.touch(each)
+        else:
+            found = self.outer.take(request, computed.num_blocks, has_rows=has_rows)
+            if found is None:
+                return False
+            blocks = found
         kept = self._kept_boundaries(request, computed)
         request.tables = [self._new_table(request, group, kept) for group in range(len(self.groups))]
-        for table, blocks in zip(request.tables, computed.blocks, strict=True):
-            table.take(computed.num_blocks, blocks)
-        if self.outer is not None:
-            limit = self.num_readable_blocks(request)
-            more = self.outer.load_prefix(request, computed.num_blocks, limit, has_rows=has_rows)
-            if more is None:
-                self.free(request)
-                return False
-            self.outer.count_hits(request, [*((block, POOL) for block in computed.blocks[0]), *more])
-            request.tables[0].block_ids += [block for block, _ in more]
+        for table, each in zip(request.tables, blocks, strict=True):
+            table.take(computed.num_blocks, each)
         request.num_cached_blocks = request.num_blocks
         if self._events is not None:
             self._describe(request, 0, request.num_cached_blocks)
@@ -219,9 +235,13 @@ class KVCacheManager:
                     if block := table.block_ids[i]:  # not the null block
                         table.cache_block(block, keys[i], is_private=is_private)
             if self.outer is not None and not is_private:
-                new = slice(request.num_cached_blocks, num_blocks)
-                blocks = zip(request.tables[0].block_ids[new], request.block_keys[new], strict=True)
-                self.outer.sent(blocks, request.params.cache_salt)
+                for group, table in enumerate(request.tables):
+                    blocks = [
+                        (block, keys[i], table.is_kept(i))
+                        for i in range(start, num_blocks)
+                        if (block := table.block_ids[i])
+                    ]
+                    self.outer.sent(group, blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
 
     def _describe(self, request: Request, start: int, end: int) -> None:
@@ -243,10 +263,21 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Free the request's blocks; full ones stay findable until they are reused."""
         self.memory.advance()
+        if self.outer is not None and request.cache_root is None:
+            self._keep_end(request)
         for table in request.tables:
             table.free()
         request.tables = []
         request.num_cached_blocks = 0
+
+    def _keep_end(self, request: Request) -> None:
+        """Tell the outer places that other requests are likely to continue where this one ends."""
+        end = request.num_cached_blocks
+        assert self.outer is not None
+        for group, needed in enumerate(self.needed(end)):
+            is_whole = all(request.tables[group].block_ids[needed.start : end])
+            if is_whole and not self.groups[group].is_full:
+                self.outer.keep(group, request.block_keys[needed.start : end])
 
     def forget_all(self) -> None:
         """Remove all keys from the indexes. Blocks keep their content for the requests that reference them."""

@@ -1,4 +1,4 @@
-"""OuterBlocks: places for KV blocks outside the pool, as the manager uses them."""
+"""OuterBlocks: places for KV blocks outside the pools, as the manager uses them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ POOL = 0  # the place of a block that no outer place has brought: index into PLA
 
 
 class OuterIndex(Protocol):
-    """Interface of the index of outer blocks of the first KV group."""
+    """Interface of the index of outer blocks."""
+
+    def lookup(self, key: bytes, group: int) -> int | None:
+        """Return the place of a group's block; None if it has none."""
+        ...
 
     @property
     def keys(self) -> list[bytes]:
-        """The keys of these blocks."""
+        """The keys of the blocks of the first group."""
         ...
 
-    def add_observer(self, observer: BlockObserver) -> None: ...
+    def add_observer(self, observer: BlockObserver) -> None:
+        """Let an observer follow the blocks of the first group."""
+        ...
 
 
 class OuterBlocks(BlockObserver, Protocol):
-    """An observer of the pool that keeps the content of blocks elsewhere and brings it back."""
+    """An observer of the pools that keeps the content of blocks elsewhere and brings it back."""
 
     @property
     def slots(self) -> OuterIndex:
         """The blocks that are in the memory of this host."""
         ...
 
-    def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
-        """Load blocks [start, end) of a request in the next step, up to the first that is in no place. Return (pool
-        block, place) for each, all referenced; None if there are too many for a step that also has running rows
-        (has_rows)."""
+    def take(self, request: Request, end: int, *, has_rows: bool) -> list[list[int]] | None:
+        """Return by group the blocks that a request needs at boundary `end`, in blocks, all referenced, and count them
+        as hits. Each is in its pool or here; the next step loads the latter. None if these are too many for a step that
+        also has running rows (has_rows)."""
         ...
 
-    def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
-        """Count the first blocks of an admitted request. found: (pool block, place) of each."""
+    def sent(self, group: int, blocks: Sequence[tuple[int, bytes, bool]], salt: str | None = None) -> None:
+        """Record that blocks are written by a step that was sent or is sent next: (block, key, whether others are
+        likely to need it). salt: cache salt of the request that fills them."""
         ...
 
-    def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
-        """Record that these blocks are written by a step that was sent or is sent next. salt: cache salt of the request
-        that fills them."""
+    def keep(self, group: int, keys: Iterable[bytes]) -> None:
+        """Record that other requests are likely to need these blocks of the pool."""
         ...
 
     def hit_shares(self, num_queried: int) -> str:

@@ -54,13 +54,17 @@ class StateTable:
 
     def take(self, end: int, blocks: Sequence[int]) -> None:
         assert not self.block_ids and len(blocks) == min(end, 1)
-        self._pool.touch(blocks)
         self.block_ids = [NULL_BLOCK] * (end - len(blocks)) + list(blocks)
         if blocks:
             self._live, self._entry, self._is_found = blocks[0], end - 1, True
 
     def leave(self, first: int) -> None:
         pass
+
+    def is_kept(self, i: int) -> bool:
+        boundary = i + 1
+        place = bisect_left(self._kept, boundary)
+        return place < len(self._kept) and self._kept[place] == boundary
 
     def free(self) -> None:
         self._pool.free(reversed(self.held))
@@ -129,12 +133,8 @@ class StateTable:
             self._pool.free((block,))
             if self._newest is not None and self._pool.holds(*self._newest):
                 self._pool.demote((self._newest[0],))
-            self._newest = None if key is None or self._is_kept(entry + 1) else (block, key)
+            self._newest = None if key is None or self.is_kept(entry) else (block, key)
         self._left.clear()
-
-    def _is_kept(self, boundary: int) -> bool:
-        place = bisect_left(self._kept, boundary)
-        return place < len(self._kept) and self._kept[place] == boundary
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -31,11 +31,13 @@ class FullTable:
 
     def take(self, end: int, blocks: Sequence[int]) -> None:
         assert not self.block_ids and len(blocks) == end
-        self._pool.touch(blocks)
         self.block_ids = list(blocks)
 
     def leave(self, first: int) -> None:
         pass
+
+    def is_kept(self, i: int) -> bool:
+        return True
 
     def free(self) -> None:
         self._pool.free(reversed(self.block_ids))
@@ -65,7 +67,6 @@ class WindowTable:
 
     def take(self, end: int, blocks: Sequence[int]) -> None:
         assert not self.block_ids and len(blocks) <= end
-        self._pool.touch(blocks)
         self.num_left = end - len(blocks)
         self.block_ids = [NULL_BLOCK] * self.num_left + list(blocks)
 
@@ -73,12 +74,11 @@ class WindowTable:
         end = max((first - self._window + 1) // self._block_size, self.num_left)
         left = self.block_ids[self.num_left : end]
         self._pool.free(left)
-        self._pool.demote(block for i, block in enumerate(left, self.num_left) if not self._is_kept(i))
+        self._pool.demote(block for i, block in enumerate(left, self.num_left) if not self.is_kept(i))
         self.block_ids[self.num_left : end] = [NULL_BLOCK] * len(left)
         self.num_left = end
 
-    def _is_kept(self, i: int) -> bool:
-        """Return whether block i is needed at a kept boundary: at the next one after it."""
+    def is_kept(self, i: int) -> bool:
         following = bisect_right(self._kept, i)
         return following < len(self._kept) and i >= self._kept[following] - self._num_needed
 

@@ -35,6 +35,7 @@ class FakeCache:
         self.blocks: dict[tuple[int, int], list[Fact | None]] = {}
         self.tables: dict[int, list[list[int]]] = {}
         self.num_left: dict[tuple[int, int], int] = defaultdict(int)
+        self.num_groups = len(windows)
         self.most_held = [0] * len(windows)  # blocks of a row
 
     def add_row(self, row: int) -> None:
@@ -147,13 +148,16 @@ class FakeCache:
                 found = content and block and content[position % self.block_size]
                 assert found == facts[position], f"wrong KV at {position} in group {group}"
 
-    def copy_out(self, block: int) -> tuple[object, ...]:
-        """Return the content of a block of the only group."""
-        return tuple(self.blocks.get((0, block), [None] * self.block_size))
+    def copy_out(self, group: int, block: int) -> tuple[object, ...]:
+        """Return the content of a block."""
+        assert 0 < block < self.shape.num_blocks(group)
+        return tuple(self.blocks.get((group, block), [None] * self.block_size))
 
-    def copy_in(self, block: int, content: tuple[object, ...]) -> None:
+    def copy_in(self, group: int, block: int, content: tuple[object, ...]) -> None:
+        assert 0 < block < self.shape.num_blocks(group)
+        self._destroy_others(group, block)
         facts = [*content, *[None] * self.block_size][: self.block_size]
-        self.blocks[0, block] = facts  # type: ignore[assignment]
+        self.blocks[group, block] = facts  # type: ignore[assignment]
 
 
 def _tuples(frame: bytes, width: int) -> Iterator[tuple[int, ...]]:

@@ -234,11 +234,11 @@ class FakeWorker:
     def _copy(self, output: SchedulerOutput) -> None:
         stores, loads = decode_ids(output.stores), decode_ids(output.loads)
         for block, slot in zip(stores[0::2], stores[1::2], strict=True):
-            assert 0 < block < self.num_blocks and slot > 0
-            self.arena[slot] = self.cache.copy_out(block)
+            assert slot > 0
+            self.arena[slot] = self.cache.copy_out(slot % self.cache.num_groups, block)
         for slot, block in zip(loads[0::2], loads[1::2], strict=True):
-            assert 0 < block < self.num_blocks and slot > 0
-            self.cache.copy_in(block, self.arena[slot])
+            assert slot > 0
+            self.cache.copy_in(slot % self.cache.num_groups, block, self.arena[slot])
 
     def _apply(self, output: SchedulerOutput) -> None:
         for row_id in decode_ids(output.freed_rows):

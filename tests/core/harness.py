@@ -162,7 +162,7 @@ class Harness:
 
     def lose_host(self) -> None:
         """A host ends with its ranks, its tier process and its part of every slot; another one takes its place."""
-        for slot in range(1, self.offload.slots.num_slots + 1):
+        for slot in self.arena:
             self.arena[slot] = ("lost", slot)
         self.num_arenas += 1
         self.offload.lose_slots(self.num_arenas)

@@ -46,10 +46,10 @@ class CopyPlan:
         self._loads += (slot, block)
         self._used.append(slot)
 
-    def write(self, key: bytes, slot: int, targets: int, owner: int) -> None:
-        """Plan that the tier process writes a slot to `targets` (bits) after the next step."""
-        self._slots.touch([slot])
-        self._writes.append(Write(key, slot, targets, owner))
+    def write(self, write: Write) -> None:
+        """Plan that the tier process writes a slot after the next step."""
+        self._slots.touch([write.slot])
+        self._writes.append(write)
 
     def references(self) -> list[int]:
         """Return the slots of the planned copies and writes, and of lost steps, once for each reference."""

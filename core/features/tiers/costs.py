@@ -47,30 +47,32 @@ class ComputeCost:
 
 
 class SourceCost:
-    """Estimate of the seconds that a source takes for a load: a latency, and a time for each block. Both are upper
-    quartiles of the last NUM_TIMES samples: of the latencies, and of the blocks in the samples of the time for a block.
+    """Estimate of the seconds that a source takes for a load: a latency, and a time for each byte. Both are upper
+    quartiles of the last NUM_TIMES samples: of the latencies, and of the bytes in the samples of the time for a byte.
 
     A busy time starts with an order to an idle source. Its first report with a loaded block gives a sample of the
-    latency, and later reports give samples of the time for a block, however the blocks were divided into orders. If
-    there is no later one, the seconds for each block of the first are a sample, too, provided that they lower the
+    latency, and later reports give samples of the time for a byte, however the blocks were divided into orders. If
+    there is no later one, the seconds for each byte of the first are a sample, too, provided that they lower the
     estimate or that there is no sample yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = 1) -> None:
+        """block_bytes: size of a usual block."""
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)
-        self._block_times: deque[tuple[float, int]] = deque(maxlen=NUM_TIMES)  # seconds for a block, and blocks
+        self._byte_times: deque[tuple[float, int]] = deque(maxlen=NUM_TIMES)  # seconds for a byte, and bytes
         self.told_at = 0.0  # monotonic seconds of the last block that came
-        self._num_ordered = 0  # blocks that the source has not reported yet
-        self._begun_at = self._first_at = 0.0  # of the busy time, and of the report from which blocks are counted
-        self._num_counted = 0  # blocks since then
+        self._num_ordered = 0  # bytes that the source has not reported yet
+        self._begun_at = self._first_at = 0.0  # of the busy time, and of the report from which bytes are counted
+        self._num_counted = 0  # bytes since then
+        self._most_counted = NUM_COUNTED * block_bytes
 
-    def on_order(self, num_blocks: int, now: float) -> None:
-        """Record that blocks were ordered from the source."""
+    def on_order(self, num_bytes: int, now: float) -> None:
+        """Record that blocks of so many bytes were ordered from the source."""
         if not self._num_ordered:
             self._begun_at, self._first_at, self._num_counted = now, 0.0, 0
-        self._num_ordered += num_blocks
+        self._num_ordered += num_bytes
 
     def on_report(self, num_good: int, num_bad: int, now: float) -> None:
-        """Learn from a report of blocks that have come, and of others that will not."""
+        """Learn from a report of blocks that have come, and of others that will not, in bytes."""
         self._num_ordered -= num_good + num_bad
         is_first = not self._first_at
         self.told_at = now if num_good else self.told_at
@@ -78,28 +80,28 @@ class SourceCost:
             self._latencies.append(now - self._begun_at)
             self._first_at = now
             most_s = (now - self._begun_at) / num_good
-            if not self._num_ordered and (not self._block_times or most_s < _slow_block_s(self._block_times)):
-                self._block_times.append((most_s, num_good))
+            if not self._num_ordered and (not self._byte_times or most_s < _slow_byte_s(self._byte_times)):
+                self._byte_times.append((most_s, num_good))
         elif not is_first:
             self._num_counted += num_good
-            if self._num_counted >= NUM_COUNTED or (self._num_counted and not self._num_ordered):
-                self._block_times.append(((now - self._first_at) / self._num_counted, self._num_counted))
+            if self._num_counted >= self._most_counted or (self._num_counted and not self._num_ordered):
+                self._byte_times.append(((now - self._first_at) / self._num_counted, self._num_counted))
                 self._first_at, self._num_counted = now, 0
 
     def on_lost(self) -> None:
         """Record that no report will come for the blocks that were ordered."""
         self._num_ordered = 0
 
-    def seconds(self, num_blocks: int) -> float:
-        """Estimate the seconds to load blocks; 0 until a first block has come."""
+    def seconds(self, num_bytes: int) -> float:
+        """Estimate the seconds to load blocks of so many bytes; 0 until a first block has come."""
         if not self._latencies:
             return 0.0
-        return sorted(self._latencies)[len(self._latencies) * 3 // 4] + num_blocks * _slow_block_s(self._block_times)
+        return sorted(self._latencies)[len(self._latencies) * 3 // 4] + num_bytes * _slow_byte_s(self._byte_times)
 
 
-def _slow_block_s(times: Iterable[tuple[float, int]]) -> float:
-    """Return the upper quartile of the seconds that blocks took; 0 if none is known. times: (seconds for a block,
-    number of blocks) of each sample."""
+def _slow_byte_s(times: Iterable[tuple[float, int]]) -> float:
+    """Return the upper quartile of the seconds that bytes took; 0 if none is known. times: (seconds for a byte, number
+    of bytes) of each sample."""
     num_left = sum(count for _, count in times) / 4
     for seconds, count in sorted(times, reverse=True):
         num_left -= count

@@ -3,6 +3,8 @@ be faster than computing them.
 
     begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → all blocks loaded → the request may run
 
+The tier process finds the largest boundary at which all KV groups could continue. Blocks of groups with windows are
+loaded first, since without them no other is of use. If a block cannot be read then, it asks once more for a boundary.
 fetch_wait.py says how long a request waits. Then it runs with the loaded blocks; blocks that come before its admission
 are used, too. A fetch holds each slot with one of its blocks until its request is admitted or ends: otherwise the
 blocks of a prompt that is larger than the arena would evict each other. If it needs more slots than there are, its
@@ -11,25 +13,18 @@ blocks are copied to the pool, and their slots are released before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 import numpy as np
 
 from ....ipc.codec import encode_ids
-from ....ipc.messages.tier import (
-    BlocksFound,
-    BlocksLoaded,
-    CancelLoad,
-    CoreToTier,
-    FindBlocks,
-    FindGroup,
-    LoadBlocks,
-)
+from ....ipc.messages.tier import HERE, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
+from ....ipc.spec.kv.kv_groups import KVGroup
 from ...kv.block_pool import BlockPool
 from ...request import Request
 from .costs import ComputeCost
-from .fetch import Fetch, Load, MissingBlocks
+from .fetch import Fetch, Item, Load, MissingBlocks
 from .fetch_wait import WaitRule
 from .hits import FIRST_SOURCE, Hits
 from .slots import Slots
@@ -44,7 +39,8 @@ class Fetches:
 
     def __init__(
         self,
-        pool: BlockPool,
+        groups: Sequence[KVGroup],
+        pools: Sequence[BlockPool],
         slots: Slots,
         compute: ComputeCost,
         block_size: int,
@@ -52,19 +48,22 @@ class Fetches:
         release: Callable[[Request], None],
     ) -> None:
         """send: sends a message to the tier process. release: lets a request run."""
-        self._pool, self._slots, self._block_size = pool, slots, block_size
-        self._rule = WaitRule(compute, block_size)
+        self._pools, self._slots, self._block_size = pools, slots, block_size
+        self._rule = WaitRule(compute, block_size, slots.slot_bytes)
+        self._windows_first = sorted(range(len(groups)), key=lambda group: groups[group].is_full)
+        self._is_whole = len(groups) > 1 or not groups[0].is_full
         self.hits = Hits(block_size, 4 * slots.num_slots)
         self._send, self._release = send, release
-        self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
+        self.on_found_names: Callable[[Iterable[bytes], int], None] = lambda names, source: None
         self.reads_salted_remotely = True  # blocks of tenants may be in the remote store
         self._asked: dict[int, Fetch] = {}
         self.by_request: dict[Request, Fetch] = {}  # until the request is admitted, even if it waits no longer
         self._others: set[Fetch] = set()  # prefetches
         self._loads: dict[int, Load] = {}
-        self._loading: dict[bytes, int] = {}  # jobs by key
+        self._loading: dict[bytes, int] = {}  # jobs by name
+        self._loading_bytes = 0
         self._numbers = count(1)
-        self._max_loading = max(int(LOADING_SHARE * slots.num_slots), 1)
+        self._max_loading_bytes = max(int(LOADING_SHARE * slots.num_bytes), max(slots.slot_bytes))
 
     @property
     def _open(self) -> list[Fetch]:
@@ -82,16 +81,21 @@ class Fetches:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, request: Request, missing: MissingBlocks, now: float) -> bool:
+    def begin(
+        self,
+        request: Request,
+        missing: MissingBlocks,
+        now: float,
+        look_again: Callable[[], MissingBlocks | None] | None = None,
+    ) -> bool:
         """Ask the tier process for the missing blocks of a request. Return False if too few are missing to be worth it:
-        then the request need not wait."""
-        num_blocks = len(missing.tokens) // (4 * self._block_size)
-        grace_s = self._rule.grace_s(missing.start, missing.start + num_blocks)
+        then the request need not wait. look_again: returns those that are missing later."""
+        grace_s = self._rule.grace_s(missing)
         if grace_s is None:
             return False
-        fetch = Fetch(request, missing.start, missing.first_keys, now, grace_s, missing.owner, give_up_at=now + grace_s)
+        fetch = Fetch(request, missing, now, grace_s, self._is_whole, give_up_at=now + grace_s, look_again=look_again)
         self.by_request[request] = fetch
-        self._ask(fetch, missing)
+        self._ask(fetch)
         return True
 
     def prefetch(self, missing: MissingBlocks, now: float, on_end: Callable[[], None]) -> None:
@@ -99,29 +103,29 @@ class Fetches:
         `on_end`."""
         fetch = Fetch(
             request=None,
-            start=0,
-            first_keys=missing.first_keys,
+            missing=missing,
             begun_at=now,
             grace_s=0.0,
-            owner=missing.owner,
+            is_whole=self._is_whole,
             on_end=on_end,
             give_up_at=now + PREFETCH_S,
             is_waiting=False,
         )
         self._others.add(fetch)
-        self._ask(fetch, missing)
+        self._ask(fetch)
 
-    def _ask(self, fetch: Fetch, missing: MissingBlocks) -> None:
-        serial = next(self._numbers)
+    def _ask(self, fetch: Fetch) -> None:
+        serial, missing = next(self._numbers), fetch.missing
         self._asked[serial] = fetch
+        fetch.is_asking = True
         self._send(
             FindBlocks(
                 serial=serial,
                 parent=missing.parent,
                 token_ids=missing.tokens,
                 block_size=self._block_size,
-                groups=[FindGroup()],
-                least=missing.start,
+                groups=list(missing.groups),
+                least=missing.least,
                 skips_remote=missing.owner != 0 and not self.reads_salted_remotely,
                 start=missing.start * self._block_size,
                 media=list(missing.media),
@@ -137,61 +141,81 @@ class Fetches:
             return
         if fetch not in self._others and (fetch.request is None or self.by_request.get(fetch.request) != fetch):
             return  # it is over
-        found = message.sources[0]
-        fetch.keys = fetch.first_keys(len(found))
-        fetch.index_by_key = {key: index for index, key in enumerate(fetch.keys)}
-        fetch.sources = found[: len(fetch.keys)]
-        for source in set(fetch.sources):
-            self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
+        fetch.is_asking = False
+        self._slots.free(fetch.set_items(message, self._windows_first, self._slots.slot_bytes))
+        for source in {*fetch.sources} - {HERE}:
+            self.on_found_names(fetch.names_at(source), source)
         if fetch.request is None:
-            self._cut(fetch, self._max_loading)
+            self._cut_to_fit(fetch)
         num_worth = self._rule.num_worth(fetch)
-        if num_worth == 0 and self._rule.is_probe_due(fetch, now):
-            self._cut(fetch, 1)
+        probe = self._rule.probe(fetch, now) if num_worth == 0 else None
+        if probe is not None:
+            self._cut(fetch, probe + 1)
             self._order(fetch, now)
             self._let_run(fetch)
             return
         self._cut(fetch, num_worth)
         self._go_on(fetch, now)
 
+    def _cut_to_fit(self, fetch: Fetch) -> None:
+        """Give up the last blocks of a prefetch that is larger than what may be loaded at once; all of them if they are
+        of use only all together."""
+        num_fitting = sum(end <= self._max_loading_bytes for end in fetch.bytes_before[1:])
+        if num_fitting < len(fetch.items):
+            self._cut(fetch, 0 if fetch.is_whole else num_fitting)
+
     # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _order(self, fetch: Fetch, now: float) -> None:
-        """Order the loads of missing blocks while slots are free; one order for each run of blocks from one source."""
-        run: dict[int, bytes] = {}
-        source = -1
-        while fetch.num_ordered < len(fetch.keys):
-            key = fetch.keys[fetch.num_ordered]
-            if self._pool.lookup(key) is None and not self._hold(fetch, key) and key not in self._loading:
-                is_room = len(self._loading) + len(run) < self._max_loading
-                slot = self._slots.allocate_for(fetch.owner) if is_room else None
+    def _order(self, fetch: Fetch, now: float) -> bool:
+        """Order the loads of missing blocks while slots are free; one order for each run of blocks from one source.
+        Return False if the next block was here when the question was asked, but is not any more."""
+        run: dict[int, Item] = {}
+        is_gone = False
+        source, num_bytes = -1, self._loading_bytes
+        while fetch.num_ordered < len(fetch.items):
+            item, of = fetch.items[fetch.num_ordered], fetch.sources[fetch.num_ordered]
+            if not self._is_here(fetch, item) and item.name not in self._loading:
+                if of == HERE:
+                    is_gone = True
+                    break
+                num_bytes += self._slots.slot_bytes[item.group]
+                is_room = num_bytes <= self._max_loading_bytes
+                slot = self._slots.allocate_for(fetch.missing.owner, item.group) if is_room else None
                 if slot is None:
                     break
-                if fetch.sources[fetch.num_ordered] != source:
+                if of != source:
                     self._send_load(fetch, source, run, now)
-                    run, source = {}, fetch.sources[fetch.num_ordered]
-                run[slot] = key
+                    run, source = {}, of
+                run[slot] = item
             fetch.num_ordered += 1
         self._send_load(fetch, source, run, now)
+        return not is_gone
 
-    def _hold(self, fetch: Fetch, key: bytes) -> bool:
+    def _is_here(self, fetch: Fetch, item: Item) -> bool:
+        """Return whether the pool or a slot has a block; take a reference to the slot if the fetch wants it."""
+        return self._pools[item.group].lookup(item.key) is not None or self._hold(fetch, item)
+
+    def _hold(self, fetch: Fetch, item: Item) -> bool:
         """Take a reference to the slot with a block, if the fetch wants it. Return whether a slot has the block."""
-        slot = self._slots.lookup(key)
-        if slot is not None and fetch.wants(key):
+        slot = self._slots.find(item.name)
+        if slot is not None and fetch.wants(item.name):
             self._slots.touch([slot])
-            fetch.held[key] = slot
+            fetch.held[item.name] = slot
         return slot is not None
 
-    def _send_load(self, fetch: Fetch, source: int, key_by_slot: dict[int, bytes], now: float) -> None:
-        if not key_by_slot:
+    def _send_load(self, fetch: Fetch, source: int, item_by_slot: dict[int, Item], now: float) -> None:
+        if not item_by_slot:
             return
         job = next(self._numbers)
-        self._loads[job] = Load(fetch, source, key_by_slot, len(key_by_slot))
-        self._rule.costs[source].on_order(len(key_by_slot), now)
-        self._loading.update(dict.fromkeys(key_by_slot.values(), job))
+        self._loads[job] = Load(fetch, source, item_by_slot, len(item_by_slot))
+        num_bytes = sum(map(self._slots.bytes_of, item_by_slot))
+        self._rule.costs[source].on_order(num_bytes, now)
+        self._loading_bytes += num_bytes
+        names = [item.name for item in item_by_slot.values()]
+        self._loading.update(dict.fromkeys(names, job))
         fetch.jobs.add(job)
-        keys, sources = b"".join(key_by_slot.values()), bytes([source]) * len(key_by_slot)
-        self._send(LoadBlocks(job=job, keys=keys, slots=encode_ids(key_by_slot), sources=sources))
+        sources = bytes([source]) * len(names)
+        self._send(LoadBlocks(job=job, keys=b"".join(names), slots=encode_ids(item_by_slot), sources=sources))
 
     def on_loaded(self, message: BlocksLoaded, now: float) -> None:
         """Take back the slots that a load has filled or given up, and let requests run that have all their blocks."""
@@ -200,49 +224,75 @@ class Fetches:
             return
         good = np.frombuffer(message.slots, np.int32).tolist()
         for slot in good:
-            key = load.key_by_slot.pop(slot)
-            del self._loading[key]
+            item = load.item_by_slot.pop(slot)
+            self._end_load(slot, item)
             if not load.is_void:
-                self.hits.note_origin(key, FIRST_SOURCE + load.source)
-                self._slots.cache_written(slot, key)
+                self.hits.note_origin(item.name, FIRST_SOURCE + load.source)
+                self._slots.cache_written(slot, item.key)
                 if load.fetch is not None:
-                    self._hold(load.fetch, key)
+                    self._hold(load.fetch, item)
             self._slots.free([slot])
-        bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
+        bad = [(slot, load.item_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
         if message.is_last:
-            bad += load.key_by_slot.items()
+            bad += load.item_by_slot.items()
             del self._loads[message.job]
-        self._rule.costs[load.source].on_report(len(good), len(bad), now)
-        for slot, key in bad:
-            del self._loading[key]
+        good_bytes = sum(map(self._slots.bytes_of, good))
+        self._rule.costs[load.source].on_report(good_bytes, sum(self._slots.bytes_of(slot) for slot, _ in bad), now)
+        for slot, item in bad:
+            self._end_load(slot, item)
             self._slots.free([slot])
-        bad_keys = {key for _, key in bad}
+        bad_names = {item.name for _, item in bad}
         for fetch in self._open:
-            if bad_keys:
-                self._cut(fetch, min(fetch.index_by_key.get(key, len(fetch.keys)) for key in bad_keys))
+            if bad_names:
+                self._fail(fetch, min(fetch.index_by_name.get(name, len(fetch.items)) for name in bad_names))
             self._go_on(fetch, now)
+
+    def _end_load(self, slot: int, item: Item) -> None:
+        del self._loading[item.name]
+        self._loading_bytes -= self._slots.bytes_of(slot)
+
+    def _fail(self, fetch: Fetch, index: int) -> None:
+        """Give up the blocks of a fetch from `index` on, since this one cannot be loaded. If they are of use only all
+        together, ask for another boundary once; the second time let the request run."""
+        if index >= len(fetch.items):
+            return
+        self._cut(fetch, index)
+        if not fetch.is_whole:
+            return
+        look_again, fetch.look_again = fetch.look_again, None
+        missing = look_again() if look_again is not None else None
+        if missing is None:
+            self._let_run(fetch)
+        else:
+            fetch.missing = missing
+            self._ask(fetch)
 
     def _cut(self, fetch: Fetch, num_blocks: int) -> None:
         """Give up the blocks of a fetch from `num_blocks` on, and release their slots."""
-        self._slots.free(fetch.held.pop(key) for key in reversed(fetch.keys[num_blocks:]) if key in fetch.held)
-        del fetch.keys[num_blocks:]
+        given_up = [item.name for item in reversed(fetch.items[num_blocks:])]
+        self._slots.free(fetch.held.pop(name) for name in given_up if name in fetch.held)
+        del fetch.items[num_blocks:]
         fetch.num_ordered = min(fetch.num_ordered, num_blocks)
+        fetch.num_ready = min(fetch.num_ready, num_blocks)
 
     def _go_on(self, fetch: Fetch, now: float) -> None:
         """Hold the blocks that have come, order missing ones, and let the request run, or end the prefetch, if all are
         loaded."""
+        if fetch.is_asking:
+            return
         self._take_ready(fetch)
-        self._order(fetch, now)
-        if fetch.num_ready >= len(fetch.keys):
+        if not self._order(fetch, now):
+            self._fail(fetch, fetch.num_ordered)
+        elif fetch.num_ready >= len(fetch.items):
             self._let_run(fetch)
         elif fetch.request is not None:
             fetch.give_up_at = self._rule.give_up_at(fetch)
 
     def _take_ready(self, fetch: Fetch) -> None:
-        while fetch.num_ready < len(fetch.keys):
-            key = fetch.keys[fetch.num_ready]
-            if self._pool.lookup(key) is None and not self._hold(fetch, key):
-                if key not in self._loading:  # it was loaded, but has been evicted since
+        while fetch.num_ready < len(fetch.items):
+            item = fetch.items[fetch.num_ready]
+            if not self._is_here(fetch, item):
+                if item.name not in self._loading:  # it was loaded, but has been evicted since
                     fetch.num_ordered = min(fetch.num_ordered, fetch.num_ready)
                 return
             fetch.num_ready += 1
@@ -267,22 +317,24 @@ class Fetches:
     def stalled(self) -> list[Fetch]:
         """Return the fetches with waiting requests that can only get more slots by giving up their own: those that hold
         enough to be worth a copy to the pool, or that hold any and have no load under way."""
-        loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
-        short = [each for each in self.by_request.values() if each.num_ordered < len(each.keys)]
-        return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]
+        loading = {load.fetch for load in self._loads.values()}
+        short = [each for each in self.by_request.values() if each.num_ordered < len(each.items)]
+        return [each for each in short if each.is_waiting and self._has_enough(each, is_loading=each in loading)]
 
-    def held_keys(self, fetch: Fetch) -> list[bytes]:
-        """Return the keys of the blocks whose slots a fetch holds, in the prompt's order."""
-        return sorted(fetch.held, key=fetch.index_by_key.__getitem__)
+    def _has_enough(self, fetch: Fetch, *, is_loading: bool) -> bool:
+        if not is_loading:
+            return bool(fetch.held)
+        held_bytes = sum(map(self._slots.bytes_of, fetch.held.values()))
+        return held_bytes >= LANDING_SHARE * self._max_loading_bytes
 
-    def let_go(self, fetch: Fetch, keys: list[bytes]) -> None:
+    def let_go(self, fetch: Fetch, items: Iterable[Item]) -> None:
         """Release the slots of these blocks, which the fetch holds."""
-        self._slots.free(fetch.held.pop(key) for key in keys)
+        self._slots.free(fetch.held.pop(item.name) for item in items)
 
     def on_slots_free(self, now: float) -> None:
         """Order loads that waited for slots."""
         for fetch in list(self.by_request.values()):
-            if fetch.num_ready < len(fetch.keys):
+            if fetch.num_ready < len(fetch.items):
                 self._go_on(fetch, now)
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,8 +346,7 @@ class Fetches:
             self._drop(fetch)
 
     def _drop(self, fetch: Fetch) -> None:
-        self._slots.free(fetch.held[key] for key in reversed(self.held_keys(fetch)))
-        fetch.held = {}
+        self._slots.free(fetch.held.pop(item.name) for item in reversed(fetch.held_items))
         for job in fetch.jobs:
             load = self._loads.get(job)
             if load is not None and load.fetch is fetch:
@@ -311,19 +362,21 @@ class Fetches:
         self._asked.clear()
         for fetch in self._open:
             self._cut(fetch, 0)
-            fetch.num_ready = 0
+            fetch.is_asking = False
             self._let_run(fetch)
 
     def on_tier_lost(self) -> None:
         """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""
         for load in self._loads.values():
-            self._slots.free(load.key_by_slot)
+            self._slots.free(load.item_by_slot)
         for cost in self._rule.costs:
             cost.on_lost()
         self._loads.clear()
         self._loading.clear()
+        self._loading_bytes = 0
         self._asked.clear()
         for fetch in self._open:
+            fetch.is_asking = False
             self._cut(fetch, fetch.num_ready)
             self._let_run(fetch)
 
@@ -331,4 +384,4 @@ class Fetches:
         """Return the slots that fetches and loads refer to, once for each reference."""
         fetches = self._open
         held = [slot for fetch in fetches for slot in fetch.held.values()]
-        return held + [slot for load in self._loads.values() for slot in load.key_by_slot]
+        return held + [slot for load in self._loads.values() for slot in load.item_by_slot]

@@ -1,8 +1,9 @@
 """Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote store, and which come back.
 
 Copies between pool and slots are part of the steps (copy_plan.py); the tier process moves blocks between slots and
-disk, remote store and peers (fetches.py, write_behind.py). Offload connects both with the pool. With a host tier, a
-block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
+disk, remote store and peers (fetches.py, write_behind.py). Offload connects both with the pools of the KV groups. With
+a host tier, a block that a pool evicts is stored in a slot, unless it was demoted; a slot that is found at an admission
+is loaded.
 
 Knows no sockets, and no steps: tier_feature.py takes part in them.
 """
@@ -11,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.tier import (
     STORE_ON_DISK,
@@ -20,6 +19,7 @@ from ....ipc.messages.tier import (
     BlocksFound,
     BlocksLoaded,
     BlocksStored,
+    FindGroup,
     PinBlocks,
     SourceState,
     TierCleared,
@@ -28,18 +28,19 @@ from ....ipc.messages.tier import (
     TierToCore,
     UnpinSlots,
 )
+from ...kv.block_hash import object_name
 from ...kv.manager import KVCacheManager
-from ...kv.outer_blocks import POOL
 from ...request import Request, WaitReason
 from ...scheduling.step.step_copies import StepCopies
+from .block_notes import BlockNotes
 from .copy_plan import CopyPlan
 from .costs import ComputeCost
 from .fetch import MissingBlocks
 from .fetches import Fetches
-from .hits import HOST
 from .opening import Opening
 from .options import Tiers
 from .peer_pins import PeerPins
+from .pool_loads import PoolLoads
 from .slots import Slots, owner_of
 from .write_behind import WriteBehind
 
@@ -47,7 +48,7 @@ COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step with running
 
 
 class Offload:
-    """Owner of the slots, and observer of the pool, which reports written and evicted blocks to it."""
+    """Owner of the slots, and observer of the pools, which report written and evicted blocks to it."""
 
     def __init__(
         self,
@@ -61,24 +62,25 @@ class Offload:
         observers, names = [] if record is None else [record], None
         if record is not None:
             names = [record.key_by_block(group) for group in range(options.arena.num_groups)]
-        self._record, pool = record, kv_cache.pool
+        self._record, pools = record, kv_cache.pools
         self.slots = Slots(options.arena, observers, names, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(options.token_s)
-        self.writes = WriteBehind(pool, self.slots, self.plan, is_host_tier=options.is_host_tier)
+        self.writes = WriteBehind(pools, self.slots, self.plan, is_host_tier=options.is_host_tier)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
-        self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
+        self.fetches = Fetches(
+            kv_cache.groups, pools, self.slots, self.compute, options.block_size, send, self._let_run
+        )
         self.fetches.reads_salted_remotely = options.writes_salted_remotely
         self.hits = self.fetches.hits
-        self.fetches.on_found_keys = self._note_kept
+        self.fetches.on_found_names = self._note_kept
         self.sources: list[SourceState] = []
-        self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
-        self.stored_bytes = self.loaded_bytes = 0
-        self._options, self._kv_cache, self._pool, self._send = options, kv_cache, pool, send
-        self._arriving: set[int] = set()  # blocks that get their content from a slot
-        self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
-        self._owner_by_block: dict[int, int] = {}  # tenant, for blocks of requests with a salt
-        self._max_loads = max(COPY_BYTES[options.device] // options.arena.slot_bytes[0], 1)
+        self.num_stored = self.stored_bytes = 0  # blocks that left the pool for slots, and their bytes
+        self._options, self._kv_cache, self._pools, self._send = options, kv_cache, pools, send
+        self._notes = [BlockNotes(pool) for pool in pools]
+        max_bytes = COPY_BYTES[options.device]
+        self.loads = PoolLoads(kv_cache, self.slots, self.plan, self._notes, self.writes, self.fetches, max_bytes)
+        self.take = self.loads.take
         self._release, self._change_namespace = release, change_namespace
         self._opening = Opening(options.facts, send, self._on_open)
         self._pins = PeerPins(self.slots)
@@ -151,63 +153,84 @@ class Offload:
         if self._record is not None:
             self._record.begin_generation(arena)
 
-    # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
+    # ── the pools' content ───────────────────────────────────────────────────────────────────────────────────────
 
     def written(self, group: int, block: int, key: bytes) -> None:
-        is_computed = block not in self._arriving
-        self._arriving.discard(block)
-        self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
+        notes = self._notes[group]
+        is_computed = block not in notes.arriving
+        notes.arriving.discard(block)
+        notes.is_written[block] = True
+        if notes.is_wanted[block]:
+            self.writes.see(group, block, key, notes.owner(block), is_computed=is_computed)
 
-    def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
-        """Record that these blocks are written by a step that was sent or is sent next: later steps may copy them.
-        salt: cache salt of the request that fills them."""
-        owner = owner_of(salt)
-        for block, key in blocks:
-            self._is_sent[block] = self._pool.holds(block, key)
-            if owner:
-                self._owner_by_block[block] = owner
+    def sent(self, group: int, blocks: Sequence[tuple[int, bytes, bool]], salt: str | None = None) -> None:
+        """Record that blocks are written by a step that was sent or is sent next: later steps may copy them. blocks:
+        (block, key, whether others are likely to need it). salt: cache salt of the request that fills them."""
+        notes, owner = self._notes[group], owner_of(salt)
+        for block, key, is_wanted in blocks:
+            if notes.sent(block, key, owner):
+                notes.is_wanted[block] = is_wanted
+            elif is_wanted:  # another block has this content
+                self.keep(group, [key])
+
+    def sent_pending(self) -> None:
+        """Record that the next step writes all blocks that were cached since the last one."""
+        for notes in self._notes:
+            notes.sent_pending()
+
+    def keep(self, group: int, keys: Iterable[bytes]) -> None:
+        notes = self._notes[group]
+        for key in keys:
+            block = self._pools[group].lookup(key)
+            if block is not None and not notes.is_wanted[block]:
+                notes.is_wanted[block] = True
+                if notes.is_written[block]:
+                    self.writes.see(group, block, key, notes.owner(block), is_computed=True)
 
     def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
-        """Plan the copy of an evicted block to a slot, before the next step overwrites it: with a host tier, or if the
-        block is queued for a write; only if a sent step has written it, no slot has it, and a slot is free."""
-        is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)
-        self.hits.forget(key)
-        self.forgotten(group, block, key)
-        if (slot := self.slots.lookup(key)) is not None:
+        """Plan the copy of an evicted block to a slot, before the next step overwrites it: with a host tier, if it was
+        not demoted, or if the block is queued for a write; only if a sent step has written it, no slot has it, and a
+        slot is free."""
+        notes, name = self._notes[group], object_name(key, group)
+        is_sent, owner = notes.is_sent[block], notes.owner(block)
+        is_of_use = (self._options.is_host_tier and not is_demoted) or self.writes.is_queued(name)
+        self.hits.forget(name)
+        notes.forget(block)
+        if (slot := self.slots.find(name)) is not None:
             self.slots.touch([slot])  # used as lately as the block
             self.slots.free([slot])
-        elif is_sent and (self._options.is_host_tier or self.writes.is_queued(key)):
-            slot = self.plan.store(block, key, owner)
+        elif is_sent and is_of_use:
+            slot = self.plan.store(block, key, owner, group)
             if slot is not None:
                 self.num_stored += 1
                 self.stored_bytes += self.slots.bytes_of(slot)
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
-        self._is_sent[block] = False
-        self._arriving.discard(block)
-        self._owner_by_block.pop(block, None)
+        self._notes[group].forget(block)
 
     def cleared(self, group: int) -> None:
-        self._is_sent[:] = False
-        self._arriving.clear()
-        self._owner_by_block.clear()
+        self._notes[group].clear()
 
-    def _note_kept(self, keys: Iterable[bytes], source: int) -> None:
+    def _note_kept(self, names: Iterable[bytes], source: int) -> None:
         targets = (STORE_ON_DISK, STORE_REMOTELY, 0)[source]
         if targets:
-            self.writes.note_kept(keys, targets)
+            self.writes.note_kept(names, targets)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def find_missing(
         self, key: Callable[[int], bytes], num_blocks: int, tokens: bytes, media: list[MediaSpan], salt: str | None
     ) -> MissingBlocks | None:
-        """Return a prompt's blocks from the first that is neither in the pool nor in a slot; None if all are, or if
-        none can be loaded. key: returns the key of a block, for -1 the root of the keys. tokens: int32."""
-        start = self._num_here(key, num_blocks)
-        if start >= num_blocks or not self.is_open or not self._options.has_sources:
+        """Return a prompt's blocks from the first that may be neither in the pool nor in a slot; None if all are there
+        that it needs to continue after them, or if none can be loaded. key: returns the key of a block, for -1 the root
+        of the keys. tokens: int32."""
+        if not self.is_open or not self._options.has_sources:
             return None
-        size = self._options.block_size
+        least = self._kv_cache.longest_hit(key, num_blocks).num_blocks
+        if least >= num_blocks:
+            return None
+        firsts = [self._first_lacking(group, key, least, num_blocks) for group in range(len(self._pools))]
+        start, size = min(firsts), self._options.block_size
         return MissingBlocks(
             start,
             parent=key(start - 1),
@@ -215,7 +238,24 @@ class Offload:
             first_keys=lambda count: [key(start + i) for i in range(count)],
             media=media,
             owner=owner_of(salt),
+            least=least,
+            groups=[self._question(group, key, range(start, num_blocks), first) for group, first in enumerate(firsts)],
         )
+
+    def _first_lacking(self, group: int, key: Callable[[int], bytes], least: int, end: int) -> int:
+        """Return the index of the first block that a group may lack at a boundary beyond `least`, up to `end`."""
+        needed = self._kv_cache.groups[group].most_needed(self._options.block_size)
+        if needed is not None:
+            return max(least + 1 - max(needed, 1), 0)
+        return next((i for i in range(least, end) if not self._kv_cache.has(group, key(i))), end)
+
+    def _question(self, group: int, key: Callable[[int], bytes], blocks: range, first: int) -> FindGroup:
+        """Return what a group needs, and which of these blocks are here; those before `first` are."""
+        if len(self._pools) == 1 and self._kv_cache.groups[0].is_full:
+            return FindGroup()
+        has, most = self._kv_cache.has, self._kv_cache.groups[group].most_needed(self._options.block_size)
+        needed = 0 if most is None else max(most, 1)
+        return FindGroup(needed=needed, here=bytes(i < first or has(group, key(i)) for i in blocks))
 
     def prefetch(
         self, tokens: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan], done: Callable[[int], None]
@@ -226,7 +266,7 @@ class Offload:
         num_blocks = len(keys) - 1
 
         def end() -> None:
-            done(self._num_here(keys.__getitem__, num_blocks) * self._kv_cache.block_size)
+            done(self._kv_cache.longest_hit(keys.__getitem__, num_blocks).num_blocks * self._kv_cache.block_size)
 
         missing = self.find_missing(keys.__getitem__, num_blocks, tokens, media, salt)
         if missing is None:
@@ -234,99 +274,14 @@ class Offload:
         else:
             self.fetches.prefetch(missing, self.clock(), on_end=end)
 
-    def _num_here(self, key: Callable[[int], bytes], num_blocks: int) -> int:
-        """Return how many blocks, from the first without a gap, are in the pool or a slot."""
-        for i in range(num_blocks):
-            if self._pool.lookup(key(i)) is None and self.slots.lookup(key(i)) is None:
-                return i
-        return num_blocks
-
     def _let_run(self, request: Request) -> None:
         self._release(request, WaitReason.TIER)
-
-    def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
-        """Load blocks [start, end) of a request from their slots in the next step, up to the first that is neither in a
-        slot nor in the pool. Return (pool block, HOST or POOL) for each block in order, all referenced. None if there
-        are too many for one step: then the first ones are copied to the pool, where a later call finds them.
-
-        has_rows: other rows run, which limits the loads of a step. The request references its blocks before `start`,
-        and the pool has room for all blocks of the request."""
-        blocks: dict[bytes, int] = {}  # in the pool
-        slots: dict[bytes, int] = {}
-        for i in range(start, end):
-            key = self._kv_cache.key(request, i)
-            if (block := self._pool.lookup(key)) is not None:
-                blocks[key] = block
-            elif (slot := self.slots.lookup(key)) is not None:
-                slots[key] = slot
-            else:
-                break
-        # All that was found is referenced before a block is allocated: the allocation evicts the content of a free
-        # block, which may be one found here, and stores it in a free slot, which may be one found here. The plan takes
-        # its own reference to each slot until the step is done, so these end below.
-        self._pool.touch(blocks.values())
-        self.slots.touch(slots.values())
-        try:
-            limit = self.max_loads(has_rows=has_rows)
-            if len(slots) > limit:
-                self.land_slots(list(slots.items())[:limit])
-                self._pool.free(reversed(blocks.values()))
-                return None
-            new = self._pool.allocate(len(slots)) or []
-            for block, (key, slot) in zip(new, slots.items(), strict=True):
-                self._copy_back(slot, block, key)
-                blocks[key] = block
-        finally:
-            self.slots.free(reversed(slots.values()))
-        keys = (self._kv_cache.key(request, i) for i in range(start, start + len(blocks)))
-        return [(blocks[key], HOST if key in slots else POOL) for key in keys]
-
-    def _copy_back(self, slot: int, block: int, key: bytes) -> None:
-        self.plan.load(slot, block)
-        self._arriving.add(block)
-        self._pool.cache_block(block, key)
-        self.num_loaded += 1
-        self.loaded_bytes += self.slots.bytes_of(slot)
-
-    def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
-        """Count the first blocks of an admitted request as hits, and queue writes of those found in the pool that are
-        due. found: (pool block, place) of each; place: POOL or HOST."""
-        for i, (block, place) in enumerate(found):
-            key = self._kv_cache.key(request, i)
-            self.hits.count(request, key, place)
-            if place == POOL and self.writes.targets and self._is_sent[block]:
-                self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
 
     def hit_shares(self, num_queried: int) -> str:
         """Return the shares of `num_queried` tokens that came from each place, as text for the log line."""
         return self.hits.shares(num_queried)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def max_loads(self, *, has_rows: bool) -> int:
-        """Return how many blocks may be loaded in one step; has_rows: rows run, and must not wait for long."""
-        return self._max_loads if has_rows else self.slots.num_slots
-
-    def land(self, num_rows: int) -> None:
-        """Plan copies of loaded blocks to the pool, for requests that need more slots than there are, so that their
-        slots become free. num_rows: number of running rows; as many free blocks of the pool are left to them."""
-        for fetch in self.fetches.stalled():
-            held = self.fetches.held_keys(fetch)
-            void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them
-            self.fetches.let_go(fetch, void)
-            room = min(self._pool.num_free - num_rows, self.max_loads(has_rows=num_rows > 0))
-            landed = [key for key in held if key in fetch.held][: max(room, 0)]
-            self.land_slots([(key, fetch.held[key]) for key in landed])
-            self.fetches.let_go(fetch, landed)
-
-    def land_slots(self, found: list[tuple[bytes, int]]) -> None:
-        """Plan copies of slots into free blocks of the pool, where they can be found by their keys. The pool must have
-        len(found) free blocks. found: (key, slot) of each."""
-        blocks = self._pool.allocate(len(found)) or []
-        for block, (key, slot) in zip(blocks, found, strict=True):
-            self._copy_back(slot, block, key)
-            self.hits.note_origin(key, HOST)
-        self._pool.free(reversed(blocks))
 
     def on_workers_ended(self) -> None:
         """Release the slots of lost steps: the workers that ran them have ended and no longer copy."""

@@ -66,11 +66,11 @@ class TierFeature(StepFeature):
         return bool(self._offload.plan) or self._offload.writes.can_store
 
     def make_room(self) -> None:
-        self._offload.land(self._rows.num_active)
+        self._offload.loads.land(self._rows.num_active)
 
     def plan(self, step: StepPlan) -> None:
         offload, num_tokens = self._offload, int(step.counts.sum())
-        offload.sent(self._kv_cache.pool.pending)
+        offload.sent_pending()
         if offload.writes.can_store:
             num_filled = num_tokens // self._kv_cache.block_size
             offload.writes.plan_stores(STORES_PER_STEP + 2 * num_filled if num_tokens else offload.slots.num_slots)
@@ -110,8 +110,8 @@ class TierFeature(StepFeature):
             num_objects=slots.num_filled,
             held_bytes=slots.filled_bytes,
             max_bytes=slots.num_bytes,
-            num_read=offload.num_loaded,
-            read_bytes=offload.loaded_bytes,
+            num_read=offload.loads.num_loaded,
+            read_bytes=offload.loads.loaded_bytes,
             num_written=offload.num_stored,
             written_bytes=offload.stored_bytes,
             num_dropped=offload.writes.num_dropped,

@@ -13,6 +13,7 @@ class Write(NamedTuple):
     """Order to write a slot to the disk or the remote. It holds a reference to the slot."""
 
     key: bytes
+    name: bytes  # that of the block's object
     slot: int
     targets: int  # bits as in StoreBlocks
     owner: int

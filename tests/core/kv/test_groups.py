@@ -7,47 +7,21 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from tokenloom.core.request import Request
 from tokenloom.core.scheduling.step_feature import StepFeature
 from tokenloom.ipc.kv.pool_shape import PoolShape
-from tokenloom.ipc.spec.config.speculation import MAX_DRAFTS
-from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
 from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.fake_worker import FakeWorker
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
+from tokenloom.tests.core.kv.group_sets import SETS
 from tokenloom.tests.core.random_operations import MAX_REQUESTS, RandomOperations
 from tokenloom.tests.core.shadow_batch import ShadowedWorker
 from tokenloom.tests.support.today import seeds
-
-
-class Groups(NamedTuple):
-    """Windows of the layers, and the bytes of a slab and of a block of each group."""
-
-    windows: tuple[int | None, ...]
-    slab_bytes: int
-    block_bytes: tuple[int, ...]
-
-
-SETS = {
-    "full": Groups((None,), 1, (1,)),
-    "full and window": Groups((None, 6), 20, (3, 10)),
-    "full and two windows": Groups((None, 20, 5), 24, (4, 12, 5)),
-    "two full and two windows": Groups((None, None, 9, 9), 21, (4, 7, 3, 5)),
-    "windows": Groups((21, 6), 15, (5, 4)),
-    "window": Groups((9,), 1, (1,)),
-    "Gemma 4": Groups((None, 12), 32, (7, 16)),
-    "gpt-oss": Groups((None, 8), 4, (4, 4)),
-    "Qwen3.5": Groups((None, STATE), 64, (2, 64)),
-    "LFM2": Groups((None, STATE), 35, (5, 3)),
-    "windows and states": Groups((None, 10, STATE), 60, (3, 7, 20)),
-    "window and states": Groups((9, STATE), 14, (4, 7)),
-    "states": Groups((STATE,), 1, (1,)),
-}
 
 
 class GroupHarness(Harness):
@@ -99,13 +73,10 @@ class GroupOperations(RandomOperations):
     def __init__(self, name: str, seed: int, record: Path, harness: type[GroupHarness], **options: object) -> None:
         groups, rng = SETS[name], random.Random(seed)
         sizes = random_sizes(rng)
-        block_size, step_tokens = sizes["block_size"], sizes["max_num_batched_tokens"] + 2 * (1 + MAX_DRAFTS)
-        each = [KVGroup(window or None, (), 1, 8, is_state=window == STATE) for window in groups.windows]
-        empty = PoolShape(0, groups.slab_bytes, groups.block_bytes)
-        least = empty.num_slabs_for(num_held(each, 80, step_tokens, block_size))
-        pool = PoolShape(least + rng.choice([0, 1, 4, 30]), groups.slab_bytes, groups.block_bytes)
+        step = sizes["block_size"], sizes["max_num_batched_tokens"]
+        pool = groups.pool(rng.choice([0, 1, 4, 30]), *step)
         super().__init__(seed, record, harness, windows=groups.windows, pool=pool, **sizes, **options)
-        self.most = [group.num_held(256, step_tokens, block_size) for group in each]
+        self.most = groups.held(256, *step)
 
     def add(self) -> None:
         """Add a request, in one of four times for several answers, which may share blocks with one another alone."""

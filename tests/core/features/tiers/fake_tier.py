@@ -10,9 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenloom.core.kv.block_hash import KEY_BYTES, block_keys
+from tokenloom.core.kv.block_hash import KEY_BYTES, block_keys, object_name
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import (
+    HERE,
     BlocksFound,
     BlocksLoaded,
     BlocksStored,
@@ -96,15 +97,27 @@ class FakeTier:
             self._tell(TierCleared(serial=message.serial))
 
     def _find(self, message: FindBlocks) -> None:
+        """Try all boundaries, the largest first."""
         self.num_questions += 1
-        found = bytearray()
-        for key in block_keys(message.parent, message.token_ids, message.block_size, message.media, message.start):
-            sources = [source for source in (0, 1) if (source, key) in self.objects]
-            if not sources or (message.skips_remote and 0 not in sources):
-                break
-            found.append(sources[0])
-        end = message.start // message.block_size + len(found)
-        self._tell(BlocksFound(serial=message.serial, sources=[bytes(found)], end=end))
+        keys = list(block_keys(message.parent, message.token_ids, message.block_size, message.media, message.start))
+        first = message.start // message.block_size
+        for end in range(len(keys), max(message.least - first, 0), -1):
+            found = []
+            for group, asked in enumerate(message.groups):
+                blocks = range(max(end - asked.needed, 0) if asked.needed else 0, end)
+                found.append([self._source(message, group, keys[i], i) for i in blocks])
+            if not any(None in each for each in found):
+                sources = [bytes(source for source in each if source is not None) for each in found]
+                self._tell(BlocksFound(serial=message.serial, sources=sources, end=first + end))
+                return
+        self._tell(BlocksFound(serial=message.serial, sources=[b""] * len(message.groups), end=message.least))
+
+    def _source(self, message: FindBlocks, group: int, key: bytes, i: int) -> int | None:
+        here, name = message.groups[group].here, object_name(key, group)
+        if here and here[i]:
+            return HERE
+        sources = (0,) if message.skips_remote else (0, 1)
+        return next((source for source in sources if (source, name) in self.objects), None)
 
     def _work(self, job: Job) -> None:
         """End the work on some slots of a job."""

@@ -17,7 +17,7 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
 from tokenloom.ipc.process.arena import ArenaShape
-from tokenloom.tests.core.features.tiers.landing import land
+from tokenloom.tests.core.features.tiers.landing import ONE_GROUP, land
 
 BLOCK_SIZE = 16
 
@@ -39,7 +39,8 @@ class Fetched:
         self.request = cast(Request, object())
         self.num_loads = Counter[bytes]()
         self.coming = list[tuple[LoadBlocks, int, bytes]]()  # order, slot, key
-        self.fetches = Fetches(pool, slots, ComputeCost(1.0), BLOCK_SIZE, self.send, self.released.append)
+        compute = ComputeCost(1.0)
+        self.fetches = Fetches(ONE_GROUP, [pool], slots, compute, BLOCK_SIZE, self.send, self.released.append)
         tokens = bytes(4 * BLOCK_SIZE * len(keys))
         self.fetches.begin(self.request, MissingBlocks(0, b"", tokens, lambda n: keys[:n]), 0.0)
         self.fetches.on_found(BlocksFound(serial=self.serial, sources=[bytes(len(keys))], end=len(keys)), 0.0)

@@ -24,7 +24,7 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
 from tokenloom.ipc.process.arena import ArenaShape
-from tokenloom.tests.core.features.tiers.landing import land
+from tokenloom.tests.core.features.tiers.landing import ONE_GROUP, land
 from tokenloom.tests.support.today import some
 
 BLOCK_SIZE, REPORT = 16, 16  # tokens; blocks in a report of the source
@@ -51,7 +51,7 @@ class Source:
         for end in (512, 1024, 2048, 4096):  # learned from steps of one chunk
             seconds = 512 * COMPUTE[0] + COMPUTE[1] * 512 * (end - 256)
             compute.on_step(512, 512 * (end - 256), 0, seconds)
-        self.fetches = Fetches(self._pool, slots, compute, BLOCK_SIZE, self._send, self._release)
+        self.fetches = Fetches(ONE_GROUP, [self._pool], slots, compute, BLOCK_SIZE, self._send, self._release)
 
     def _release(self, request: Request) -> None:
         self.released[request] = self.now

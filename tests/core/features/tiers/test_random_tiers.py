@@ -11,16 +11,49 @@ import pytest
 
 from tokenloom.core.features.tiers.hits import HOST, POOL
 from tokenloom.core.features.tiers.options import OffloadOptions
+from tokenloom.core.kv.manager import Computed
+from tokenloom.core.request import Request
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.ipc.process.arena import ArenaShape
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
-from tokenloom.tests.core.harness import TURN_S, Harness
+from tokenloom.tests.core.harness import TURN_S, Harness, random_sizes
+from tokenloom.tests.core.kv.group_sets import SETS, Groups
 from tokenloom.tests.core.random_operations import RandomOperations
 from tokenloom.tests.support.today import seeds
 
 DISK = 2  # place
 SALTS = (None, None, "a", "b")
 ON_BOTH = STORE_ON_DISK | STORE_REMOTELY
+
+
+class CheckedHarness(Harness):
+    """A core that compares each hit with the longest that a search of all boundaries finds in pools and slots."""
+
+    def renew_core(self) -> None:
+        super().renew_core()
+        kv_cache = self.core.scheduler.kv_cache
+        get = kv_cache.get_computed_blocks
+
+        def compared(request: Request) -> Computed:
+            found, slots = get(request), self.offload.slots
+            has = [
+                [
+                    pool.lookup(key := kv_cache.key(request, i)) is not None or slots.lookup(key, group) is not None
+                    for i in range(kv_cache.num_readable_blocks(request))
+                ]
+                for group, pool in enumerate(kv_cache.pools)
+            ]
+            ends = range(len(has[0]), 0, -1)
+            suits = (
+                all(all(has[group][i] for i in needed) for group, needed in enumerate(kv_cache.needed(end)))
+                for end in ends
+            )
+            longest = next((end for end, is_suited in zip(ends, suits, strict=True) if is_suited), 0)
+            assert found.num_blocks == longest, "a shorter hit than there is, or a longer one"
+            return found
+
+        kv_cache.get_computed_blocks = compared  # type: ignore[method-assign]
 
 
 class TierOperations(RandomOperations):
@@ -39,7 +72,8 @@ class TierOperations(RandomOperations):
         "answer": 30,
     }
 
-    def __init__(self, seed: int, record: Path) -> None:
+    def __init__(self, seed: int, record: Path, name: str = "") -> None:
+        """name: of the KV groups; empty: one that sees all tokens."""
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 8, 16])
         self.num_adapters = 2 * (seed % 2)
@@ -58,13 +92,26 @@ class TierOperations(RandomOperations):
             writes_salted_remotely=rng.random() < 0.5,
         )
         sizes = {"block_size": block_size, "num_blocks": max(rng.randrange(4, 80), 3 + 80 // block_size)}
+        self.tiers = tiers
         options = {"seed": seed, "tiers": tiers, "enable_prefix_caching": True, **sizes}
         lora = {"enable_lora": bool(self.num_adapters), "max_loras": 2}
-        super().__init__(seed, record, Harness, **options | lora)
+        if name:
+            options |= self._groups(rng, SETS[name], num_slots, slot_bytes)
+        super().__init__(seed, record, CheckedHarness, **options | lora)
         tier = self.harness.tier
         tier.bad_share, tier.lost_share = rng.choice([0, 0.1, 0.5]), rng.choice([0, 0.1])
         make_slow(self.harness, rng.choice([0.0, 1.0, 1.0, 1.0]))
         self.seen = Counter[str]()
+
+    def _groups(self, rng: random.Random, groups: Groups, num_slots: int, slot_bytes: int) -> dict[str, object]:
+        """Return the options of a pool and an arena with several groups that are little larger than must be."""
+        sizes = random_sizes(rng) | {"enable_prefix_caching": True}
+        pool = groups.pool(rng.choice([0, 1, 4, 30]), sizes["block_size"], sizes["max_num_batched_tokens"])
+        each = [slot_bytes // max(groups.block_bytes) * size for size in groups.block_bytes]
+        arena = ArenaShape.of(each, 0)
+        arena = ArenaShape(len(each) + num_slots // max(arena.slots_of_slab), arena.slots_of_slab, tuple(each))
+        tiers = self.tiers._replace(arena=arena, block_size=sizes["block_size"])
+        return {"windows": groups.windows, "pool": pool, "tiers": tiers, **sizes}
 
     def add_request(self, key: int) -> None:
         rng, prompt = self.rng, self.draw_prompt(60)
@@ -118,6 +165,12 @@ class TierOperations(RandomOperations):
 @pytest.mark.parametrize("seed", seeds(8, 192))
 def test_random_operations_with_tiers_keep_every_invariant(seed: int, tmp_path: Path) -> None:
     TierOperations(seed, tmp_path / "blocks").run(400)
+
+
+@pytest.mark.parametrize("name", [name for name, groups in SETS.items() if STATE not in groups.windows])
+@pytest.mark.parametrize("seed", seeds(2, 48))
+def test_random_operations_with_tiers_and_groups_keep_every_invariant(seed: int, name: str, tmp_path: Path) -> None:
+    TierOperations(seed, tmp_path / "blocks", name).run(300)
 
 
 def test_the_random_operations_meet_every_place(tmp_path: Path) -> None:
