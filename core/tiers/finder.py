@@ -67,12 +67,13 @@ class _Lookup:
         self.boundary = longest_hit(self.num_blocks, self._needed, self._has).num_blocks
 
     def _has(self, group: int, index: int) -> bool:
-        found = self._found[group]
-        is_of_use = self._first + self._end > self._message.least
-        if index not in found and is_of_use and not self._sources.keys() <= self._lacking[group][index]:
-            self._ask(group, index)
-        if index in found:
+        if index in self._found[group]:
             return True
+        is_of_use = self._first + self._end > self._message.least
+        if is_of_use and not self._sources.keys() <= self._lacking[group][index]:
+            self._ask(group, index)
+            if index in self._found[group]:
+                return True
         self._end = index  # all larger boundaries that are left to try need this block
         if is_of_use and index <= self._hinted[group] and (needed := self._needed[group]) is not None:
             self._take_hints(group, index, max(needed, MIN_HINTS))
@@ -136,7 +137,7 @@ class _Lookup:
         if end > self._message.least:
             for group, (found, needed) in enumerate(zip(self._found, self._needed, strict=True)):
                 begin = 0 if needed is None else max(self.boundary - needed, 0)
-                sources[group] = bytes(found[index] for index in range(begin, self.boundary))
+                sources[group] = bytes(map(found.__getitem__, range(begin, self.boundary)))
         return BlocksFound(serial=self.serial, sources=sources, end=end)
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby, islice
+from typing import NamedTuple
 
 import zmq
 
@@ -63,6 +64,13 @@ class _Peer:
         self.idle: list[Socket] = []
 
 
+class _Found(NamedTuple):
+    """Reply of a peer to FIND."""
+
+    count: int  # of the first keys that it has
+    held: bytes  # for each key 1 if it has it; empty: it was not asked for each, or does not know this question
+
+
 class PeerSource:
     """Source for --kv-peers."""
 
@@ -107,12 +115,47 @@ class PeerSource:
         form = self._form
         if form is None or not keys or time.monotonic() >= deadline:
             return 0
-        asked = {self._take(peer, form): peer for peer in self._peers if peer.breaker.admit()}
-        request = [FIND, self._next_serial(), scope_of(form, num_bytes), b"".join(keys[:MAX_KEYS])]
         best: tuple[int, float, _Peer] | None = None
-        unsent, waiting = set(asked), set(asked)
+
+        def take(peer: _Peer, reply: _Found) -> bool:
+            nonlocal best
+            if reply.count and (best is None or (reply.count, peer.bytes_per_s) > best[:2]):
+                best = (reply.count, peer.bytes_per_s, peer)
+            return best is not None and best[0] == len(keys)
+
+        self._ask_all(form, scope_of(form, num_bytes), keys, deadline, take)
+        if best is None:
+            return 0
+        self._remember(keys[: best[0]], best[2])
+        return best[0]
+
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        form, held = self._form, bytearray(len(keys))
+        if form is None or not keys or time.monotonic() >= deadline:
+            return [False] * len(keys)
+
+        def take(peer: _Peer, reply: _Found) -> bool:
+            held[:] = map(max, held, reply.held or bytes(len(keys)))
+            return all(held)
+
+        self._ask_all(form, scope_of(form, num_bytes, wants_each=True), keys, deadline, take)
+        return list(map(bool, held))
+
+    def _ask_all(
+        self,
+        form: SealedFormat,
+        scope: bytes,
+        keys: Sequence[bytes],
+        deadline: float,
+        take: Callable[[_Peer, _Found], bool],
+    ) -> None:
+        """Ask all peers that their breakers admit for these keys. `take` gets each reply, and returns whether the
+        others are of no use any more."""
+        asked = {self._take(peer, form): peer for peer in self._peers if peer.breaker.admit()}
+        request = [FIND, self._next_serial(), scope, b"".join(keys[:MAX_KEYS])]
+        unsent, waiting, is_enough = set(asked), set(asked), False
         connect_by = time.monotonic() + CONNECT_S
-        while waiting and (best is None or best[0] < len(keys)) and time.monotonic() < deadline:
+        while waiting and not is_enough and time.monotonic() < deadline:
             if unsent and time.monotonic() >= connect_by:
                 for socket in unsent:
                     self._fail(asked[socket], socket, "find", "no connection")
@@ -125,27 +168,18 @@ class PeerSource:
                         socket.send_multipart(request, zmq.NOBLOCK)
                         unsent.remove(socket)
                     continue
-                count = _read_count(socket, request[1], len(keys))
-                if count is None:
+                reply = _read_found(socket, request[1], len(keys))
+                if reply is None:
                     continue
                 waiting.remove(socket)
-                peer = asked[socket]
-                self._succeed(peer, socket, "find")
-                if count and (best is None or (count, peer.bytes_per_s) > best[:2]):
-                    best = (count, peer.bytes_per_s, peer)
+                self._succeed(asked[socket], socket, "find")
+                is_enough |= take(asked[socket], reply)
         for socket in waiting:
-            if best is not None and best[0] == len(keys):  # the remaining answers cannot be better
+            if is_enough:
                 asked[socket].breaker.cancelled()
                 self._release(asked[socket], socket)
             else:
                 self._fail(asked[socket], socket, "find", "no answer in time")
-        if best is None:
-            return 0
-        self._remember(keys[: best[0]], best[2])
-        return best[0]
-
-    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
-        return [True] * len(keys)  # the protocol has no question for blocks with gaps
 
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         form, waiting = self._form, dict.fromkeys(range(len(items)))
@@ -317,12 +351,12 @@ def _copy(form: SealedFormat, item: Item, head: memoryview, payload: memoryview,
     return form.find_defect(item.key, head, item.slot, tail)
 
 
-def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
-    """Receive a reply to FIND and return its count; None for a late reply to an earlier request or a malformed
-    message."""
+def _read_found(socket: Socket, serial: bytes, num_keys: int) -> _Found | None:
+    """Receive a reply to FIND; return None for a late reply to an earlier request or a malformed message."""
     match socket.recv_multipart(zmq.NOBLOCK):
-        case [verb, its_serial, number] if verb == FOUND and its_serial == serial and len(number) == 4:
-            return min(max(int.from_bytes(number, "little", signed=True), 0), num_keys)
+        case [verb, its_serial, number, *each] if verb == FOUND and its_serial == serial and len(number) == 4:
+            count = min(max(int.from_bytes(number, "little", signed=True), 0), num_keys)
+            return _Found(count, each[0] if each and len(each[0]) == num_keys else b"")
     return None
 
 

@@ -5,7 +5,8 @@
                                                each block that this engine has; then end │ serial
 
 The scope is the namespace; if its objects have several lengths, that of the payloads of all `keys` follows, u64
-little-endian. An engine that does not know this form has no such namespace, and declines.
+little-endian; then the byte 1 if the reply to find shall have a further frame: for each key 1 if this engine has it, or
+0. An engine that does not know these forms takes them for another namespace, and declines.
 
 One thread serves one request at a time, from one client after the other. Blocks of the host tier are pinned only while
 they are copied, so a client that stops reading occupies memory of this process, within limits, but no slot. To serve a
@@ -66,6 +67,7 @@ class _Request(NamedTuple):
     serial: bytes
     keys: list[bytes]
     num_bytes: int  # length of each block
+    wants_each: bool
     expires: float  # monotonic
 
 
@@ -77,10 +79,10 @@ class _Transfer(NamedTuple):
     num_bytes: int
 
 
-def scope_of(form: SealedFormat, num_bytes: int) -> bytes:
-    """Return the frame of a request that names the namespace and the length of the blocks."""
-    has_several = len(set(form.slot_bytes)) > 1
-    return form.digest + num_bytes.to_bytes(8, "little") if has_several else form.digest
+def scope_of(form: SealedFormat, num_bytes: int, *, wants_each: bool = False) -> bytes:
+    """Return the scope of a request for blocks of `num_bytes`."""
+    length = num_bytes.to_bytes(8, "little") if len(set(form.slot_bytes)) > 1 else b""
+    return form.digest + length + b"\1" * wants_each
 
 
 def load_size(num_bytes: int, load_bytes: int) -> int:
@@ -190,13 +192,23 @@ class PeerServer:
             if len(joined) % KEY_BYTES:
                 continue
             keys = [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
-            lengths = () if (form := self._form) is None else form.slot_bytes
-            num_bytes = next((each for each in lengths if form and scope == scope_of(form, each)), -1)
-            request = _Request(verb, serial, keys, num_bytes, time.monotonic() + PATIENCE_S)
+            num_bytes, wants_each = self._read_scope(scope)
+            request = _Request(verb, serial, keys, num_bytes, wants_each, time.monotonic() + PATIENCE_S)
             if num_bytes >= 0 and len(self._queues.get(client, ())) < MAX_QUEUED:
                 self._queues.setdefault(client, deque()).append(request)
             else:
                 self._decline(client, request)
+
+    def _read_scope(self, scope: bytes) -> tuple[int, bool]:
+        """Return the length of the blocks that a request is for, and whether its reply shall tell of each key; -1 for
+        another namespace or a length that no blocks have."""
+        form = self._form
+        if form is not None:
+            for num_bytes in form.slot_bytes:
+                for wants_each in (False, True):
+                    if scope == scope_of(form, num_bytes, wants_each=wants_each):
+                        return num_bytes, wants_each
+        return -1, False
 
     def _serve_next(self) -> bool:
         """Serve a request of the first client with enough room for its blocks; return whether there was one."""
@@ -227,9 +239,20 @@ class PeerServer:
         if form is None or request.expires < time.monotonic():
             self._decline(client, request)
         elif request.verb == FIND:
-            self._reply(client, [FOUND, request.serial, encode_ids([self._count(request)])])
+            found = self._find_each(request) if request.wants_each else [encode_ids([self._count(request)])]
+            self._reply(client, [FOUND, request.serial, *found])
         else:
             self._send_blocks(client, request, form)
+
+    def _find_each(self, request: _Request) -> list[bytes]:
+        """Return two frames: how many of the first keys this engine has, and for each key whether it has it."""
+        slots = self._host.pin(request.keys, time.monotonic() + PIN_S)
+        self._host.unpin(slots)
+        held = bytes(slot >= 0 for slot in slots)
+        if self._disk is not None:
+            on_disk = self._disk.may_have(request.keys, request.num_bytes, time.monotonic() + PIN_S)
+            held = bytes(map(max, held, on_disk))
+        return [encode_ids([(held + b"\0").index(0)]), held]
 
     def _count(self, request: _Request) -> int:
         """Return how many of the first keys this engine has without a gap."""

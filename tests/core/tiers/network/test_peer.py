@@ -57,6 +57,9 @@ class DiskOf(SetSource):
     def find(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> int:
         return super().find(keys, num_bytes, deadline) if num_bytes == self._num_bytes else 0
 
+    def may_have(self, keys: Sequence[bytes], num_bytes: int, deadline: float) -> list[bool]:
+        return [key in self.keys and num_bytes == self._num_bytes for key in keys]
+
     def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
         for index, item in enumerate(items):
             is_good = item.key in self.keys and len(item.slot) == self._num_bytes
@@ -225,6 +228,27 @@ def test_blocks_of_two_lengths_come_from_host_and_disk(net: Net, secret: bytes) 
     assert load(source, [20, 0], num_bytes=SLOT_BYTES) == [False, True], "a block of another length"
 
 
+@pytest.mark.parametrize("namespace", [NAMESPACE, OF_GROUPS])
+def test_of_blocks_with_gaps_those_are_told_that_any_peer_has(net: Net, namespace: Namespace) -> None:
+    hosts = [Host(filled([1, 5, 6])), Host(filled([8]))]
+    disk, others = DiskOf([3, 6]), namespace._replace(digest=bytes(32))
+    first = net.serve(hosts[0], net.address("a"), disk=disk, namespace=namespace)
+    second = net.serve(hosts[1], net.address("b"), namespace=namespace)
+    stranger = net.serve(Host(filled(range(10))), net.address("c"), namespace=others)
+    source = net.source(first.address, second.address, stranger.address, namespace=namespace)
+    keys = [key_of(number) for number in range(10)]
+
+    def held() -> list[int]:
+        hints = source.may_have(keys, SLOT_BYTES, time.monotonic() + DEADLINE_S)
+        return [number for number, may_have in enumerate(hints) if may_have]
+
+    assert held() == [1, 3, 5, 6, 8]
+    assert find(source, range(10)) == 0 and not +hosts[0].pins
+    assert source.may_have(keys, SLOT_BYTES, time.monotonic() - 1) == [False] * 10
+    second.open(others)
+    assert held() == [1, 3, 5, 6]
+
+
 def test_a_request_for_a_length_that_no_group_has_is_declined(net: Net) -> None:
     host = Host([*filled(range(4)), *filled(range(20, 24), num_bytes=LARGE_BYTES)])
     server = net.serve(host, namespace=OF_GROUPS)
@@ -236,6 +260,7 @@ def test_a_request_for_a_length_that_no_group_has_is_declined(net: Net) -> None:
         digest: 0,  # of an engine that knows one length alone
         digest + (1 << 40).to_bytes(8, "little"): 0,
         digest + b"\0": 0,
+        digest + b"\1": 0,
     }
     for scope, count in scopes.items():
         client.send_multipart([b"find", bytes(8), scope, keys])
