@@ -21,12 +21,15 @@ from ..contract import (
     AttentionMetadata,
     AttentionSpec,
     BatchColumns,
+    ConvActivation,
+    GateOrder,
     HeadNorms,
     Norm,
     PackedExperts,
     PackedLinear,
     Rotary,
     Routing,
+    StateMetadata,
 )
 from ..quantized import QuantizedWeight, Weight
 from ..reference import PlainLinear, ReferenceOps
@@ -40,6 +43,7 @@ from .linear.gemv import gemv
 from .linear.matmul import Matrices, QuantizedLinear, matmul
 from .linear.moe import TritonExperts, fused_moe
 from .norm import MAX_WIDTH, normalize
+from .states import MAX_GROUP_SIZE, MAX_TAPS, can_scan, causal_conv, gated_norm, state_scan
 from .step import begin_decode, embed_tokens
 from .table import AttentionKind, DecodeShape, PrefillShape, decode_shape, group_rows, prefill_shape
 
@@ -218,6 +222,38 @@ class TritonOps(ReferenceOps):
                     query, kv_cache, layer, metadata, tiles, output, spec, prefill, self.is_batch_invariant
                 )
         return output
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: ConvActivation,
+        states: Tensor,
+        metadata: StateMetadata,
+    ) -> Tensor:
+        if weight.shape[1] > MAX_TAPS:
+            return super().causal_conv(x, weight, bias, activation, states, metadata)
+        return causal_conv(x, weight, bias, activation, states, metadata)
+
+    def state_scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        states: Tensor,
+        metadata: StateMetadata,
+    ) -> Tensor:
+        if not can_scan(k.shape[2], v.shape[2]):
+            return super().state_scan(q, k, v, decay, beta, states, metadata)
+        return state_scan(q, k, v, decay, beta, states, metadata)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, norm: Norm | None, groups: int, order: GateOrder) -> Tensor:
+        if x.shape[1] > MAX_GROUP_SIZE * groups:
+            return super().gated_norm(x, gate, norm, groups, order)
+        return gated_norm(x, gate, norm, groups, order)
 
     def supports(self, head_dim: int, group: int) -> bool:
         """Return whether the attention kernels support this shape; if not, warn once that plain torch is used."""

@@ -41,6 +41,7 @@ from tokenloom.kernels.contract import (
     NormKind,
     Rotary,
     Routing,
+    StateMetadata,
 )
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling
@@ -256,7 +257,27 @@ def adapt(ops: TritonOps, dtype: torch.dtype, num_rows: int, num_experts: int) -
     ops.embedding(empty(num_rows, dtype=torch.int32), table, 0)
 
 
+def mix_states(ops: TritonOps, dtype: torch.dtype, key_dim: int, value_dim: int, has_beta: bool) -> None:
+    """Run the operations of a layer with a state: a delta net, or Mamba2 without `has_beta`."""
+    num_tokens, key_heads, value_heads, num_taps = 40, 16, 32, 4
+    numbers = partial(empty, dtype=torch.int32)
+    metadata = StateMetadata(numbers(3), numbers(2), numbers(2))
+    x, weight = empty((num_tokens, HIDDEN), dtype=dtype), empty((HIDDEN, num_taps))
+    conv_states = empty((9, num_taps - 1, HIDDEN), dtype=dtype)
+    ops.causal_conv(x, weight, None if has_beta else empty(HIDDEN), "silu", conv_states, metadata)
+    heads = [empty((num_tokens, key_heads, key_dim), dtype=dtype)] * 2
+    values = empty((num_tokens, value_heads, value_dim), dtype=dtype)
+    decay = empty((num_tokens, value_heads))
+    states = empty((9, value_heads, key_dim, value_dim))
+    read = ops.state_scan(*heads, values, decay, decay if has_beta else None, states, metadata).flatten(1)
+    if has_beta:
+        ops.gated_norm(read, read, Norm("rms", empty(value_dim), None, 1e-6), value_heads, "norm_then_silu")
+    else:
+        ops.gated_norm(read, read, Norm("rms", empty(read.shape[1]), None, 1e-6), 1, "silu_then_norm")
+
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+_STATES = [(BF16, 128, 128, True), (BF16, 128, 64, False), (FP32, 256, 128, True), (BF16, 16, 64, False)]
 _ATTENTION = [
     AttentionForm(BF16, 128, 2),
     AttentionForm(
@@ -320,6 +341,9 @@ def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[],
     for dtype in (BF16, FP32):
         yield _name(dtype), partial(multiply, batch_invariant, dtype, "float", 0, False, 16, 0)
     yield "bf16 experts with biases", partial(mix_experts, ops, BF16)
+    for dtype, key_dim, value_dim, has_beta in _STATES[: 2 if is_quick else None]:
+        label = f"{_name(dtype)} {'delta' if has_beta else 'mamba2'} states {key_dim} x {value_dim}"
+        yield label, partial(mix_states, ops, dtype, key_dim, value_dim, has_beta)
     for dtype, num_rows, num_experts in _ADAPTED[: 1 if is_quick else None]:
         label = f"{_name(dtype)} adapters{' experts' * (num_experts > 0)}, {num_rows} rows"
         yield label, partial(adapt, TritonOps(architecture), dtype, num_rows, num_experts)
