@@ -90,25 +90,14 @@ _FORMS: dict[str, tuple[CallForm, ...]] = {
         ),
     ),
 }
-_KIMI = CallForm(
-    kind="json",
-    start="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
-    next="<|tool_call_end|><|tool_call_begin|>functions.",
-    end="<|tool_call_end|><|tool_calls_section_end|>",
-    mid=":{INDEX}<|tool_call_argument_begin|>",
-)
 _ALSO_WRITTEN: tuple[tuple[CallForm, ...], ...] = (  # a form that templates show, and how its models also write calls
     _FORMS["mistral"],
     _FORMS["qwen3_coder"],
-    (
-        _KIMI,
-        msgspec.structs.replace(
-            _KIMI,
-            start=_KIMI.start.removesuffix("functions."),
-            next=_KIMI.next.removesuffix("functions."),
-        ),
-    ),
 )
+_LEFT_OUT = {  # by the start of a form, without white space: a word of it that its models also leave out
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.": "functions.",
+    "<|tool_call>call:": "call",
+}
 _DSML = "<｜DSML｜"  # begins all tags of DeepSeek's calls from V3.2 on, whose models leave out those around the calls
 FORMS: dict[str, AnswerForm] = {name: AnswerForm(name=name, calls=calls) for name, calls in _FORMS.items()} | {
     "llama": AnswerForm(name="llama", reader="llama"),
@@ -125,10 +114,18 @@ def with_also_written(form: AnswerForm) -> AnswerForm:
     (shown,) = form.calls
     if shown.kind == "tagged" and shown.start.startswith(_DSML):
         return msgspec.structs.replace(form, calls=(shown, *_without_wrapper(shown)))
+    if (word := _LEFT_OUT.get("".join(shown.start.split()))) is not None:
+        return msgspec.structs.replace(form, calls=(shown, _without_word(shown, word)))
     for first, *others in _ALSO_WRITTEN:
         if shown.kind == first.kind and "".join(shown.start.split()) == "".join(first.start.split()):
             return msgspec.structs.replace(form, calls=(shown, *others))
     return form
+
+
+def _without_word(shown: CallForm, word: str) -> CallForm:
+    """Return a form without a word before the name, and before the name in the id."""
+    names = ("start", "next", "empty_next", "id_text")
+    return msgspec.structs.replace(shown, **{name: "".join(getattr(shown, name).rsplit(word, 1)) for name in names})
 
 
 def _without_wrapper(shown: CallForm) -> list[CallForm]:

@@ -24,6 +24,20 @@ KIMI = CallForm(
 VALUE = "<parameter=a>\nx\n</parameter>\n<parameter=b>\n7\n</parameter>\n"
 
 
+GEMMA = CallForm(
+    kind="literal",
+    start="<|tool_call>call:",
+    next="<tool_call|><|tool_call>call:",
+    end="<tool_call|>",
+    mid="{",
+    close="}",
+    assign=":",
+    pair=",",
+    quote='<|"|>',
+    has_bare_keys=True,
+)
+
+
 def read(form: CallForm, text: str) -> tuple[str, list[tuple[str, object]]]:
     """Return the content and the calls of an answer, whose template shows `form`."""
     (parser,) = new_parsers(with_also_written(AnswerForm(calls=(form,))), TEXTS, is_inside_thought=False)
@@ -79,6 +93,25 @@ def test_tagged_calls_are_read_without_the_tags_around_them(begin: str, end: str
 def test_a_tag_in_prose_begins_no_call() -> None:
     text = 'Write <｜DSML｜invoke name="f" and </｜DSML｜invoke> around it.'
     assert read(DSML, text) == (text, [])
+
+
+@pytest.mark.parametrize("prefixes", [("call", "call"), ("", ""), ("", "call"), ("call", "")])
+def test_name_is_read_behind_a_colon_alone(prefixes: tuple[str, str]) -> None:
+    first, second = prefixes
+    text = f'<|tool_call>{first}:f{{a:<|"|>x<|"|>}}<tool_call|><|tool_call>{second}:f{{b:7}}<tool_call|>'
+    assert read(GEMMA, text) == ("", [("f", {"a": "x"}), ("f", {"b": 7})])
+
+
+@pytest.mark.parametrize("prefix", ["functions.", ""])
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_the_id_of_a_name_without_the_word_before_it_is_as_the_model_wrote_it(prefix: str, *, has_ids: bool) -> None:
+    form = msgspec.structs.replace(KIMI, id_text="functions.{NAME}:{INDEX}" * has_ids)
+    text = (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{prefix}f:3<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    )
+    (parser,) = new_parsers(with_also_written(AnswerForm(calls=(form,))), TEXTS, is_inside_thought=False)
+    _, (call,) = whole_calls([*parser.append(text), *parser.finish()])
+    assert call.id == f"{prefix}f:3" if has_ids else call.id.startswith("call_")
 
 
 @pytest.mark.parametrize("prefix", ["functions.", ""])
