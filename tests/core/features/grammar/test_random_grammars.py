@@ -12,6 +12,7 @@ from tokenloom.core.features.grammar.manager import LATE_S
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.core import ConstraintBegin
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import prompt_of
@@ -20,8 +21,8 @@ from tokenloom.tests.support.today import seeds
 
 
 class GrammarOperations(RandomOperations):
-    """Late answers and masks, a lost helper and lost workers, for three of six seeds with two KV groups. accuracy: of
-    drafts; None: there are none."""
+    """Late answers and masks, a lost helper and lost workers; for some seeds with windows, or with states, which cannot
+    be taken back. accuracy: of drafts; None: there are none."""
 
     weights: ClassVar[dict[str, float]] = {
         "add": 12,
@@ -39,7 +40,8 @@ class GrammarOperations(RandomOperations):
 
     def __init__(self, seed: int, record: Path, accuracy: float | None = None) -> None:
         self.now, self.num_lost_helpers = 0.0, 0
-        more = {"windows": (None, 6), "pool": PoolShape(260, 1, (1, 1))} if seed // 3 % 2 else {}
+        windows = (None, (None, 6), (None, STATE))[seed // 3 % 3]
+        more = {"windows": windows, "pool": PoolShape(260, 1, (1, 1))} if windows else {}
         super().__init__(seed, record, GrammarHarness, monotonic=lambda: self.now, grammar_timeout_s=600.0, **more)
         if accuracy is not None:
             self.harness.give_adversary(self.rng, accuracy)
