@@ -82,11 +82,14 @@ def kib(num_bytes: int) -> str:
 
 def describe_groups(groups: Sequence[KVGroup], pool: PoolShape, block_size: int) -> str:
     """Return the slabs of a pool and the size of a block of each KV group, as the rest of a sentence."""
-    parts = [
-        f" · {name}, {len(group.layers)} layers: {kib(num_bytes)} a block"
+    sizes = [
+        f" · {name}, {len(group.layers)} layers: {kib(num_bytes)} a {'row' if group.is_state else 'block'}"
         for name, group, num_bytes in zip(names_of(groups), groups, pool.block_bytes, strict=True)
     ]
-    return f" in {pool.num_slabs} slabs of {kib(pool.slab_bytes)}{''.join(parts)} of {block_size} tokens"
+    num_before = next((i for i, group in enumerate(groups) if group.is_state), len(groups))
+    of_tokens = f" of {block_size} tokens" if num_before else ""
+    parts = "".join([*sizes[:num_before], of_tokens, *sizes[num_before:]])
+    return f" in {pool.num_slabs} slabs of {kib(pool.slab_bytes)}{parts}"
 
 
 class ThrottledWriter:

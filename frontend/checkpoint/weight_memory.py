@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...ipc.spec.config.gguf_index import EXACT_KINDS, KEPT_BITS
 from ...ipc.spec.config.weight_files import StoredTensor
 from ...ipc.spec.kv.kv_groups import is_grouped, kv_groups
-from ...ipc.spec.models.model_config import ModelConfig
+from ...ipc.spec.models.model_config import ModelConfig, StateConfig
 from ...ipc.spec.models.multimodal import ENCODER_PREFIXES
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -65,15 +65,26 @@ def weight_bytes(
 def kv_bytes(
     model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False, uses_tiers: bool = False
 ) -> int:
-    """Return the bytes that the keys and values of a request of `num_tokens` tokens take, over all ranks. In each KV
-    group they are those of all its tokens, or of its window and a step. is_8_bits: numbers take a byte, and each head
-    of a token has a scale."""
+    """Return the bytes that keys, values and states of a request of `num_tokens` tokens take, over all ranks. In each
+    KV group they are those of all its tokens, or of its window and a step, or its states. is_8_bits: numbers of keys
+    and values take a byte, and each head of a token has a scale."""
     num_bytes = 0
     for group in kv_groups(model, num_tokens, is_grouped=is_grouped(model, uses_tiers=uses_tiers)):
+        if group.is_state and model.state is not None:
+            states = group.num_held(num_tokens, STEP_TOKENS, block_size=1)
+            num_bytes += states * len(group.layers) * _state_bytes(model.state, _ITEM_BYTES[dtype])
+            continue
         head_bytes = group.head_dim + 4 if is_8_bits else group.head_dim * _ITEM_BYTES[dtype]
         token_bytes = len(group.layers) * 2 * group.num_kv_heads * head_bytes
         num_bytes += token_bytes * group.num_held(num_tokens, STEP_TOKENS, block_size=1)
     return num_bytes
+
+
+def _state_bytes(state: StateConfig, item_bytes: int) -> int:
+    """Return the bytes of the state of a layer: of its scan, and of the last inputs of its convolution."""
+    scan_bytes = 4 * state.num_heads * state.key_dim * state.value_dim
+    num_channels = sum(map(state.part_size, state.conv_parts))
+    return scan_bytes + (state.conv_size - 1) * num_channels * item_bytes
 
 
 def _layout_of(model: ModelConfig) -> str:

@@ -64,3 +64,7 @@ def test_the_sizes_of_pool_and_arena_are_announced() -> None:
         " in 9 slabs of 1.0 MiB · attention, 2 layers: 512 KiB a block"
         " · window 512, 3 layers: 256 KiB a block of 16 tokens"
     )
+    groups[1] = KVGroup(None, (0, 1, 2), 0, 0, is_state=True)
+    assert describe_groups(groups, PoolShape(9, 1 << 20, (1 << 16, 1 << 20)), 16) == (
+        " in 9 slabs of 1.0 MiB · attention, 2 layers: 64 KiB a block of 16 tokens · states, 3 layers: 1.0 MiB a row"
+    )
