@@ -164,9 +164,15 @@ class ModelLoader:
         )
 
     @property
-    def samples_on_device(self) -> bool:
-        """Whether steps can sample on the device: a GPU with kernels for the model, not --enforce-reference."""
+    def has_device_kernels(self) -> bool:
+        """Whether the device is a GPU with kernels for the model, not --enforce-reference."""
         return self._has_gpu_kernels and self._fits_gpu_kernels
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether steps can sample on the device: it has kernels, and no layer keeps a state in the KV cache, whose
+        blocks the host chooses for each step."""
+        return self.has_device_kernels and self._spec.model.state is None
 
     @property
     def has_graphs(self) -> bool:

@@ -221,7 +221,7 @@ class Worker:
             rules=self._spec.model.output_rules,
         )
         device_runner = None
-        if self._loader.samples_on_device and pool.states is None:
+        if self._loader.samples_on_device:
             from .device.cuda_graphs import CudaRecorder
             from .device.device_runner import DeviceRunner
 
@@ -265,7 +265,7 @@ class Worker:
     @property
     def _adapter_bytes(self) -> int:
         """Memory that slots for adapters will take; the kernels of a GPU have allocated it already."""
-        return 0 if self.adapters is None or self._loader.samples_on_device else self.adapters.num_bytes
+        return 0 if self.adapters is None or self._loader.has_device_kernels else self.adapters.num_bytes
 
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
@@ -322,7 +322,7 @@ class Worker:
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._num_local_workers))
         else:
             device_check.select_gpu(self._device)
-            device_check.check_gpu(self._spec, self._device, has_kernels=self._loader.samples_on_device)
+            device_check.check_gpu(self._spec, self._device, has_kernels=self._loader.has_device_kernels)
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
