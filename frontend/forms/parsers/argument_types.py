@@ -27,7 +27,7 @@ class ArgumentTypes:
 
     def __init__(self, schema: JsonObject) -> None:
         self._root = schema
-        self._by_key: dict[str, Allowed | None] = {}
+        self._by_key: dict[str, Allowed] = {}
         self._by_ref: dict[str, Allowed] = {}
 
     def written(self, key: str, text: str) -> str:
@@ -37,12 +37,7 @@ class ArgumentTypes:
         in vLLM: 42 is a number for ["integer", "string"], and a string for ["string", "null"]. JSON is also read as
         such if the schema allows no string. Python's True, False and None count as JSON, and its lists and objects do
         if the schema allows no string. Anything else is a string, and so is an argument that the schema lacks."""
-        if key not in self._by_key:
-            try:
-                self._by_key[key] = _union(self._of_property(self._root, key, set()))
-            except RecursionError:
-                self._by_key[key] = _ALL
-        allowed, as_text = self._by_key[key], json.dumps(text, ensure_ascii=False)
+        allowed, as_text = self._of_key(key), json.dumps(text, ensure_ascii=False)
         bare = _PYTHON.get(text.strip(), text.strip())
         try:
             value = msgspec.json.decode(bare)
@@ -53,6 +48,19 @@ class ArgumentTypes:
         if not allowed or ("string" in allowed and (isinstance(value, str) or not _is_allowed(value, allowed))):
             return as_text
         return bare
+
+    def may_be_text(self, key: str) -> bool:
+        """Return whether an argument may be a string. One that the schema lacks may."""
+        allowed = self._of_key(key)
+        return not allowed or "string" in allowed
+
+    def _of_key(self, key: str) -> Allowed:
+        if key not in self._by_key:
+            try:
+                self._by_key[key] = _union(self._of_property(self._root, key, set()))
+            except RecursionError:
+                self._by_key[key] = _ALL
+        return self._by_key[key]
 
     def _of_property(self, schema: object, key: str, seen: set[str]) -> Iterable[Allowed]:
         """Yield the types and values that each part of an object's schema allows for the property `key`."""

@@ -173,7 +173,7 @@ class TaggedArguments:
         value_type = self._mid.value_type
         if value_type and value_type != "string":
             return read_json(text)
-        if value_type or self._types is None:
+        if self._types is None or (value_type and self._types.may_be_text(self._key)):
             return json.dumps(text, ensure_ascii=False)
         return self._types.written(self._key, text)
 

@@ -90,6 +90,16 @@ def test_tagged_calls_are_read_without_the_tags_around_them(begin: str, end: str
     assert content == "I look."
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [("b", "42", 42), ("b", "[1]", [1]), ("b", "many", "many"), ("a", "42", "42"), ("other", "42", "42")],
+)
+def test_a_value_that_is_named_a_text_is_none_where_the_schema_has_no_texts(key: str, text: str, value: object) -> None:
+    parameter = f'<｜DSML｜parameter name="{key}" string="true">{text}</｜DSML｜parameter>'
+    _, calls = read(DSML, f'{DSML.start}f">\n{parameter}\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')
+    assert calls == [("f", {key: value})]
+
+
 def test_a_tag_in_prose_begins_no_call() -> None:
     text = 'Write <｜DSML｜invoke name="f" and </｜DSML｜invoke> around it.'
     assert read(DSML, text) == (text, [])
