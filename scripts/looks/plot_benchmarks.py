@@ -26,7 +26,8 @@ STYLE = """text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-weight:6
 
 @dataclass(frozen=True)
 class Figure:
-    """A bar chart of one benchmark: title, the column that names the bars, the column of their lengths."""
+    """A bar chart of one benchmark: title, the column that names the bars, that of their lengths. Without `by` those
+    columns that begin with `column` are bars, named by the rest."""
 
     title: str
     by: str
@@ -40,6 +41,7 @@ FIGURES = {  # by the benchmark's name in its JSON
     "cost of a streamed token": Figure("CPU µs per streamed token, all but the worker", "server", "us_per_token", True),
     "masks of calls": Figure("CPU µs of the median mask, by the part of the answer", "part", "median_us", True),
     "KV groups": Figure("bytes of a decoding request of 32k tokens, of those of one group", "shape", "decoding", True),
+    "conversation": Figure("known tokens of a turn that are computed again, median", "", "again_", True),
     "start-up": Figure("seconds from the command to the first token", "engine", "first_token_s", True),
 }
 
@@ -48,9 +50,16 @@ def bars(document: Mapping[str, Any], figure: Figure) -> dict[str, float]:
     """Return the median over each name's rows, in the order of first rows."""
     values: dict[str, list[float]] = {}
     for row in document["rows"]:
-        if row.get(figure.column) is not None:
-            values.setdefault(row[figure.by], []).append(row[figure.column])
+        for name, value in _lengths(row, figure).items():
+            values.setdefault(name, []).append(value)
     return {name: median(each) for name, each in values.items()}
+
+
+def _lengths(row: Mapping[str, Any], figure: Figure) -> dict[str, float]:
+    """Return the lengths in a row by the names of the bars."""
+    if figure.by:
+        return {row[figure.by]: row[figure.column]} if row.get(figure.column) is not None else {}
+    return {name.removeprefix(figure.column): row[name] for name in row if name.startswith(figure.column)}
 
 
 def figure_of(document: Mapping[str, Any]) -> Figure | None:

@@ -26,6 +26,11 @@ def test_bars_are_medians_with_proportional_lengths() -> None:
     assert theirs == pytest.approx(2 * ours, abs=0.2)
 
 
+def test_columns_are_bars_if_nothing_else_names_them() -> None:
+    rows = [{"turn": i, "again_tokenloom": i, "again_llama_server": 1} for i in range(5)]
+    assert bars({"rows": rows}, FIGURES["conversation"]) == {"tokenloom": 2, "llama_server": 1}
+
+
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_the_committed_pictures_match_the_results(file: Path) -> None:
     document = json.loads(file.read_text())
