@@ -67,7 +67,7 @@ class _Peer:
 class _Found(NamedTuple):
     """Reply of a peer to FIND."""
 
-    count: int  # of the first keys that it has
+    num_first: int  # how many of the first keys it has
     held: bytes  # for each key 1 if it has it; empty: it was not asked for each, or does not know this question
 
 
@@ -119,8 +119,8 @@ class PeerSource:
 
         def take(peer: _Peer, reply: _Found) -> bool:
             nonlocal best
-            if reply.count and (best is None or (reply.count, peer.bytes_per_s) > best[:2]):
-                best = (reply.count, peer.bytes_per_s, peer)
+            if reply.num_first and (best is None or (reply.num_first, peer.bytes_per_s) > best[:2]):
+                best = (reply.num_first, peer.bytes_per_s, peer)
             return best is not None and best[0] == len(keys)
 
         self._ask_all(form, scope_of(form, num_bytes), keys, deadline, take)
