@@ -22,6 +22,7 @@ from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoin
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.published_models import NAMES, read_published
+from tokenloom.tests.support.recurrent_families import HYBRIDS, config_of, recurrent_checkpoint
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.load import load_model
 
@@ -43,13 +44,16 @@ def tiny_families() -> dict[str, list[str]]:
         listed = tiny_config(family)["architectures"]
         assert isinstance(listed, list)
         found[listed[0]].append(family)
+    for family in HYBRIDS:
+        found[config_of(family)["architectures"][0]].append(family)
     return found
 
 
 def is_one_call(family: str) -> bool:
     """Whether a step of the family's tiny model is one call of the C kernels; else its layers run one by one."""
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = tiny_checkpoint(Path(folder) / family, family)
+        write = recurrent_checkpoint if family in HYBRIDS else tiny_checkpoint
+        checkpoint = write(Path(folder) / family, family)
         config, ops = load_model_config(checkpoint), select_ops(CPU, torch.float32)
         return load_model(checkpoint, config, 128, torch.float32, CPU, ops, ParallelGroup()).is_fused
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -38,6 +39,7 @@ from tokenloom.workers.borrowed.reduced_config import VOCAB_SIZE, WINDOW, reduce
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.model_step import Model, compute
+from tokenloom.workers.step.step_inputs import StateInputs
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-4  # of logits, relative to the largest
@@ -145,9 +147,16 @@ def agrees(reference: PreTrainedModel, model: Model) -> bool:
     expected = [own_logits(reference, row) for row in rows]
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1e3)
+    states = None
+    if model.state_spec is not None:  # a block for each row
+        states = model.state_spec.view(torch.full(((1 + len(rows)) * model.state_spec.block_bytes,), 255).byte())
     bound = TOLERANCE * max(float(each.abs().max()) for each in expected)
     for inputs, spans in packed_steps([row.numpy() for row in rows]):
-        logits = compute(model, inputs, [kv_cache])[1]
+        if states is not None:
+            writes = np.array([1 + span.row for span in spans], np.int32)
+            reads = np.where([span.start > 0 for span in spans], writes, -1).astype(np.int32)
+            inputs = inputs._replace(states=StateInputs(inputs.query_starts, reads, writes))
+        logits = compute(model, inputs, [kv_cache], states)[1]
         for span in spans:
             if not bool(((logits[span.tokens] - expected[span.row][span.start : span.stop]).abs() <= bound).all()):
                 return False

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of families with recurrent layers, which only transformers' layers serve.
+"""Tiny checkpoints of families with recurrent layers. HYBRIDS are those with native layers.
 
 The fields of config.json follow the families' published files; each has layers of every kind, groups and experts where
 the family has them, and chunks of its scan shorter than the prompts of tests.
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokenloom.ipc.spec.models.model_file import NATIVE
 from tokenloom.scripts.bench.inputs.make_checkpoint import SHARD_BYTES
 
 from .families import Config
@@ -184,9 +185,39 @@ UNEVEN: dict[str, Config] = {  # transformers computes whole prompts and single 
     ),
 }
 
+OF_IMAGES: dict[str, Config] = {  # models of images, of which the language model is served
+    kind: {
+        "architectures": [architecture],
+        "model_type": kind,
+        "text_config": RECURRENT[kind],
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+        },
+        "image_token_id": 260,
+        "video_token_id": 261,
+        "vision_start_token_id": 262,
+        "vision_end_token_id": 263,
+    }
+    for kind, architecture in (
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    )
+}
+OTHERS = {**UNEVEN, **{f"{kind}_vision": config for kind, config in OF_IMAGES.items()}}
+HYBRIDS = [family for family, config in (RECURRENT | OTHERS).items() if config["architectures"][0] in NATIVE]
+
+
+def config_of(family: str) -> Config:
+    """Return config.json of a family of RECURRENT or OTHERS."""
+    return (RECURRENT | OTHERS)[family]
+
 
 def recurrent_checkpoint(folder: Path, family: str, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
-    """Write a checkpoint of a family of RECURRENT or UNEVEN, with fields replaced, into `folder` and return it."""
+    """Write a checkpoint of a family of RECURRENT or OTHERS, with fields replaced, into `folder` and return it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the decays, whose means the noise keeps
-        return write_family(folder, {**(RECURRENT | UNEVEN)[family], **fields}, dtype, seed, SHARD_BYTES)
+        return write_family(folder, {**config_of(family), **fields}, dtype, seed, SHARD_BYTES)

@@ -6,7 +6,7 @@ several ranks may hold the same one. StateConfig names the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ...ipc.spec.models.model_config import StateConfig
 from ...kernels.contract import ConvActivation, GateOrder, PackedLinear, StateMetadata
 from ..machine.parallel import ParallelGroup
 from ..step.state_cache import StateShape
+from ..weights.checkpoint import Checkpoint
 from ..weights.loader import LayerLoader, Projection
 from .elementwise import scaled
 
@@ -124,7 +125,7 @@ class StateInput:
                 [loader.vector(f"{each}.{ending}", (total, *shape), 0, rows) for each, total, rows in parts]
             )
 
-        parts = list(self._channels_of(name))
+        parts = list(self._channels_of(loader.checkpoint, name))
         taps = load("weight", (1, state.conv_size))[:, 0]
         order = self._row_order(state.conv_parts)
         taps = taps if order is None else taps[order]
@@ -135,17 +136,23 @@ class StateInput:
             biases = load("bias", ())
             self._bias = biases if order is None else biases[order]
 
-    def _channels_of(self, name: str) -> Iterable[tuple[str, int, range]]:
-        """Yield, for each part of the convolution, the tensor of its channels, the number of all channels in this, and
-        those that this rank loads."""
-        state, start = self._state, 0
-        total = sum(map(state.part_size, state.conv_parts))
+    def _channels_of(self, checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, int, range]]:
+        """Yield the pieces of this rank's channels in their order: the tensor, the number of all its channels, and
+        those of the piece. Of several tensors, one after the other, transformers saves the lengths as it likes."""
+        state, tensors = self._state, {name: sum(map(self._state.part_size, self._state.conv_parts))}
+        if "{part}" in name:
+            tensors = {name.format(part=part): state.part_size(part) for part in state.conv_parts}
+            if all(f"{tensor}.weight" in checkpoint for tensor in tensors):
+                tensors = {tensor: checkpoint.shape_of(f"{tensor}.weight")[0] for tensor in tensors}
+        start = 0
         for part in state.conv_parts:
-            if "{part}" in name:
-                yield name.format(part=part), state.part_size(part), self._elements(part)
-            else:
-                yield name, total, _moved(self._elements(part), start)
+            wanted, first = _moved(self._elements(part), start), 0
             start += state.part_size(part)
+            for tensor, count in tensors.items():
+                piece = range(max(wanted.start, first) - first, min(wanted.stop, first + count) - first)
+                if piece:
+                    yield tensor, count, piece
+                first += count
 
     def _width(self, part: str) -> int:
         """Return the number of elements of one head in a part."""
@@ -206,7 +213,7 @@ def _moved(elements: range, start: int) -> range:
     return range(start + elements.start, start + elements.stop)
 
 
-def _joined(ranges: Iterable[range]) -> Iterable[range]:
+def _joined(ranges: Iterable[range]) -> Iterator[range]:
     """Yield the ranges, adjacent ones as one."""
     last: range | None = None
     for each in ranges:

@@ -27,9 +27,9 @@ from .multimodal import language_model
 from .quantization_config import parse_quantization
 from .vision_families import VISION_FAMILIES
 
-TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
+HYBRIDS = DELTA_FAMILIES | CONV_FAMILIES | MAMBA_FAMILIES
+TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES | HYBRIDS
 MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
-HYBRIDS = DELTA_FAMILIES | CONV_FAMILIES | MAMBA_FAMILIES  # have native layers, which the engine does not serve yet
 NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures with native layers
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of causal architectures
 
@@ -65,12 +65,6 @@ def load_model_config(
         raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
-def load_hybrid_config(folder: Path) -> ModelConfig:
-    """Return the ModelConfig for the native layers of an architecture in HYBRIDS; see `load_model_config`."""
-    file = ConfigFile(folder / "config.json", read_json(folder / "config.json"))
-    return _parse_native(file, ConfigFile(folder / "generation_config.json", {}), file.get("architectures")[0])
-
-
 def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures") or ["none"]
     architecture = listed[0] if isinstance(listed, list) else listed
@@ -102,7 +96,7 @@ def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -
     if architecture in MULTIMODAL:
         family, file = language_model(file, MULTIMODAL[architecture])
     else:
-        family = (TEXT | HYBRIDS)[architecture]
+        family = TEXT[architecture]
         file = family.prepare(file)
     if "per_layer_config" in file and architecture not in GEMMA4_FAMILIES:
         file.refuse_native("per_layer_config, fields of single layers, has no native layers")
@@ -115,6 +109,9 @@ def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -
         bos_token_id=file.whole("bos_token_id", least=-1) if "bos_token_id" in file else None,
         **fields,
     )
+    if not any(layer.has_attention for layer in config.layers):
+        fields_of_kinds = "layer_types, layers_block_type, hybrid_override_pattern or attn_layer_indices"
+        file.refuse_native(f"a model in which no layer attends ({fields_of_kinds}) has no native layers")
     if config.num_heads % config.num_kv_heads:
         names = (file.spelled(each) for each in ("num_attention_heads", "num_key_value_heads"))
         file.refuse(

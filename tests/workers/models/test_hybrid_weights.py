@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.spec.config.served_model import quantized_on_load
 from tokenloom.ipc.spec.models.model_config import ModelConfig
-from tokenloom.ipc.spec.models.model_file import load_hybrid_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
@@ -72,7 +72,7 @@ def test_floats_of_decays_do_not_widen_the_matrices_beside_them(tmp_path: Path) 
         codes = (tensors[name] / scales).round().to(torch.int8)
         tensors |= {name: codes, name.replace(".weight", ".weight_scale"): scales}
     save_file(tensors, folder / "model.safetensors")
-    config = load_hybrid_config(folder)
+    config = load_model_config(folder)
     stored = msgspec.convert({"layout": "scaled", "weight_dtype": "int8"}, QuantizationConfig)
     quantized = load(folder, msgspec.structs.replace(config, quantization=stored))
     plain = load(recurrent_checkpoint(tmp_path / "plain", "qwen3_next"), config)

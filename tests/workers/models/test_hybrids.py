@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tokenloom.ipc.spec.kv.kv_groups import kv_groups
 from tokenloom.ipc.spec.models.model_config import ModelConfig
-from tokenloom.ipc.spec.models.model_file import load_hybrid_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import Ops, select_ops
-from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+from tokenloom.tests.support.recurrent_families import HYBRIDS, recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
@@ -23,10 +23,6 @@ from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
 
-FAMILIES = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"),
-    *("olmo_hybrid", "granite4", "granite4_dense", "bamba", "falcon_h1", "falcon_h1_scaled", "nemotron_h"),
-)
 LENGTHS = {"a": 97, "b": 1, "c": 33, "d": 2}
 LOOSER = {"olmo_hybrid": 3e-5}  # transformers' form for prompts is 1e-5 from its form for single tokens
 SHORT = {"a": 21, "b": 2, "c": 9}
@@ -60,7 +56,7 @@ class Case:
 
     def __init__(self, folder: Path, family: str, lengths: dict[str, int] = LENGTHS, **fields: Any) -> None:
         self.folder = recurrent_checkpoint(folder, family, seed=1, **fields)
-        self.config, self.lengths = load_hybrid_config(self.folder), lengths
+        self.config, self.lengths = load_model_config(self.folder), lengths
         self.tokens = prompts_of(lengths, self.config.vocab_size, seed=2)
         self.expected = reference_logits(self.folder, self.tokens)
 
@@ -81,7 +77,7 @@ class Case:
         return torch.stack(errors).nan_to_num(9.0).max().item()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_logits_equal_transformers_under_any_schedule(family: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family)
     model = load(case.folder, case.config)
@@ -89,7 +85,7 @@ def test_logits_equal_transformers_under_any_schedule(family: str, tmp_path: Pat
         assert case.error(steps, model) <= LOOSER.get(family, TOLERANCE)
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, 4))
+@pytest.mark.parametrize("family", some(HYBRIDS, 4))
 def test_bits_of_deterministic_kernels_do_not_depend_on_chunks(family: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family, SHORT)
     model = load(case.folder, case.config, ops=select_ops(CPU, torch.float32, is_batch_invariant=True))

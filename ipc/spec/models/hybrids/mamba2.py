@@ -17,21 +17,21 @@ from ..model_config import ExpertsConfig, LayerConfig, NormConfig, RopeConfig, S
 from .layer_mixers import OLD_KINDS, layer_kinds, mixed_layers
 
 MAMBA, ATTENTION = KINDS = ("linear_attention", "full_attention")
+INFINITY = {"__float__": "Infinity"}  # as transformers saves it
 SCALED_PARTS = "zvkqa"  # the parts of in_proj, in their order
 PATTERN = {"M": MAMBA, "*": ATTENTION, "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 
 
 def dt_limits(file: ConfigFile) -> tuple[float, float | None]:
-    """Parse time_step_limit, two numbers of which the second may be infinite."""
+    """Parse time_step_limit, two numbers of which the second may be infinite, in one of two spellings."""
     limits = file.get("time_step_limit", [0.0, math.inf])
-    if not isinstance(limits, list | tuple) or len(limits) != 2 or not is_number(limits[0]):
+    if not isinstance(limits, list | tuple) or len(limits) != 2:
         file.refuse(f"time_step_limit must be a list of two numbers, it is {shown(limits)}")
     least, most = limits
-    if most == math.inf:
-        return float(least), None
-    if not is_number(most):
+    is_bounded = most != math.inf and most != INFINITY
+    if not is_number(least) or (is_bounded and not is_number(most)):
         file.refuse(f"time_step_limit must be a list of two numbers, it is {shown(limits)}")
-    return float(least), float(most)
+    return float(least), float(most) if is_bounded else None
 
 
 def mamba_of(file: ConfigFile, inner_size: int, **more: Any) -> StateConfig:

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from tokenloom.ipc.spec.adapters.targets import AdapterTarget, ModulePaths, is_chosen, targets_of
-from tokenloom.ipc.spec.models.model_file import load_hybrid_config
+from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.tests.support import families
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_model
-from tokenloom.tests.support.recurrent_families import RECURRENT, UNEVEN
+from tokenloom.tests.support.recurrent_families import config_of
 
 FAST = ["llama", "mixtral", "qwen3_moe", "phi3", "gpt2", "gpt_neox", "gemma3", "gemma4_moe", "gpt_oss", "minimax_m2"]
 OTHERS = sorted({*FAMILIES, *families.CONFIGS} - {*FAST, "apertus"})  # transformers' layers run apertus
@@ -55,9 +55,9 @@ MIXERS = (".linear_attn.", ".mamba.", ".conv.", ".mixer.in_proj", ".mixer.out_pr
     "family", ["qwen3_next", "qwen3_5", "lfm2", "granite4_dense", "bamba", "falcon_h1", "nemotron_h", "olmo_hybrid"]
 )
 def test_targets_of_hybrids_are_all_matrices_but_those_of_mixers_with_a_state(family: str, tmp_path: Path) -> None:
-    config = {**(RECURRENT | UNEVEN)[family], "pad_token_id": 0}
+    config = {**config_of(family), "pad_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    model = load_hybrid_config(tmp_path)
+    model = load_model_config(tmp_path)
     shapes = matrices_of(tmp_path, model.architecture)
     expected = {name: shape for name, shape in shapes.items() if not any(part in name for part in MIXERS)}
     targets = {path: target for path, target in targets_of(model).items() if target.expert is None}
