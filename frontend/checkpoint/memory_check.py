@@ -78,13 +78,7 @@ def need_of(tensors: Mapping[str, StoredTensor], served: Served, config: EngineC
     if config.kv_cache_memory_bytes is not None and config.num_kv_blocks is None:
         return Need(weights, config.kv_cache_memory_bytes * num_local, "--kv-cache-memory-bytes", name)
     num_tokens = _num_tokens(config, served.model)
-    cache = kv_bytes(
-        served.model,
-        served.dtype,
-        num_tokens,
-        is_8_bits=config.kv_cache_dtype != "auto",
-        uses_tiers=config.has_tiers and config.enable_prefix_caching,
-    )
+    cache = kv_bytes(served.model, served.dtype, num_tokens, is_8_bits=config.kv_cache_dtype != "auto")
     return Need(weights, int(cache * share), f"{num_tokens} tokens", name)
 
 

@@ -62,14 +62,12 @@ def weight_bytes(
     return int(num_bytes)
 
 
-def kv_bytes(
-    model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False, uses_tiers: bool = False
-) -> int:
+def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool = False) -> int:
     """Return the bytes that keys, values and states of a request of `num_tokens` tokens take, over all ranks. In each
     KV group they are those of all its tokens, or of its window and a step, or its states. is_8_bits: numbers of keys
     and values take a byte, and each head of a token has a scale."""
     num_bytes = 0
-    for group in kv_groups(model, num_tokens, is_grouped=is_grouped(model, uses_tiers=uses_tiers)):
+    for group in kv_groups(model, num_tokens, is_grouped=is_grouped(model)):
         if group.is_state and model.state is not None:
             states = group.num_held(num_tokens, STEP_TOKENS, block_size=1)
             num_bytes += states * len(group.layers) * _state_bytes(model.state, _ITEM_BYTES[dtype])

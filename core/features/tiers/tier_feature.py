@@ -47,8 +47,9 @@ class TierFeature(StepFeature):
         end = self._kv_cache.num_readable_blocks(request)
         tokens = request.tokens[: end * self._kv_cache.block_size].tobytes()
         key, salt = partial(self._kv_cache.key, request), request.params.cache_salt
-        missing = self._offload.find_missing(key, end, tokens, request.media, salt)
-        if missing is None or not self._offload.fetches.begin(request, missing, self._offload.clock()):
+        look = partial(self._offload.find_missing, key, end, tokens, request.media, salt)
+        missing = look()
+        if missing is None or not self._offload.fetches.begin(request, missing, self._offload.clock(), look):
             return False
         request.waits_for.add(WaitReason.TIER)
         return True

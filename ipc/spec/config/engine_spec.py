@@ -209,8 +209,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_groups_of(self, layers: ModelConfig) -> list[KVGroup]:
         """Return the KV groups of `layers`, the model or some of its layers. ConfigError if there are too many."""
-        grouped = is_grouped(self.model, uses_tiers=self.uses_tiers)
-        return kv_groups(layers, self.max_model_len, is_grouped=grouped)
+        return kv_groups(layers, self.max_model_len, is_grouped=is_grouped(self.model))
 
     @property
     def step_tokens(self) -> int:

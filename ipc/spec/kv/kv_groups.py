@@ -55,10 +55,10 @@ class KVGroup(msgspec.Struct, frozen=True):
         return min(-(-(self.window - 1 + step_tokens) // block_size) + 1, num_blocks)
 
 
-def is_grouped(model: ModelConfig, *, uses_tiers: bool) -> bool:
-    """Return whether the layers of a model are divided into groups. They are not if KV blocks are also kept outside the
-    pool, or if all layers have to share their tables: those of transformers, and those with cross attention."""
-    return model.implementation == "native" and model.cross is None and not uses_tiers
+def is_grouped(model: ModelConfig) -> bool:
+    """Return whether the layers of a model are divided into groups. They are not if all layers have to share their
+    tables: those of transformers, and those with cross attention."""
+    return model.implementation == "native" and model.cross is None
 
 
 def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> list[KVGroup]:
