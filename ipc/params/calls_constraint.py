@@ -21,6 +21,7 @@ class CallsConstraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     has_text: bool = False  # calls may begin in text, or not at all; else the answer, from its begin on, is calls
     has_one_call: bool = False  # the answer ends behind the first call
     thought: tuple[str, str] | None = None  # what opens and closes a thought that may come before the calls
+    may_begin_with_space: bool = False  # white space may come before the calls: the prompt has text before them
 
     def to_text(self) -> str:
         """Return the constraint as the text of a grammar."""

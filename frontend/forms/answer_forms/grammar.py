@@ -18,10 +18,16 @@ from .joint_plan import JointPlan
 
 
 def forced_calls(
-    form: AnswerForm, schemas: Mapping[str, JsonObject], *, has_one_call: bool, may_think: bool
+    form: AnswerForm,
+    schemas: Mapping[str, JsonObject],
+    *,
+    has_one_call: bool,
+    may_think: bool,
+    may_begin_with_space: bool = False,
 ) -> StructuredOutputsParams:
     """Return the constraint that an answer consists of calls of these tools. schemas: those of the arguments by name;
-    all calls conform. may_think: a thought may come before the calls."""
+    all calls conform. may_think: a thought may come before the calls; may_begin_with_space: the
+    prompt opens one, or ends with text of the turn."""
     constraint = CallsConstraint(
         form=form.calls[0],
         others=other_calls(form),
@@ -29,6 +35,7 @@ def forced_calls(
         tools=dict(schemas),
         has_one_call=has_one_call,
         thought=form.thought if may_think else None,
+        may_begin_with_space=may_begin_with_space,
     )
     return StructuredOutputsParams(calls=constraint.to_text())
 

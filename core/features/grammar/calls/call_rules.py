@@ -32,7 +32,7 @@ class CallRules:
         if self._constraint.has_text:
             start = self._with_text()
         else:
-            start = f"{self._thought()} {self._rules.terminal(_SPACE)}? {self._forms[0].answer()}"
+            start = f"{self._thought()} {self._space()} {self._forms[0].answer()}"
         return self._rules.text(start, [target for form in self._forms for target in form.targets])
 
     def _thought(self) -> str:
@@ -44,6 +44,13 @@ class CallRules:
         body = self._rules.closed(without([close.marker, *self._markers]), Closing("", close.marker))
         space = self._rules.terminal(_SPACE)
         return f"({space}? {self._rules.exact(opening)} {body} {self._rules.exact(rest)})?"
+
+    def _space(self) -> str:
+        """Return an expression for the white space that templates write between a thought or text and calls; "" if
+        neither can come before them: then they begin as the template shows it."""
+        if self._constraint.thought is None and not self._constraint.may_begin_with_space:
+            return ""
+        return f"{self._rules.terminal(_SPACE)}?"
 
     def _with_text(self) -> str:
         """Return an expression for any text, behind which calls may stand."""

@@ -39,7 +39,13 @@ def own_form_calls(
         schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
         begin = call_token if form.calls_end_thought else ""
         may_think = not is_inside and params.thinking_token_budget is None
-        own = forced_calls(form, schemas, has_one_call=has_one_call or name is not None, may_think=may_think)
+        own = forced_calls(
+            form,
+            schemas,
+            has_one_call=has_one_call or name is not None,
+            may_think=may_think,
+            may_begin_with_space=is_inside or bool(body.continue_final_message),
+        )
         return msgspec.structs.replace(own, begin=begin)
     strict = _strict_names(body)
     if choice == "none" or given is not None or not strict:

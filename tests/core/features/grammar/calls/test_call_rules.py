@@ -174,6 +174,14 @@ def test_a_thought_may_come_before_calls(name: str) -> None:
     assert not accepts(constraint, f"<think>\nhm {ONE[name]}")
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("may_begin", [True, False])
+def test_calls_begin_as_the_template_shows_it_unless_text_comes_before_them(name: str, *, may_begin: bool) -> None:
+    constraint = CallsConstraint(form=FORMS[name], tools=TOOLS, may_begin_with_space=may_begin)
+    assert accepts(constraint, ONE[name])
+    assert accepts(constraint, f"\n\n{ONE[name]}") == may_begin
+
+
 def tagged(schema: Schema, *values: str) -> list[bool]:
     """Return which of some values a form with tags accepts for the argument `a`."""
     tools: dict[str, Schema | None] = {"f": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
