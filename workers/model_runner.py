@@ -242,6 +242,8 @@ class ModelRunner:
         if step.block_appends or step.block_frees:
             appends, frees = step.block_appends, step.block_frees
             self._batch.append_blocks(_tuples("block_appends", appends), _tuples("block_frees", frees))
+        if step.loads:
+            self._batch.load_states(_tuples("loads", step.loads, 2))
         if step.state_moves:
             self._batch.move_states(_tuples("state_moves", step.state_moves, 4), ids_of(step.rows))
         if step.token_appends:

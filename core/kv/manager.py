@@ -275,9 +275,9 @@ class KVCacheManager:
         end = request.num_cached_blocks
         assert self.outer is not None
         for group, needed in enumerate(self.needed(end)):
-            is_whole = all(request.tables[group].block_ids[needed.start : end])
-            if is_whole and not self.groups[group].is_full:
-                self.outer.keep(group, request.block_keys[needed.start : end])
+            keys, pool = request.block_keys[needed.start : end], self.pools[group]
+            if not self.groups[group].is_full and all(pool.lookup(key) is not None for key in keys):
+                self.outer.keep(group, keys)
 
     def forget_all(self) -> None:
         """Remove all keys from the indexes. Blocks keep their content for the requests that reference them."""

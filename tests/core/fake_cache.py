@@ -151,11 +151,16 @@ class FakeCache:
     def copy_out(self, group: int, block: int) -> tuple[object, ...]:
         """Return the content of a block."""
         assert 0 < block < self.shape.num_blocks(group)
+        if self.windows[group] == STATE:
+            return (self.states.get((group, block)),)
         return tuple(self.blocks.get((group, block), [None] * self.block_size))
 
     def copy_in(self, group: int, block: int, content: tuple[object, ...]) -> None:
         assert 0 < block < self.shape.num_blocks(group)
         self._destroy_others(group, block)
+        if self.windows[group] == STATE:
+            self.states[group, block] = content[0]  # type: ignore[assignment]
+            return
         facts = [*content, *[None] * self.block_size][: self.block_size]
         self.blocks[group, block] = facts  # type: ignore[assignment]
 

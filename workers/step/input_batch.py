@@ -191,6 +191,13 @@ class InputBatch:
         self._check_active(moves[:, 0], "given a state")
         self._states.move(moves, rows, self._num_computed_tokens)
 
+    def load_states(self, loads: I32) -> None:
+        """Record the blocks of states among those that were copied from slots. loads: [m, 2] slot, block, as in
+        SchedulerOutput."""
+        if self._states is not None:
+            slots, blocks = loads.T
+            self._states.load(blocks[self._states.are_own(slots)])
+
     def layout(self, row_frame: bytes, count_frame: bytes) -> StepLayout:
         """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`, in frames of int32;
         at least one row. ProtocolError if a row is not in use or comes twice, or if a row has no count of 1 or more."""

@@ -21,6 +21,7 @@ from .step_layout import StepLayout
 
 _NONE = 0  # the null block: the row has no state yet
 _UNKNOWN = -1  # where the state in a block ends, if no row has written it
+_LOADED = -2  # likewise, if it was copied from a slot: where the first row that finds it says
 
 
 class _Segments(NamedTuple):
@@ -49,6 +50,15 @@ class StateBlocks:
         """Forget the state of a row, for the next request in it."""
         self._live[row], self._is_found[row] = _NONE, False
 
+    def are_own(self, slots: I32) -> Bools:
+        """Return whether slots [m] have blocks of this group, the last of all."""
+        is_own: Bools = slots % (self._group + 1) == self._group
+        return is_own
+
+    def load(self, blocks: I32) -> None:
+        """Record that blocks were copied from slots."""
+        self._ends[blocks] = _LOADED
+
     def move(self, moves: I32, rows: I32, num_computed: I64) -> None:
         """Record the moves of a step. moves: [m, 4] row, group, position, block, as in SchedulerOutput; rows: [n] of
         the step; num_computed: [max_num_seqs] tokens of each row before its next."""
@@ -66,6 +76,8 @@ class StateBlocks:
             )
         is_found = (positions == 0) & (num_computed[of_rows] > 0)
         for row, _, _, block in moves[is_found].tolist():
+            if self._ends[block] == _LOADED:
+                self._ends[block] = num_computed[row]
             if self._live[row] != _NONE or self._ends[block] != num_computed[row]:
                 raise ProtocolError(
                     f"row {row} finds the state after {num_computed[row]} tokens in block {block}, which has that "

@@ -44,9 +44,11 @@ class Slots:
         self.num_bytes = shape.num_slabs * max(
             count * size for count, size in zip(shape.slots_of_slab, shape.slot_bytes, strict=True)
         )
+        self._owner_by_number: dict[int, int] = {}  # of slots with an owner
+        self._owned_bytes: Counter[int] = Counter()
         self._pools: Sequence[BlockPool]
         self._memory: Memory
-        observers = [self, *observers]
+        observers = [self, *observers]  # content of `names` may be evicted at once, for the floors
         if self._num_groups == 1:
             self._pools = [BlockPool(shape.ids.num_slabs, observers, None if names is None else names[0])]
             self._memory = WholePool(self._pools[0], shape.slot_bytes[0])
@@ -56,8 +58,6 @@ class Slots:
             self._memory = Slabs(shape.ids, pools, [floor] * self._num_groups, names)
         self._one_of = [[int(group == each) for each in range(self._num_groups)] for group in range(self._num_groups)]
         self._max_owned_bytes = max(int(quota * self.num_bytes), *shape.slot_bytes)
-        self._owner_by_number: dict[int, int] = {}  # of slots with an owner
-        self._owned_bytes: Counter[int] = Counter()
 
     # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────
 

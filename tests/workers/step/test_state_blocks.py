@@ -138,6 +138,18 @@ def test_moves_beside_drafts_and_without_states_are_refused() -> None:
         step(plain, {0: 1}, [(0, 1, 0, 5)])
 
 
+def test_a_block_that_was_copied_from_a_slot_has_the_state_that_a_row_finds_there() -> None:
+    batch = new_batch()
+    admit(batch, 0, 20, 8)
+    batch.load_states(np.array([(2 * 5 + GROUP, 7), (2 * 5, 9)], np.int32))  # block 9 is of the other group
+    with pytest.raises(ProtocolError, match=r"row 0 finds the state after 8 tokens in block 9, .* after -1"):
+        step(batch, {0: 1}, [(0, 1, 0, 9), (0, 1, 8, 6)])
+    assert lists(step(batch, {0: 1}, [(0, 1, 0, 7), (0, 1, 8, 6)])) == [[0, 1], [7], [6]]
+    admit(batch, 1, 20, 12)
+    with pytest.raises(ProtocolError, match=r"row 1 finds the state after 12 tokens in block 7, .* after 8"):
+        step(batch, {1: 1}, [(1, 1, 0, 7), (1, 1, 12, 5)])
+
+
 def test_states_outlive_the_rows_of_a_core() -> None:
     batch = started()
     batch.clear()

@@ -202,6 +202,12 @@ def test_no_group_takes_the_last_slab_of_another() -> None:
     assert small[4] is None and None not in small[:4]
 
 
+def test_a_record_of_slots_in_all_slabs_leaves_a_slab_to_each_group() -> None:
+    names = [{}, {slot: key_of(slot) for slot in range(SHAPE.ids.num_blocks(1))}]
+    slots = Slots(SHAPE, names=names)
+    assert slots.allocate_for(0, 0) is not None
+
+
 def test_the_slots_used_longest_ago_of_all_groups_are_reused_first() -> None:
     slots = Slots(SHAPE)
     for number in range(8):

@@ -15,7 +15,6 @@ from tokenloom.core.kv.manager import Computed
 from tokenloom.core.request import Request
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.ipc.process.arena import ArenaShape
-from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import TURN_S, Harness, random_sizes
 from tokenloom.tests.core.kv.group_sets import SETS, Groups
@@ -167,7 +166,7 @@ def test_random_operations_with_tiers_keep_every_invariant(seed: int, tmp_path: 
     TierOperations(seed, tmp_path / "blocks").run(400)
 
 
-@pytest.mark.parametrize("name", [name for name, groups in SETS.items() if STATE not in groups.windows])
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("seed", seeds(2, 48))
 def test_random_operations_with_tiers_and_groups_keep_every_invariant(seed: int, name: str, tmp_path: Path) -> None:
     TierOperations(seed, tmp_path / "blocks", name).run(300)
