@@ -27,8 +27,10 @@ OPTIONS += ["--tp", "2", "--hosts", "2"]
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Gemma 3 with a window of 64 in three of its four layers. With a tied head it would repeat its input."""
-    fields = {"sliding_window": WINDOW, "sliding_window_pattern": 4, "tie_word_embeddings": False}
-    return tiny_checkpoint(tmp_path_factory.mktemp("windowed") / "model", "gemma3_text", **fields)
+    folder = tmp_path_factory.mktemp("windowed") / "model"
+    return tiny_checkpoint(
+        folder, "gemma3_text", sliding_window=WINDOW, sliding_window_pattern=4, tie_word_embeddings=False
+    )
 
 
 @pytest.fixture(scope="module")

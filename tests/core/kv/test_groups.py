@@ -137,8 +137,8 @@ def test_a_prefix_is_found_where_a_window_is_kept_and_what_is_unusable_is_counte
 def test_the_next_core_finds_the_blocks_of_every_group_that_the_last_has_left(name: str, tmp_path: Path) -> None:
     groups, prompt = SETS[name], prompt_of(random.Random(0), 60)
     pool = PoolShape(200, groups.slab_bytes, groups.block_bytes)
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
-    harness = GroupHarness(windows=groups.windows, pool=pool, record=tmp_path / "blocks", **sizes)
+    record = tmp_path / "blocks"
+    harness = GroupHarness(windows=groups.windows, pool=pool, record=record, max_num_seqs=4, max_num_batched_tokens=16)
     harness.add(0, prompt, 8)
     harness.run()
     left = [set(each.keys) for each in harness.core.scheduler.kv_cache.pools]
