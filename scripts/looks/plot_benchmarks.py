@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +19,8 @@ from typing import Any
 
 from tokenloom.scripts.bench.report import ROOT, format_cell, median
 
-WIDTH, LABEL, BAR, GAP, TOP = 760, 230, 22, 10, 64  # px; LABEL: room for the names
+WIDTH, LABEL, BAR, GAP, TOP, LINE = 760, 230, 22, 10, 64, 18  # px; LABEL: room for the names
+NOTE_LETTERS = 110  # of a line that fits into WIDTH
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-weight:600;font-size:15px}.note{fill:#59636e}
 .ours{fill:#1f6feb}.peer{fill:#a8b1bb}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9198a1}
 .peer{fill:#59636e}.ours{fill:#4493f8}}"""
@@ -74,24 +76,26 @@ def draw(document: Mapping[str, Any], figure: Figure) -> str:
     machine = document["machine"]
     source = f"{machine['cpu']}, {machine['num_cpus']} cores, {machine['date'][:10]}, commit {machine['commit']}"
     values = bars(document, figure)
-    height = TOP + len(values) * (BAR + GAP) + 28
+    notes = textwrap.wrap(settings, NOTE_LETTERS)
+    top = TOP + LINE * (len(notes) - 1)
+    height = top + len(values) * (BAR + GAP) + 28
     title = f"{figure.title} ({'less' if figure.is_less_better else 'more'} is better)"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f'<text class="title" x="8" y="24">{escape(title)}</text>',
-        f'<text class="note" x="8" y="46">{escape(settings)}</text>',
-        *_bar_lines(values),
+        *(f'<text class="note" x="8" y="{46 + LINE * i}">{escape(note)}</text>' for i, note in enumerate(notes)),
+        *_bar_lines(values, top),
         f'<text class="note" x="8" y="{height - 8}">{escape(source)}</text>',
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _bar_lines(values: Mapping[str, float]) -> list[str]:
+def _bar_lines(values: Mapping[str, float], top: int) -> list[str]:
     longest, lines = max(values.values()), []
     for i, (name, value) in enumerate(values.items()):
-        y, width = TOP + i * (BAR + GAP), max((WIDTH - LABEL - 90) * value / longest, 1)
+        y, width = top + i * (BAR + GAP), max((WIDTH - LABEL - 90) * value / longest, 1)
         kind = "ours" if name.startswith("tokenloom") else "peer"
         lines.append(f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{escape(name)}</text>')
         lines.append(f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" rx="3"/>')

@@ -26,6 +26,19 @@ def test_bars_are_medians_with_proportional_lengths() -> None:
     assert theirs == pytest.approx(2 * ours, abs=0.2)
 
 
+def test_long_settings_take_several_lines_above_the_bars() -> None:
+    machine = {"cpu": "a CPU", "num_cpus": 2, "date": "2026-11-21T10:00:00", "commit": "0123"}
+    rows = [{"engine": name, "us_per_token": 1.0} for name in ("tokenloom", "another")]
+    settings = {f"setting{i}": i for i in range(20)}
+    document = {"settings": settings, "machine": machine, "rows": rows}
+    drawn = ET.fromstring(draw(document, FIGURES["engine without a model"]))
+    notes = [each for each in drawn.iter("{http://www.w3.org/2000/svg}text") if each.get("class") == "note"][:-1]
+    assert ", ".join(f"{name} {i}" for name, i in settings.items()) == " ".join(str(each.text) for each in notes)
+    assert max(len(str(each.text)) for each in notes) <= 110
+    first = next(drawn.iter("{http://www.w3.org/2000/svg}rect"))
+    assert max(float(each.attrib["y"]) for each in notes) < float(first.attrib["y"])
+
+
 def test_columns_are_bars_if_nothing_else_names_them() -> None:
     rows = [{"turn": i, "again_tokenloom": i, "again_llama_server": 1} for i in range(5)]
     assert bars({"rows": rows}, FIGURES["conversation"]) == {"tokenloom": 2, "llama_server": 1}
