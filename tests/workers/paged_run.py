@@ -95,8 +95,9 @@ class PagedRun:
         (spec,) = model.kv_cache_specs(block_size, dtype)
         stale = 1000.0 if dtype.is_floating_point else 100  # of bytes; as a scale they are 1.7e22
         self.kv_cache = torch.full(spec.shape(num_blocks), stale, dtype=dtype, device=device)
-        spec = getattr(model, "state_spec", None)
-        self.states = None if spec is None else StateTables(spec, block_size, device)
+        self.states: StateTables | None = None
+        if model.state_spec is not None:
+            self.states = StateTables(model.state_spec, block_size, device)
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
         self._blocks: dict[str, list[int]] = {}

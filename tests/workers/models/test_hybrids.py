@@ -22,6 +22,7 @@ from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
+from tokenloom.workers.step.state_cache import StateSpec
 
 LENGTHS = {"a": 97, "b": 1, "c": 33, "d": 2}
 LOOSER = {"olmo_hybrid": 3e-5}  # transformers' form for prompts is 1e-5 from its form for single tokens
@@ -30,8 +31,8 @@ MAX_MODEL_LEN = 128
 WIDE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 12,
     "vocab_size": 270,
 }
 
@@ -104,14 +105,17 @@ RANKS = [
 
 @pytest.mark.parametrize(("family", "size"), RANKS)
 def test_ranks_share_the_heads(family: str, size: int, tmp_path: Path) -> None:
-    """Of three ranks each has two value heads, and a copy of the key head that each reads: 0 0, 0 1 and 1 1."""
+    """Of three ranks each has four value heads, and a copy of the key head that each reads: 0 0 0 1, 1 1 2 2 and
+    2 3 3 3."""
     case = Case(tmp_path, family, SHORT, **(WIDE if size == 3 else {}))
 
-    def run(group: ParallelGroup) -> dict[str, Tensor]:
-        paged = PagedRun(load(case.folder, case.config, group), 8)
+    def run(group: ParallelGroup) -> tuple[dict[str, Tensor], StateSpec | None]:
+        model = load(case.folder, case.config, group)
+        paged = PagedRun(model, 8)
         paged.step({name: ids[:-1] for name, ids in case.tokens.items()})
-        return paged.step(case.last)
+        return paged.step(case.last), model.state_spec
 
-    whole, *others = run_ranks(size, run)
-    assert others == [{}] * (size - 1)
-    assert case.error_of(whole) <= TOLERANCE
+    found, specs = zip(*run_ranks(size, run), strict=True)
+    assert found[1:] == ({},) * (size - 1)
+    assert len(set(specs)) == 1, "blocks of states have the same bytes on all ranks"
+    assert case.error_of(found[0]) <= TOLERANCE
