@@ -121,6 +121,7 @@ def describe_arena(arena: ArenaShape) -> str:
     if arena.num_groups == 1:
         return f"{arena.num_slabs} blocks of {arena.slot_bytes[0]} bytes"
     parts = [
-        f"{count} blocks of {kib(size)}" for count, size in zip(arena.slots_of_slab, arena.slot_bytes, strict=True)
+        f"{count} block{'s' * (count > 1)} of {kib(size)}"
+        for count, size in zip(arena.slots_of_slab, arena.slot_bytes, strict=True)
     ]
     return f"{arena.num_slabs} slabs of {' or '.join(parts)}"

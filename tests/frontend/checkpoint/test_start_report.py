@@ -56,8 +56,8 @@ def test_the_sizes_of_pool_and_arena_are_announced() -> None:
     pool = "KV cache: 8 blocks of 16 = 128 tokens, 9 MiB per rank on cpu, 2 threads; max_model_len 512"
     tiers = "KV tiers: 64 blocks of 2097152 bytes, 0.12 GiB of shared memory"
     assert [line.partition("supervisor: ")[2] for line in lines] == [pool, pool, tiers]
-    assert describe_arena(ArenaShape(12, (8, 32), (1 << 20, 1 << 18))) == (
-        "12 slabs of 8 blocks of 1.0 MiB or 32 blocks of 256 KiB"
+    assert describe_arena(ArenaShape(12, (1, 32), (8 << 20, 1 << 18))) == (
+        "12 slabs of 1 block of 8.0 MiB or 32 blocks of 256 KiB"
     )
     groups = [KVGroup(None, (5, 11), 4, 64), KVGroup(512, (0, 1, 2), 4, 64)]
     assert describe_groups(groups, PoolShape(9, 1 << 20, (1 << 19, 1 << 18)), 16) == (
