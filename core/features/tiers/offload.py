@@ -244,9 +244,8 @@ class Offload:
 
     def _first_lacking(self, group: int, key: Callable[[int], bytes], least: int, end: int) -> int:
         """Return the index of the first block that a group may lack at a boundary beyond `least`, up to `end`."""
-        needed = self._kv_cache.groups[group].most_needed(self._options.block_size)
-        if needed is not None:
-            return max(least + 1 - max(needed, 1), 0)
+        if not self._kv_cache.groups[group].is_full:
+            return least  # the blocks that are needed at `least` are here
         return next((i for i in range(least, end) if not self._kv_cache.has(group, key(i))), end)
 
     def _question(self, group: int, key: Callable[[int], bytes], blocks: range, first: int) -> FindGroup:
