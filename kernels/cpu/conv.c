@@ -1,7 +1,7 @@
 /* Causal convolutions of each channel over the last tokens of its row. */
 #include "state.h"
 
-#define NUM_CHANNELS 64 /* of a task: whole cache lines of each token's inputs */
+#define NUM_CHANNELS 128 /* of a task: with fewer, a prompt's tokens, each in a page of its own, cost more misses */
 
 /* The inputs of some channels in one row: those of its tokens in this step, and those before them. */
 typedef struct {

@@ -12,6 +12,7 @@ import pytest
 
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.bench.cases.kernels import CASES as STEPS
+from tokenloom.scripts.bench.cases.states import CASES as STATE_STEPS
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.inputs.make_checkpoint import config_of
 from tokenloom.scripts.bench.inputs.random_gguf import MIXTURES, write_random
@@ -97,6 +98,7 @@ CASES = {
     ),
     "groups": Case("groups --chunks 2048 --draws 1", "what", ["bytes", *["pool"] * 3] * 2),
     "kernels": Case("kernels demo --rounds 1", "case", list(STEPS), ("least_ms", "share_of_limit")),
+    "states": Case("states --rounds 1", "case", [name for name in STATE_STEPS for _ in range(7)], ("us_per_token",)),
     "transcripts": Case(
         f"multimodal {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
         "part",
