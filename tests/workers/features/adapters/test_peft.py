@@ -18,6 +18,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.features.adapters.adapted_model import fill, load_adaptable
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
@@ -73,6 +74,23 @@ def test_logits_equal_pefts(family: str, kind: str, tmp_path: Path) -> None:
         run = PagedRun(model, 8)
         run.slots["a"] = 2
         check(run_schedule(run, tokens, [{"a": 30}, *[{"a": 1}] * 11])["a"], expected)
+
+
+@pytest.mark.parametrize("family", some(["qwen3_5", "qwen3_next", "falcon_h1_scaled", "granite4_dense"], 1))
+def test_logits_of_hybrids_equal_pefts(family: str, tmp_path: Path) -> None:
+    """Adapters update attention, with gates or without, and MLPs."""
+    checkpoint = recurrent_checkpoint(tmp_path / "model", family)
+    names = [*("q_proj", "k_proj", "v_proj", "o_proj"), *("gate_proj", "up_proj", "down_proj")]
+    updated = {"target_modules": names, "r": 6, "lora_alpha": 12, "use_dora": family == "qwen3_5"}
+    adapter = save_adapter(tmp_path / "adapter", checkpoint, updated, 1)
+    tokens = prompts_of({"a": 41}, 271, seed=2)
+    expected = peft_logits(checkpoint, adapter, tokens)["a"]
+    check_moved(expected, peft_logits(checkpoint, None, tokens)["a"])
+    model, filler = load_adaptable(checkpoint)
+    fill(filler, 2, adapter)
+    run = PagedRun(model, 8)
+    run.slots["a"] = 2
+    check(run_schedule(run, tokens, [{"a": 30}, *[{"a": 1}] * 11])["a"], expected)
 
 
 @pytest.fixture(scope="module")
