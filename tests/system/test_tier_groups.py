@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_after_a_kill_of_everything_the_next_turn_goes_on_where_the_answer_ended
     ends = (LENGTH + ANSWER - 1) // BLOCK_SIZE
     with opened(tmp_path, kv, *flags) as (engine, client):
         for turn in calm.turns:
-            found = wait_until(lambda turn=turn: client.prefetch_kv(turn), "no block is found", DEADLINE_S)
+            found = wait_until(partial(client.prefetch_kv, turn), "no block is found", DEADLINE_S)
             assert found == ends * BLOCK_SIZE > num_readable(STEMS[0])
         outputs = ask(client, calm.turns, PARAMS)
         assert num_loaded(outputs, "disk") == len(STEMS) * ends * BLOCK_SIZE

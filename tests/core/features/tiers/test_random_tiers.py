@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from tokenloom.core.features.tiers.hits import HOST, POOL
+from tokenloom.core.features.tiers.hits import HOST
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.kv.manager import Computed
+from tokenloom.core.kv.outer_blocks import POOL
 from tokenloom.core.request import Request
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.ipc.process.arena import ArenaShape

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from tokenloom.core.features.tiers.hits import HOST, POOL
+from tokenloom.core.features.tiers.hits import HOST
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.kv.block_hash import object_name
+from tokenloom.core.kv.outer_blocks import POOL
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
