@@ -157,6 +157,8 @@ FOUND: list[tuple[str, Change]] = [  # changes that once acted in transformers a
     ("qwen3_5_moe", Change(("layer_types",), MISSING)),
     ("lfm2", Change(("block_auto_adjust_ff_dim",), True)),
     ("falcon_h1_scaled", Change(("mamba_rms_norm",), False)),
+    ("nemotron_h", Change(("tie_word_embeddings",), True)),
+    ("lfm2", Change(("conv_L_cache",), 1)),
 ]
 
 

@@ -268,6 +268,7 @@ NEMOTRON: dict[str, Rule] = {
     "ropes": [],
     "activation": activation("mlp_hidden_act", "relu2", is_gated=False),
     "has_mlp_bias": flag("mlp_bias"),
+    "tie_word_embeddings": False,  # whatever the file says, as in transformers
     "names": TensorNames(
         embedding="model.embeddings",
         norm="model.norm_f",

@@ -27,11 +27,13 @@ def sparse_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def short_conv(file: ConfigFile) -> StateConfig:
-    has_bias = file.flag("conv_bias")
+    has_bias, conv_size = file.flag("conv_bias"), file.positive("conv_L_cache", 3)
+    if conv_size == 1:
+        file.refuse_native("conv_L_cache 1, convolutions of a single token, has no native layers")
     return StateConfig(
         kind="conv",
         num_heads=file.positive("hidden_size"),
-        conv_size=file.positive("conv_L_cache", 3),
+        conv_size=conv_size,
         conv_parts="v",
         has_conv_activation=False,
         has_conv_bias=has_bias,
