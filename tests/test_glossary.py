@@ -11,7 +11,7 @@ ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
 LINE = re.compile(r"\| ([a-z]+) \| ([A-Z].+\.) \| `(\w+)` \|")
 CONCEPTS = """
 request answer attempt session caller lease
-row step batch epoch generation ledger delta feature
+row step batch epoch generation ledger delta feature mixer
 block slot arena group slab snapshot pool namespace key publication tier source object pin
 fill medium span entry piece
 draft mask begin jump
