@@ -265,11 +265,11 @@ def mix_states(ops: TritonOps, dtype: torch.dtype, key_dim: int, value_dim: int,
     x, weight = empty((num_tokens, HIDDEN), dtype=dtype), empty((HIDDEN, num_taps))
     conv_states = empty((9, num_taps - 1, HIDDEN), dtype=dtype)
     ops.causal_conv(x, weight, None if has_beta else empty(HIDDEN), "silu", conv_states, metadata)
-    heads = [empty((num_tokens, key_heads, key_dim), dtype=dtype)] * 2
+    heads = empty((num_tokens, key_heads, key_dim), dtype=dtype)
     values = empty((num_tokens, value_heads, value_dim), dtype=dtype)
     decay = empty((num_tokens, value_heads))
     states = empty((9, value_heads, key_dim, value_dim))
-    read = ops.state_scan(*heads, values, decay, decay if has_beta else None, states, metadata).flatten(1)
+    read = ops.state_scan(heads, heads, values, decay, decay if has_beta else None, states, metadata).flatten(1)
     if has_beta:
         ops.gated_norm(read, read, Norm("rms", empty(value_dim), None, 1e-6), value_heads, "norm_then_silu")
     else:

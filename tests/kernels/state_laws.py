@@ -80,16 +80,16 @@ def draw_tokens(form: StateForm, num_tokens: int) -> Tokens:
     dtype = torch.float32 if form.has_floats else form.dtype
     num_keys, num_values = form.key_heads * form.key_dim, form.value_heads * form.value_dim
     mixed = torch.randn(num_tokens, 2 * num_keys + num_values)
-    q, k, v = mixed.split((num_keys, num_keys, num_values), dim=1)
-    q, k = (each.unflatten(1, (form.key_heads, form.key_dim)) for each in (q, k))
+    q, k, v = torch.split(mixed, [num_keys, num_keys, num_values], dim=1)
+    q, k = (torch.unflatten(each, 1, (form.key_heads, form.key_dim)) for each in (q, k))
     k /= k.norm(dim=-1, keepdim=True)
     mixed = mixed.to(dtype)
-    q, k, v = mixed.split((num_keys, num_keys, num_values), dim=1)
+    q, k, v = torch.split(mixed, [num_keys, num_keys, num_values], dim=1)
     return Tokens(
         torch.randn(num_tokens, form.num_channels + 7).to(form.dtype)[:, : form.num_channels],
-        q.unflatten(1, (form.key_heads, form.key_dim)),
-        k.unflatten(1, (form.key_heads, form.key_dim)),
-        v.unflatten(1, (form.value_heads, form.value_dim)),
+        torch.unflatten(q, 1, (form.key_heads, form.key_dim)),
+        torch.unflatten(k, 1, (form.key_heads, form.key_dim)),
+        torch.unflatten(v, 1, (form.value_heads, form.value_dim)),
         torch.rand(num_tokens, form.value_heads) ** 0.2,
         torch.rand(num_tokens, form.value_heads),
         torch.randn(num_tokens, num_values).to(form.dtype),
@@ -115,8 +115,10 @@ class Pool:
         elements = self.buffer.view(form.dtype)
         start = (16 + num_scan) * 4 // form.dtype.itemsize
         num_conv = (form.num_taps - 1) * form.num_channels
-        self.scan = self.buffer[:, 16 : 16 + num_scan].unflatten(1, (form.value_heads, form.key_dim, form.value_dim))
-        self.conv = elements[:, start : start + num_conv].unflatten(1, (form.num_taps - 1, form.num_channels))
+        self.scan = torch.unflatten(
+            self.buffer[:, 16 : 16 + num_scan], 1, (form.value_heads, form.key_dim, form.value_dim)
+        )
+        self.conv = torch.unflatten(elements[:, start : start + num_conv], 1, (form.num_taps - 1, form.num_channels))
 
     def bits(self) -> Tensor:
         """The bits of each block, block -1 last: [blocks + 1, words]."""
@@ -168,10 +170,10 @@ def exact(form: StateForm, weights: Weights, tokens: Tokens, read: Tensor) -> li
                 change = beta[head].double() * (change - key @ matrix)
             state[head] = matrix + torch.outer(key, change)
         scanned.append(torch.stack([q[head // group].double() @ state[head] for head in range(form.value_heads)]))
+    assert weights.norm.weight is not None
     weight = weights.norm.weight.double().view(-1, form.value_dim)
-    heads, factor = (
-        each.double().unflatten(1, (form.value_heads, -1)) for each in (read, F.silu(tokens.gate.double()))
-    )
+    factor = F.silu(tokens.gate.double()).view(-1, form.value_heads, form.value_dim)
+    heads = read.double().view(factor.shape)
     if form.order == "silu_then_norm":
         heads = heads * factor
     normed = heads / (heads.square().mean(-1, keepdim=True) + weights.norm.eps).sqrt() * weight
@@ -184,11 +186,11 @@ def assert_outputs_are_exact(ops: ReferenceOps, form: StateForm, seed: int, bf16
     """Compare the operations with their formulas in float64."""
     torch.manual_seed(seed)
     weights, tokens = draw_weights(form), draw_tokens(form, 50)
-    parts = (form.num_channels, form.value_heads * form.value_dim, form.value_heads * form.value_dim)
-    found = compute_whole(ops, form, weights, tokens).double().split(parts, dim=1)
+    parts = [form.num_channels, form.value_heads * form.value_dim, form.value_heads * form.value_dim]
+    found = torch.split(compute_whole(ops, form, weights, tokens).double(), parts, dim=1)
     for answer, wanted in zip(found, exact(form, weights, tokens, found[1]), strict=True):
         eps = 1e-6 if form.dtype == torch.float32 else bf16_error
-        assert (answer - wanted).abs().max() < eps * max(1, wanted.abs().max())
+        assert (answer - wanted).abs().max() < eps * wanted.abs().max().clamp(min=1)
 
 
 def assert_rows_are_alone(ops: ReferenceOps, form: StateForm) -> None:
@@ -283,6 +285,6 @@ def compute_chunks(ops: ReferenceOps, form: StateForm, weights: Weights, chunks:
     before = pool.bits()[untouched]
     outputs = compute(ops, form, weights, tokens, pool, metadata_of(lengths, reads, writes))
     assert torch.equal(pool.bits()[untouched], before)
-    for chunk, found in zip(chunks, outputs.split([chunk.stop - chunk.start for chunk in chunks]), strict=True):
+    for chunk, found in zip(chunks, torch.split(outputs, [chunk.stop - chunk.start for chunk in chunks]), strict=True):
         assert torch.equal(found, chunk.row.whole[chunk.start : chunk.stop])
         chunk.finish()

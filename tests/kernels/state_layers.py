@@ -55,7 +55,10 @@ def gated_delta_layer() -> tuple[nn.Module, StateForm, Layer]:
         mixed = torch.cat([each.flatten(1) for each in heads], dim=1)
         mixed = ops.causal_conv(mixed, net.conv1d.weight[:, 0], None, "silu", pool.conv, metadata)
         widths = [each.flatten(1).shape[1] for each in heads]
-        q, k, v = (part.unflatten(1, each.shape[1:]) for part, each in zip(mixed.split(widths, 1), heads, strict=True))
+        q, k, v = (
+            torch.unflatten(part, 1, each.shape[1:])
+            for part, each in zip(torch.split(mixed, widths, 1), heads, strict=True)
+        )
         q = F.normalize(q, dim=-1) * form.key_dim**-0.5
         k = F.normalize(k, dim=-1)
         decay = (-net.A_log.exp() * F.softplus(a + net.dt_bias)).exp()
@@ -88,9 +91,9 @@ def mamba2_layer() -> tuple[nn.Module, StateForm, Layer]:
     def layer(ops: ReferenceOps, hidden: Tensor, pool: Pool, metadata: StateMetadata) -> Tensor:
         gate, mixed, dt = net.in_proj(hidden).split((num_values, form.num_channels, form.value_heads), dim=1)
         mixed = ops.causal_conv(mixed, net.conv1d.weight[:, 0], net.conv1d.bias, "silu", pool.conv, metadata)
-        x, b, c = mixed.split((num_values, num_keys, num_keys), dim=1)
-        x = x.unflatten(1, (form.value_heads, form.value_dim))
-        b, c = (each.unflatten(1, (form.key_heads, form.key_dim)) for each in (b, c))
+        x, b, c = torch.split(mixed, [num_values, num_keys, num_keys], dim=1)
+        x = torch.unflatten(x, 1, (form.value_heads, form.value_dim))
+        b, c = (torch.unflatten(each, 1, (form.key_heads, form.key_dim)) for each in (b, c))
         dt = F.softplus(dt + net.dt_bias)
         decay = (-net.A_log.exp() * dt).exp()
         scanned = ops.state_scan(c, b, x * dt[..., None], decay, None, pool.scan, metadata)

@@ -46,19 +46,19 @@ def parts_of(ops: ReferenceOps, num_rows: int, num_tokens: int) -> dict[str, Par
     dtype, metadata, total = torch.bfloat16, step_of(num_rows, num_tokens), num_rows * num_tokens
     x, mixed, gate = (torch.randn(total, width).to(dtype) for width in (HIDDEN, NUM_CHANNELS, NUM_VALUES))
     weight = torch.randn(NUM_TAPS, NUM_CHANNELS).t()
-    q, k, v = (part.unflatten(1, (-1, DIM)) for part in mixed.split((NUM_KEYS, NUM_KEYS, NUM_VALUES), 1))
+    q, k, v = (torch.unflatten(part, 1, (-1, DIM)) for part in torch.split(mixed, [NUM_KEYS, NUM_KEYS, NUM_VALUES], 1))
     k.copy_(F.normalize(k.float(), dim=-1))
     decay, beta = torch.rand(2, total, VALUE_HEADS)
     block = torch.zeros(num_rows + 1, VALUE_HEADS * DIM * DIM + NUM_TAPS * NUM_CHANNELS)
-    scans = block[:, : VALUE_HEADS * DIM * DIM].unflatten(1, (VALUE_HEADS, DIM, DIM))
+    scans = torch.unflatten(block[:, : VALUE_HEADS * DIM * DIM], 1, (VALUE_HEADS, DIM, DIM))
     inputs = torch.zeros(num_rows + 1, NUM_TAPS - 1, NUM_CHANNELS, dtype=dtype)
     norm = Norm("rms", torch.ones(DIM), None, 1e-6)
     shapes = ((2 * NUM_KEYS + 2 * NUM_VALUES, HIDDEN), (2 * VALUE_HEADS, HIDDEN), (HIDDEN, NUM_VALUES))
     into, gates, out = (ops.pack_linear(torch.randn(shape).to(dtype), None) for shape in shapes)
     scan = theirs.torch_recurrent_gated_delta_rule if num_tokens == 1 else theirs.torch_chunk_gated_delta_rule
-    rows = [each.unflatten(0, (num_rows, num_tokens)) for each in (q, k, v)]
-    logs, factors = (each.unflatten(0, (num_rows, num_tokens)) for each in (decay.log(), beta))
-    mixed_rows = mixed.unflatten(0, (num_rows, num_tokens)).transpose(1, 2)
+    rows = [torch.unflatten(each, 0, (num_rows, num_tokens)) for each in (q, k, v)]
+    logs, factors = (torch.unflatten(each, 0, (num_rows, num_tokens)) for each in (decay.log(), beta))
+    mixed_rows = torch.unflatten(mixed, 0, (num_rows, num_tokens)).transpose(1, 2)
     their_weight, their_inputs = weight.to(dtype).contiguous(), inputs[1:].transpose(1, 2).contiguous()
     their_norm = theirs.Qwen3NextRMSNormGated(DIM).to(dtype)
 
