@@ -381,6 +381,8 @@ class Scheduler:
             self.kv_cache.mark_written(entry.pending_blocks)
         new_tokens, finished = self.processor.process(output, entry)
         self.ledger.entries.popleft()  # last: if the result is invalid, the step must be lost with its workers
+        if finished and not self.ledger.entries:  # perhaps no step follows that would bring the answers' last blocks
+            self.kv_cache.mark_written(self.kv_cache.take_pending())
         return entry, new_tokens, finished
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 
 import msgspec
+import numpy as np
 import pytest
 
 from tokenloom.core.features.tiers.options import OffloadOptions
+from tokenloom.core.kv.block_hash import object_name
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
 from tokenloom.ipc.process.arena import ArenaShape
+from tokenloom.tests.core.fake_cache import STATE
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import Harness, prompt_of
 
@@ -95,3 +99,23 @@ def test_a_preempted_request_looks_for_its_blocks_when_it_is_the_first_in_order(
     harness.core.step()
     assert request.is_looked_up
     harness.run_to_the_end()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("window", [6, STATE])
+def test_the_last_blocks_of_an_answer_are_written_though_no_step_follows(steps_in_flight: int, window: int) -> None:
+    arena = ArenaShape(64, (2, 1), (4096, 8192))
+    tiers = OffloadOptions(arena, SIZE, "cpu", b"{}", 1.0, is_host_tier=False, sources=STORE_ON_DISK, has_sources=True)
+    pool = PoolShape(200, 2, (1, 2))
+    harness = Harness(windows=(None, window), pool=pool, tiers=tiers, steps_in_flight=steps_in_flight)
+    harness.add(1, list(range(41)), 20)
+    harness.run()
+    for _ in range(30):
+        harness.offload.tick(is_idle=True)
+        harness.tier.act()
+        harness.turn()
+    tokens = np.array([*range(41), *harness.tokens[1]], np.int32)
+    *keys, _ = harness.core.scheduler.kv_cache.prompt_keys(tokens.tobytes(), None, b"", [])
+    assert len(keys) == 15, "60 of 61 tokens are computed"
+    names = {name for _, name in harness.tier.objects}
+    assert {object_name(keys[-1], group) for group in range(2)} <= names
