@@ -135,11 +135,17 @@ class Harness:
     def renew_worker(self) -> None:
         sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
         windows = [STATE if group.is_state else group.window for group in self.spec.kv_groups]
-        groups = {"pool": self.pool, "windows": windows}
         vision = self.spec.model.vision
         encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, len(vision.stages))
         is_bidirectional = vision is not None and vision.is_bidirectional
-        self.worker = self.new_worker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional, **groups)
+        self.worker = self.new_worker(
+            *sizes,
+            self.spec.ranks,
+            encoder,
+            is_bidirectional=is_bidirectional,
+            pool=self.pool,
+            windows=windows,
+        )
         self.worker.encoder.broken, self.worker.encoder.damaged = self.broken, self.damaged
         self.worker.media_by_seed = self.media
         self.worker.num_new_tokens = self.num_new_tokens

@@ -151,7 +151,7 @@ def test_a_block_that_has_been_reused_is_not_demoted() -> None:
     table = StateTable(pool, BLOCK_SIZE, (), is_sharing=True)
 
     def move(position: int) -> int:
-        (block,) = pool.allocate(1) or ()
+        (block,) = pool.allocate(1) or [0]
         table.block_ids.append(0)
         table.plan(position + 1, [(position, block)])
         table.enter()
