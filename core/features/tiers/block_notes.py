@@ -14,11 +14,14 @@ class BlockNotes:
     """Notes of the blocks of one KV group; all are forgotten when the block leaves the index."""
 
     def __init__(self, pool: BlockPool) -> None:
+        """Blocks whose content the pool knows already were written for the core before this one."""
         self._pool = pool
         self._no_notes = bytes(pool.num_blocks)
         self.is_sent = bytearray(self._no_notes)
         self.is_written = bytearray(self._no_notes)
         self.is_wanted = bytearray(self._no_notes)
+        for block in map(pool.block_of, pool.keys):
+            self.is_sent[block] = self.is_written[block] = True
         self.arriving: set[int] = set()  # blocks that get their content from a slot
         self._owner_by_block: dict[int, int] = {}  # tenant, for blocks of requests with a salt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
     assert host.num_written >= 10 and host.num_read == 10 and host.read_bytes == 10 * 1024
     assert host.held_bytes == 1024 * progress.num_filled_slots > 0 and not progress.num_used_slots
     assert harness.offload.hits.shares(160) == " (50% pool, 25% host)"
+
+
+def test_blocks_that_a_core_finds_in_the_pool_go_to_the_host_tier_when_they_are_evicted(tmp_path: Path) -> None:
+    harness, prompt = new_harness(num_slots=200, record=tmp_path / "blocks"), prompt_of(random.Random(0), LENGTH)
+    ask(harness, 0, prompt)
+    harness.lose_core(0)
+    make_slow(harness, 1.0)
+    settle(harness)
+    crowd_out(harness)
+    assert ask(harness, 1, prompt) == at(HOST, 40)
 
 
 def test_a_resumed_request_counts_nothing() -> None:
