@@ -112,8 +112,7 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
         spec = msgspec.structs.replace(spec, digest=_with_media(spec))
     if config.has_tiers and not spec.uses_tiers:
-        has_state = model.has_state or model.state is not None
-        why = f"layers of {model.architecture} keep states" if has_state else "prefix caching is off"
+        why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
 

@@ -1,4 +1,5 @@
-"""A model with windows keeps its blocks in slots and on a disk: what comes back gives the bits of a cold engine."""
+"""Models with windows and states keep their blocks in slots and on a disk: what comes back has the bits of a cold
+engine."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 from tokenloom import Client, RequestOutput
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
@@ -35,12 +37,15 @@ STEMS = [[token % NUM_IDS for token in prompt] for prompt in new_prompts(3, LENG
 MORE = [[token % NUM_IDS for token in prompt] for prompt in new_prompts(3, 30, seed=8)]
 
 
-@pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tiny_checkpoint(
-        tmp_path_factory.mktemp("model") / "m", "gemma3_text", sliding_window=WINDOW, max_position_embeddings=2048
-    )
-    return ["--model", str(folder), *FLAGS]
+@pytest.fixture(scope="module", params=["windows", "states"])
+def flags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("model") / "m"
+    if request.param == "states":
+        recurrent_checkpoint(folder, "qwen3_5", max_position_embeddings=2048)
+    else:
+        tiny_checkpoint(folder, "gemma3_text", sliding_window=WINDOW, max_position_embeddings=2048)
+    # With drafts, the last step of an answer may leave no state at its end.
+    return ["--model", str(folder), "--speculation", "off", *FLAGS]
 
 
 class Calm(list[RequestOutput]):

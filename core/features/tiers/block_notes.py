@@ -14,7 +14,7 @@ class BlockNotes:
     """Notes of the blocks of one KV group; all are forgotten when the block leaves the index."""
 
     def __init__(self, pool: BlockPool) -> None:
-        """Blocks whose content the pool knows already were written for the core before this one."""
+        """Blocks with keys were written for the core before this one."""
         self._pool = pool
         self._no_notes = bytes(pool.num_blocks)
         self.is_sent = bytearray(self._no_notes)

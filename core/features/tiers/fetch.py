@@ -48,7 +48,7 @@ class Fetch:
     missing: MissingBlocks
     begun_at: float
     grace_s: float
-    is_whole: bool  # its blocks are of use only all together, since a group has a window; else the first ones are
+    is_whole: bool  # its blocks are of use only all together, since a group has a window or states; else the first are
     on_end: Callable[[], None] | None = None  # for a fetch without a request
     items: list[Item] = field(default_factory=list)  # of the boundary that was found: first those of windows
     index_by_name: dict[bytes, int] = field(default_factory=dict)  # of these, given up or not

@@ -161,9 +161,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses_tiers(self) -> bool:
-        """Whether KV blocks are also kept outside the pool: an option asks for it, requests share prefixes, and layers
-        keep no state."""
-        return self.config.has_tiers and self.shares_prefixes and self.model.state is None
+        """Whether KV blocks are also kept outside the pool: an option asks for it, and requests share prefixes."""
+        return self.config.has_tiers and self.shares_prefixes
 
     @property
     def numbers(self) -> str:
