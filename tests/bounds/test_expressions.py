@@ -179,6 +179,7 @@ TABLE: dict[str, Read | Ours] = {
     "ipc/errors.py _UNPRINTED": Read("a value of an option or a file, in an error"),
     "ipc/spec/models/model_file.py CAUSAL": Read("a checkpoint's config"),
     "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
+    "ipc/params/call_form.py PLACE": FORM_OF_ANSWERS,
     "ipc/params/call_form.py _EDGE": FORM_OF_ANSWERS,
     "ipc/params/structured_outputs.py _BRACKETS": BODY,
     "core/tiers/disk_folder.py _NOT_COUNTED": Read("names of files"),

@@ -30,7 +30,9 @@ def write_family(folder: Path, config: Config, dtype: str, seed: int, shard_byte
     stored = {**config, "dtype": dtype, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": 0}
     text = json.dumps(stored, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
-    model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # `randomize` keeps the means of vectors, some of which transformers draws
+        model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
     randomize(model, seed)
     model.to(DTYPES[dtype]).save_pretrained(folder, max_shard_size=shard_bytes)
     (folder / "config.json").write_text(text, encoding="utf-8")  # transformers has rewritten it in its own spelling

@@ -201,7 +201,7 @@ def _pair(
     plain = tiny_checkpoint(root / "plain", family, **fields)
     quantized = shutil.copytree(plain, root / "quantized")
     floats, stored = load_file(plain / "model.safetensors"), Tensors()
-    for name, tensor in floats.items():
+    for name, tensor in sorted(floats.items()):  # the file gives them in any order
         parts, floats[name] = quantize(name, tensor) or ({name: tensor}, tensor)
         stored |= parts
     save_file(floats, plain / "model.safetensors")

@@ -39,7 +39,7 @@ class WatchedModel:
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
-        self.kv_cache_specs = model.kv_cache_specs
+        self.kv_cache_specs, self.state_spec = model.kv_cache_specs, model.state_spec
         self.counts: Counter[str] = Counter()
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
