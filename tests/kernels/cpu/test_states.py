@@ -36,7 +36,7 @@ def test_rows_that_share_a_snapshot_and_a_row_with_nan_change_no_other_row(ops: 
     assert_rows_are_alone(ops, of_kind(form, ops))
 
 
-@pytest.mark.parametrize("seed", some(range(100), 20))
+@pytest.mark.parametrize("seed", some(range(100), 8))
 def test_cutting_rows_into_chunks_and_segments_changes_no_bit_with_any_number_of_threads(
     ops: CpuOps, num_threads: Callable[[int], None], seed: int
 ) -> None:

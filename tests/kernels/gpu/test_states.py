@@ -18,23 +18,23 @@ from tokenloom.tests.support.today import some
 TRUNCATED = 2.0**-7  # error of bf16 in the interpreter, which rounds to zero
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(list(LAYERS), 1))
 def test_a_layer_of_the_operations_is_that_of_transformers(name: str) -> None:
     assert_layer_is_transformers(TritonOps(90), name)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
+@pytest.mark.parametrize("form", some(FORMS, 2), ids=range(len(FORMS)))
 def test_outputs_are_those_of_the_formulas_in_float64(form: StateForm) -> None:
     assert_outputs_are_exact(TritonOps(90), form, seed=2, bf16_error=TRUNCATED)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, of the row with NaN
-@pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
+@pytest.mark.parametrize("form", some(FORMS, 2), ids=range(len(FORMS)))
 def test_rows_that_share_a_snapshot_and_a_row_with_nan_change_no_other_row(form: StateForm) -> None:
     assert_rows_are_alone(TritonOps(90), form)
 
 
-@pytest.mark.parametrize("seed", some(range(100), 2))
+@pytest.mark.parametrize("seed", some(range(100), 1))
 def test_cutting_rows_into_chunks_and_segments_changes_no_bit(seed: int) -> None:
     assert_cutting_changes_no_bit(TritonOps(90), FORMS[seed % len(FORMS)], seed)
 

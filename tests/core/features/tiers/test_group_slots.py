@@ -149,7 +149,7 @@ class Core:
         assert self.slots.num_used == len({*self.held})
 
 
-@pytest.mark.parametrize("seed", seeds(10, 190))
+@pytest.mark.parametrize("seed", seeds(4, 196))
 def test_any_order_of_operations_keeps_bytes_of_used_slots_disjoint_and_found_content_whole(
     seed: int, tmp_path: Path
 ) -> None:
