@@ -6,7 +6,7 @@ of layer, and the older `rope_theta` with `rope_scaling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from .config_file import ConfigFile, shown
@@ -124,17 +124,26 @@ def layer_kinds(file: ConfigFile, period: int = 0) -> list[str]:
     """Return FULL or SLIDING for each layer, from layer_types or, without that field, FULL in every `period`-th layer
     (0: in all)."""
     num_layers = file.positive("num_hidden_layers")
-    kinds = file.get("layer_types")
+    default = [SLIDING if period and (layer + 1) % period else FULL for layer in range(num_layers)]
+    return listed_kinds(file, (FULL, SLIDING), default, {})
+
+
+def listed_kinds(file: ConfigFile, known: Sequence[str], default: Sequence[str], old: Mapping[str, str]) -> list[str]:
+    """Return the kind of each layer from layer_types, or `default` without that field. ConfigError if the field has
+    another length than there are layers, or a kind that is not one of `known`. old: known kinds by their former
+    names."""
+    kinds, num_layers = file.get("layer_types"), file.positive("num_hidden_layers")
     if kinds is None:
-        return [SLIDING if period and (layer + 1) % period else FULL for layer in range(num_layers)]
+        return list(default)
     if not isinstance(kinds, list):
         file.refuse(f"layer_types must be a list with the type of each layer, it is {shown(kinds)}")
     if len(kinds) != num_layers:
         file.refuse(f"layer_types has {len(kinds)} entries, num_hidden_layers is {num_layers}")
+    kinds = [old.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            file.refuse(f"layer type {kind!s:.100} of layer_types is not supported, known are {FULL} and {SLIDING}")
-    return list(kinds)
+        if kind not in known:
+            file.refuse(f"layer type {kind!s:.100} of layer_types is not supported, known are {' and '.join(known)}")
+    return kinds
 
 
 def layers_of(

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config_file import ConfigFile, shown
+from ..config_file import ConfigFile
 from ..model_config import LayerConfig
+from ..model_fields import listed_kinds
 
 OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # names in files before transformers 5
 
 
 def layer_kinds(file: ConfigFile, known: Sequence[str], default: Sequence[str]) -> list[str]:
-    """Return the kind of each layer from layer_types, or `default` without that field. ConfigError if the field has
-    another length than there are layers, or a kind that is not one of `known`."""
-    kinds, num_layers = file.get("layer_types"), file.positive("num_hidden_layers")
-    if kinds is None:
-        return list(default)
-    if not isinstance(kinds, list):
-        file.refuse(f"layer_types must be a list with the type of each layer, it is {shown(kinds)}")
-    if len(kinds) != num_layers:
-        file.refuse(f"layer_types has {len(kinds)} entries, num_hidden_layers is {num_layers}")
-    kinds = [OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
-    for kind in kinds:
-        if kind not in known:
-            file.refuse(f"layer type {kind!s:.100} of layer_types is not supported, known are {', '.join(known)}")
-    return kinds
+    """Return the kind of each layer; see listed_kinds."""
+    return listed_kinds(file, known, default, OLD_KINDS)
 
 
 def mixed_layers(kinds: Sequence[str], first_expert: int | None = None) -> list[LayerConfig]:
