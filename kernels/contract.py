@@ -55,9 +55,7 @@ class StateMetadata:
     neither read nor written by another row of the step; several rows may read one block that none writes.
     """
 
-    segment_starts: (
-        Tensor  # [G + 1] int32, the first is 0: segment g has tokens [segment_starts[g], segment_starts[g + 1])
-    )
+    segment_starts: Tensor  # [G + 1] int32, from 0: segment g has tokens [segment_starts[g], segment_starts[g + 1])
     reads: Tensor  # [G] int32: the block with the state before the segment, -1 = a state of zeros
     writes: Tensor  # [G] int32: the block that gets the state after the segment, -1 = do not write
 

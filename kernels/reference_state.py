@@ -18,13 +18,18 @@ from torch import Tensor
 from .contract import ConvActivation, GateOrder, Norm, StateMetadata
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """Compute sigmoid(x). The bits of an element do not depend on the others.
+def one_by_one(x: Tensor) -> Tensor:
+    """Return a strided copy of x, of whose elements functions are computed with bits that do not depend on the others.
 
     On a CPU torch computes dense elements as vectors, but the last ones one by one, which rounds differently; it
     computes strided elements all one by one.
     """
-    return torch.stack((x, x), -1)[..., 0].sigmoid()
+    return torch.stack((x, x), -1)[..., 0]
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Compute sigmoid(x). The bits of an element do not depend on the others."""
+    return one_by_one(x).sigmoid()
 
 
 def causal_conv(

@@ -21,9 +21,7 @@ from .step_inputs import StepInputs
 class StepContext:
     """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
 
-    groups: Sequence[
-        CacheGroup
-    ]  # by KV group with keys and values; the layers write the step's keys and values to their group's cache
+    groups: Sequence[CacheGroup]  # by KV group with keys and values; layers write those of the step to its cache
     states: StateGroup | None = None  # of the group that keeps states; None: no layer keeps one in the pool
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
