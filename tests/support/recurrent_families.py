@@ -53,6 +53,18 @@ MAMBA: Config = {
     "mamba_chunk_size": 5,
 }
 
+GRANITE: Config = {
+    **MAMBA,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_groups": 1,
+    "shared_intermediate_size": 24,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "attention_multiplier": 0.4,
+}
+
 
 def _named(model_type: str, architecture: str, base: Config, **fields: Any) -> Config:
     return {"architectures": [architecture], "model_type": model_type, **base, **fields}
@@ -65,17 +77,9 @@ RECURRENT: dict[str, Config] = {
     "granite4": _named(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        MAMBA,
-        num_hidden_layers=3,
-        layer_types=["mamba", "attention", "mamba"],
-        mamba_n_groups=1,
+        GRANITE,
         num_local_experts=4,
         num_experts_per_tok=2,
-        shared_intermediate_size=24,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        logits_scaling=2.5,
-        attention_multiplier=0.4,
     ),
     "bamba": _named("bamba", "BambaForCausalLM", MAMBA, num_hidden_layers=3, attn_layer_indices=[1]),
     "falcon_h1": _named(
@@ -170,17 +174,9 @@ UNEVEN: dict[str, Config] = {  # transformers computes whole prompts and single 
     "granite4_dense": _named(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        MAMBA,
-        num_hidden_layers=3,
-        layer_types=["mamba", "attention", "mamba"],
-        mamba_n_groups=1,
+        GRANITE,
         num_local_experts=0,
-        shared_intermediate_size=24,
         position_embedding_type="rope",
-        embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        logits_scaling=2.5,
-        attention_multiplier=0.4,
         time_step_limit=[0.2, 0.7],
     ),
 }
