@@ -29,8 +29,8 @@ from tokenloom.frontend.server.api.anthropic import MessageCreation
 from tokenloom.frontend.server.api.ollama import OllamaAnswer
 from tokenloom.frontend.server.api.openai.chat import ChatCompletion
 from tokenloom.frontend.server.api.openai.chat_batch import ChatBatch
-from tokenloom.frontend.server.api.openai.local_engine import Run
 from tokenloom.frontend.server.api.openai.responses import ResponseCreation
+from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.params.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from ...forms.openai.errors import encode_json, stream_error
 from ...forms.openai.params import schema_errors_about
 from .openai.chat import ChatCompletion
 from .openai.events import event
-from .openai.local_engine import Run
+from .openai.run import Run
 
 
 class MessageCreation:

@@ -20,7 +20,7 @@ from ...forms.parsers.parts import Content, Part
 from .openai.chat import ChatCompletion
 from .openai.completions import Completion
 from .openai.events import EventStream
-from .openai.local_engine import Run
+from .openai.run import Run
 
 Parts: TypeAlias = Callable[[Run], AsyncGenerator[list[tuple[list[Part], Delta]], None]]  # of an answer, by delta
 

@@ -31,7 +31,8 @@ from ...bodies.body_parser import ParsedBody
 from ...prompts.thought_markers import thought_texts
 from ..response_warnings import warn
 from .choices import Choice, ChoicesResponse
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 
 _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
 

@@ -15,7 +15,8 @@ from ....forms.openai.schema import BatchChatRequest
 from ...bodies.body_parser import ParsedBody
 from .chat import ChatChoice, ChatCompletion
 from .choices import Choice
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 
 
 class ChatBatch(ChatCompletion):

@@ -21,7 +21,8 @@ from ....forms.openai.errors import encode_json
 from ....forms.openai.generation import Generation
 from ....forms.openai.params import constraint_field, errors_about, prompt_errors_about
 from .events import DONE, TextEvents, event
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 from .slices import in_slices
 
 _UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}  # vLLM's keys

@@ -15,7 +15,8 @@ from ....forms.openai.vectors import COHERE_TYPES
 from ...bodies.body_parser import ParsedBody
 from ...text.tokenizer import read_prefixes
 from .embeddings import Embeddings
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 from .slices import in_slices
 
 

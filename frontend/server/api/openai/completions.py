@@ -16,7 +16,8 @@ from ...bodies.body_parser import ParsedBody
 from ...prompts.input_processor import InputProcessor
 from ...text.token_offsets import answer_offsets, prompt_offsets
 from .choices import Choice, ChoicesResponse
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 
 
 class Completion(ChoicesResponse):

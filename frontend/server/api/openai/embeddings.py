@@ -20,7 +20,8 @@ from ....forms.openai.prompts import answer_id, prompt_submits
 from ....forms.openai.vectors import packed
 from ...bodies.body_parser import ParsedBody
 from .choices import EngineResponse
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 from .slices import in_slices
 
 T = TypeVar("T")

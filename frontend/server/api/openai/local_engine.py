@@ -3,8 +3,6 @@
 A LocalEngine is a client of the Frontend in the same process and event loop. Each turn (loop iteration) of the frontend
 wakes every run that has new deltas once. At most RUNS_PER_GROUP runs are woken together: between two groups the event
 loop serves its sockets, so that a probe or a new request does not wait for hundreds of runs.
-
-A choice is one answer to one prompt: choice = position of the prompt × n + index of the answer.
 """
 
 from __future__ import annotations
@@ -15,13 +13,11 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
-from .....ipc.codec import JsonObject, num_ids
-from .....ipc.errors import ErrorInfo
 from .....ipc.messages.client import (
     Abort,
     Accepted,
@@ -35,7 +31,6 @@ from .....ipc.messages.client import (
     Medium,
     PutMedium,
     QueryFailed,
-    RequestMetrics,
     Submit,
 )
 from .....ipc.messages.intake import BodyInput, ReadPrompt
@@ -56,117 +51,10 @@ from ...prompts.prompt import Prompt
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
 from .body_reader import BodyReader
+from .run import Run
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
-ChoiceDeltas = list[tuple[int, Delta]]
-
-
-class Run:
-    """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
-    event loop calls the other methods."""
-
-    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, caller: str = "") -> None:
-        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `caller`: the caller, as in
-        AccessRecord."""
-        self._block_size, self.caller = block_size, caller
-        self.num_choices = num_prompts * num_answers
-        self.num_answers = num_answers
-        self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
-        self._num_prompts_open = num_prompts
-        self._updates: list[tuple[int, Accepted | Delta]] = []  # (position of the prompt, update)
-        self._waiter: asyncio.Future[None] | None = None
-        self._num_cached = [0] * num_prompts
-        self.metrics = RequestMetrics()  # the newest
-        self.num_completion_tokens = 0
-        self._num_drafts = self._num_accepted_drafts = 0  # counted for ended answers
-        self.num_thought_tokens = 0  # those of the completion tokens that are reasoning; set by chats
-        self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
-        self.waiting: Iterator[Callable[[], None]] | None = None  # submits still to do, one whenever a prompt ends
-
-    def put(self, position: int, update: Accepted | Delta) -> bool:
-        """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last
-        update."""
-        self._updates.append((position, update))
-        if isinstance(update, Accepted) or update.finish_reason is None:
-            return False
-        self._num_open[position] -= 1
-        is_last = self._num_open[position] <= 0 or update.finish_reason == "error"
-        self._num_prompts_open -= is_last
-        return is_last
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
-        """Yield lists of (choice, delta) pairs until all choices have ended: the deltas that have arrived since the
-        list before, usually those of one turn of the frontend; a list may be empty. Raise the first error of a
-        choice."""
-        while self._num_prompts_open or self._updates:
-            if not self._updates:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            updates, self._updates = self._updates, []
-            found: ChoiceDeltas = []
-            for position, update in updates:
-                if isinstance(update, Accepted):
-                    self._prompts[position] = update.prompt_token_ids
-                    continue
-                if update.finish_reason == "error":
-                    error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")
-                    raise error.to_exception()
-                self.num_completion_tokens += num_ids(update.token_ids)
-                self.metrics = update.metrics or self.metrics
-                if update.finish_reason is not None and update.metrics is not None:
-                    self._num_drafts += update.metrics.num_drafts
-                    self._num_accepted_drafts += update.metrics.num_accepted_drafts
-                self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
-                found.append((position * self.num_answers + update.index, update))
-            yield found
-
-    def prompt_ids(self, choice: int) -> bytes:
-        """Return the token ids of a choice's prompt; empty until the frontend has accepted it."""
-        return self._prompts[choice // self.num_answers]
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The number of prompt tokens; each prompt counts once, whatever `n` is."""
-        return sum(map(num_ids, self._prompts))
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """The number of prompt tokens that were found in the prefix cache."""
-        return sum(self._num_cached)
-
-    @property
-    def num_cache_writes(self) -> int:
-        """The number of prompt tokens that were not in the prefix cache and that an equal prompt would find there, as
-        long as their blocks stay."""
-        if not self._block_size:
-            return 0
-        size = self._block_size
-        kept = [(num_ids(each) - 1) // size * size for each in self._prompts]  # the last token is computed again
-        return sum(max(0, each - found) for each, found in zip(kept, self._num_cached, strict=True))
-
-    def usage(self, num_sent: int | None = None) -> JsonObject:
-        """Return OpenAI's usage. `num_sent`: the completion tokens to report; None: all that have arrived.
-
-        The engine's own drafts have field names of their own, because OpenAI's prediction tokens are those of the
-        request's field `prediction`, and are billed."""
-        num_prompt = self.num_prompt_tokens
-        num_completion = self.num_completion_tokens if num_sent is None else num_sent
-        prompt = {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": self.num_cache_writes}
-        completion = {"reasoning_tokens": self.num_thought_tokens}
-        if self._num_drafts:
-            completion |= {"draft_tokens": self._num_drafts, "accepted_draft_tokens": self._num_accepted_drafts}
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": prompt,
-            "completion_tokens_details": completion,
-        }
 
 
 class LocalEngine:

@@ -21,7 +21,8 @@ from ....forms.openai.prompts import new_response_id
 from ....forms.openai.response_body import ResponsesRequest, schema_field, tool_names
 from .chat import ChatCompletion
 from .events import event
-from .local_engine import LocalEngine, Run
+from .local_engine import LocalEngine
+from .run import Run
 
 BEGIN = ("response.created", "response.in_progress")
 _SHOWN = (  # fields of the request that are fields of the response

@@ -31,7 +31,8 @@ from ....forms.speech.transcript import Segment, Transcript
 from ...bodies.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
-from ..openai.local_engine import ChoiceDeltas, LocalEngine, Run
+from ..openai.local_engine import LocalEngine
+from ..openai.run import ChoiceDeltas, Run
 
 MAX_OPEN_PIECES = 16  # requests of one clip that run at a time
 FRAMES_PER_S = 100  # the unit of a segment's `seek`

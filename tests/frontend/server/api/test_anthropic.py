@@ -14,7 +14,7 @@ import pytest
 from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Content, Part
 from tokenloom.frontend.server.api.anthropic import MessageCreation
-from tokenloom.frontend.server.api.openai.local_engine import Run
+from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.ipc.errors import EngineDead, Overloaded
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Delta

@@ -17,7 +17,7 @@ from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
-from tokenloom.frontend.server.api.openai.local_engine import Run
+from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.frontend.server.api.response_warnings import collect_warnings
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
 from tokenloom.ipc.errors import RequestError

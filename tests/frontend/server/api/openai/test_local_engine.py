@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.forms.openai.schema import ChatRequest, Message
-from tokenloom.frontend.server.api.openai.local_engine import LocalEngine, Run
+from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
+from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.frontend.server.api.openai.slices import in_slices
 from tokenloom.frontend.server.bodies.body_parser import ParsedBody
 from tokenloom.frontend.server.http.access_log import AccessLog
