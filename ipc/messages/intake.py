@@ -18,6 +18,7 @@ class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
     body_type: str  # name of the struct that the body is decoded to
     boundary: str = ""  # boundary of a multipart form; empty: the body is JSON
     max_bytes_per_token: int | None  # see PromptLimits
+    now: float = 0.0  # as in ReadPrompt
 
 
 class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
@@ -31,6 +32,7 @@ class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
     add_special_tokens: bool = True
     cut_side: CutSide | None = None  # truncate a prompt above max_model_len on this side
     max_bytes_per_token: int | None = None  # see PromptLimits
+    now: float = 0.0  # the time for the chat template, unix seconds; 0: that of the rendering
 
 
 class LearnForm(Message, frozen=True, kw_only=True, tag="learn_form"):

@@ -6,7 +6,6 @@ A single prompt is submitted under the request's id, `cmpl-…`; of several prom
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 from typing import cast
 
@@ -22,19 +21,19 @@ from .generation import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 _SECRET = re.compile("_[0-9a-f]{32}$")
 
 
-def answer_id(prefix: str, given: str | None) -> str:
-    """Return `prefix-ID`, with the caller's id or a random one; RequestError if the caller's is invalid."""
+def answer_id(prefix: str, given: str | None, drawn: str) -> str:
+    """Return `prefix-ID`, with the caller's id or else the one `drawn`; RequestError if the caller's is invalid."""
     if given is None:
-        return f"{prefix}-{secrets.token_hex(16)}"
+        return f"{prefix}-{drawn}"
     if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:
         raise RequestError(f"request_id must have 1 to {MAX_ID_CHARACTERS} printable characters other than /")
     return f"{prefix}-{given}"
 
 
-def new_response_id(chat_id: str) -> str:
-    """Return an id for the response to the chat chatcmpl-X: resp_X_SECRET. X may be chosen by the caller and is shown
-    in logs and traces; without the secret others cannot read a stored response."""
-    return f"resp_{chat_id.partition('-')[2]}_{secrets.token_hex(16)}"
+def response_id(chat_id: str, secret: str) -> str:
+    """Return the id of the response to the chat chatcmpl-X: resp_X_SECRET. X may be chosen by the caller and is shown
+    in logs and traces; without the secret, 32 digits (base 16), others cannot read a stored response."""
+    return f"resp_{chat_id.partition('-')[2]}_{secret}"
 
 
 def submitted_id(answer_id: str) -> str:

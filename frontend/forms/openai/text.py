@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -52,13 +53,24 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         return [*parsers, ForcedParser(self.forced_name)]
 
 
+def random_digits(position: int) -> str:
+    """Return 24 random digits (base 16)."""
+    return secrets.token_hex(12)
+
+
 class AnswerText:
     """Reader of one answer: passes its text through the parsers, and counts tool calls and reasoning tokens."""
 
-    def __init__(self, style: AnswerStyle, on_unparsed: Callable[[UnparsedCall], None] = lambda call: None) -> None:
-        """`on_unparsed` gets a call that the answer holds and that was not read, once, at its end."""
+    def __init__(
+        self,
+        style: AnswerStyle,
+        on_unparsed: Callable[[UnparsedCall], None] = lambda call: None,
+        digits: Callable[[int], str] = random_digits,
+    ) -> None:
+        """`on_unparsed` gets a call that the answer holds and that was not read, once, at its end. `digits` returns 24
+        digits (base 16) for the id of the call at a position, where the model wrote none."""
         self._style = style
-        self._on_unparsed = on_unparsed
+        self._on_unparsed, self._digits = on_unparsed, digits
         self._unparsed = UnparsedFinder(style.call_marker)
         self._parsers = style.new_parsers()
         self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
@@ -110,11 +122,13 @@ class AnswerText:
         self._num_held_tokens = 0 if parts else count
 
     def _with_new_ids(self, parts: list[Part]) -> list[Part]:
-        """Return the parts with a new id for each call whose id an earlier call of the answer has."""
+        """Return the parts with an id of this answer for each call whose id the model did not write, or wrote for an
+        earlier call."""
         for position, part in enumerate(parts):
             if isinstance(part, CallBegin):
-                if part.id in self._call_ids:
-                    parts[position] = part = CallBegin(part.name)
+                if not part.has_own_id or part.id in self._call_ids:
+                    new_id = f"call_{self._digits(len(self._call_ids))}"
+                    parts[position] = part = CallBegin(part.name, new_id)
                 self._call_ids.add(part.id)
         return parts
 

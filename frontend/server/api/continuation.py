@@ -7,9 +7,11 @@ does not store anything.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 
 import msgspec
@@ -52,6 +54,10 @@ class Continuation(msgspec.Struct):
         """Return up to 64 bytes that depend only on the nonce and the purpose."""
         return hashlib.blake2b(purpose.encode(), digest_size=num_bytes, key=self.nonce).digest()
 
+    def digits(self, purpose: str, num_digits: int = 32) -> str:
+        """Return digits (base 16) that depend only on the nonce and the purpose."""
+        return self.draw(purpose, num_digits // 2).hex()
+
 
 _current: ContextVar[Continuation] = ContextVar("continuation")
 
@@ -67,6 +73,11 @@ def new_continuation() -> Continuation:
     return Continuation(nonce=secrets.token_bytes(NONCE_BYTES), created=time.time())
 
 
-def work_on(continuation: Continuation) -> None:
-    """Make this the continuation of the request that the present task works on."""
-    _current.set(continuation)
+@contextlib.contextmanager
+def working_on(continuation: Continuation) -> Iterator[None]:
+    """Make this the continuation of the request on which the context, and each task that it starts, works."""
+    token = _current.set(continuation)
+    try:
+        yield
+    finally:
+        _current.reset(token)

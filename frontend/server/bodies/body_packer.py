@@ -76,10 +76,11 @@ class BodyPacker:
         media_limits: MediaLimits,
         new_inputs: Callable[[], InputProcessor],
         keep: Callable[[HeldMedium], None],
+        now: float = 0.0,
     ) -> None:
-        """`keep` puts the bytes of a medium where the frontend finds them."""
+        """`keep` puts the bytes of a medium where the frontend finds them. `now`: as in ReadPrompt."""
         self._limits, self._media_limits = limits, media_limits
-        self._new_inputs, self._keep = new_inputs, keep
+        self._new_inputs, self._keep, self._now = new_inputs, keep, now
 
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
         """Separate a body into its prompts, tokenized except short texts, and the rest.
@@ -120,7 +121,8 @@ class BodyPacker:
         cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body, self._media_limits), self._new_inputs()
         inputs.check_template(chat.form)
-        prompt = inputs.tokenize(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        question = ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side, now=self._now)
+        prompt = inputs.tokenize(question)
         for medium in held_media(chat.media):
             self._keep(medium)
         return chat.prompt(self._fitting(prompt.token_ids, cut_side, body), prompt.text)

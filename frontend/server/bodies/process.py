@@ -75,7 +75,7 @@ class IntakeProcess:
                 else:
                     parsed = parse_body(body, body_type, limits, is_strict=is_strict)
                 media_limits = MediaLimits.of(self._spec)
-                return BodyPacker(limits, media_limits, lambda: self._inputs, self._keep).pack(parsed)
+                return BodyPacker(limits, media_limits, lambda: self._inputs, self._keep, question.now).pack(parsed)
             if isinstance(question, LearnForm):
                 return self._learn_form(question)
             return self._read_prompt(question, limits)

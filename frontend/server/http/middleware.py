@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import logging
 import re
-import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from ...forms.ollama.errors import has_ollama_errors, ollama_error
 from ...forms.openai.errors import HttpError, json_response, to_http_error
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
+from ..api.continuation import current, working_on
 from ..api.openai.events import SERVER_SEND
 from ..api.response_warnings import collect_warnings
 from ..metrics.access_record import access_record
@@ -80,6 +80,11 @@ class HttpMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with working_on(current()):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, with an error if the app raises one."""
         headers = dict(scope["headers"])
         trace = read_trace_context(scope["headers"])
         incoming_trace.set(trace)
@@ -258,7 +263,7 @@ def _near_path(scope: Scope) -> str | None:
 def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthropic: bool) -> list[tuple[bytes, bytes]]:
     request_id = headers.get(b"x-request-id", b"")
     if not _REQUEST_ID.fullmatch(request_id):
-        request_id = secrets.token_hex(16).encode()
+        request_id = current().digits("x-request-id").encode()
     carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
     named = [(b"request-id", request_id)] if is_anthropic else []  # Anthropic's name
     return [(b"x-request-id", request_id), *named, *carried]

@@ -118,7 +118,7 @@ class InputProcessor:
             return Prompt(question.token_ids, None)
         if question.chat is not None:
             form = question.chat_form or MODEL_FORM
-            text = self.template_for(form.template).render(question.chat, form)
+            text = self.template_for(form.template).render(question.chat, form, question.now)
             return self.encode(text, form.add_special_tokens, cut_side=question.cut_side)
         return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
 

@@ -24,7 +24,7 @@ from .calls import has_calls, with_ids
 from .default_templates import DEFAULT_TEMPLATES
 from .generic_tools import calls_as_text, with_tools
 from .media_marker import MediaMarker
-from .sandbox import CompiledTemplate, compiled
+from .sandbox import CompiledTemplate, clock_at, compiled
 from .stored_templates import DEFAULT, TOOL_USE, chosen, read_file, stored_templates
 from .system_turns import other_forms
 from .tokenizer import Tokenizer
@@ -103,15 +103,18 @@ class ChatTemplate:
         origin = f"chat_template in {folder}" if config.chat_template_name or not file.is_file() else str(file)
         return cls(found[DEFAULT], special_tokens, origin, defaults, marker, found.get(TOOL_USE))
 
-    def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
+    def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM, now: float = 0.0) -> str:
         """Return the prompt up to the start of the answer, followed by `form.answer`. If `form.is_continued`, it ends
         with the text of the last message instead. If the template refuses the turns, or leaves out a system message
-        amid them, it gets them in another form (system_turns.py).
+        amid them, it gets them in another form (system_turns.py). `now`: unix seconds for `strftime_now`; 0: the
+        present.
 
         RequestError if there are no messages, the form contradicts itself, or the template fails."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
         names = self._names(form)
+        if now:
+            names = {"strftime_now": clock_at(now)} | names
         if form.template is not None:
             template, source = _compile(form.template), form.template
         elif names["tools"]:

@@ -134,6 +134,12 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def clock_at(unix_s: float) -> Callable[[str], str]:
+    """Return `strftime_now` for templates that are to see one time, however late they are rendered."""
+    now = datetime.fromtimestamp(unix_s)
+    return lambda form: now.strftime(form)
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 

@@ -30,6 +30,7 @@ from ...bodies.form_parser import parse_form
 from ...helpers.intake import IntakeHelper, IntakePool, ask_intake
 from ...helpers.pool import PoolJob
 from ...helpers.task import Then, in_event_loop, reply_of
+from ..continuation import current
 from ..response_warnings import warn
 from .events import until_disconnect
 from .response_store import MAX_RECORD_BYTES
@@ -128,9 +129,11 @@ class BodyReader:
         if not is_small and name not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
 
+        now = current().created
+
         def start(then: Then[ParsedBody[BodyT]]) -> PoolJob[IntakeHelper] | None:
             most = self._limits.max_bytes_per_token
-            question = ReadBody(body_type=name, boundary=boundary, max_bytes_per_token=most)
+            question = ReadBody(body_type=name, boundary=boundary, max_bytes_per_token=most, now=now)
             return self._pool.run(
                 lambda helper: self._unpacked(ask_intake(helper, question, chunks), body_type),
                 then,

@@ -29,6 +29,7 @@ from ....forms.openai.text import AnswerStyle, AnswerText
 from ....forms.parsers.parts import Arguments, CallBegin, Content, Part, Thought
 from ...bodies.body_parser import ParsedBody
 from ...prompts.thought_markers import thought_texts
+from ..continuation import current
 from ..response_warnings import warn
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine
@@ -84,7 +85,7 @@ class ChatCompletion(ChoicesResponse):
         if body.chat_template is not None:
             thoughts = thought_texts(style.form)
         submit = Submit(
-            request_id=answer_id("chatcmpl", body.request_id),
+            request_id=answer_id("chatcmpl", body.request_id, current().digits("id")),
             params=params,
             prompt_token_ids=prompt.token_ids,
             media=prompt.media,
@@ -107,10 +108,13 @@ class ChatCompletion(ChoicesResponse):
         return {"prompt_token_ids": decode_ids(run.prompt_ids(0)).tolist()} if self._body.return_token_ids else {}
 
     def choice(self, index: int, run: Run) -> ChatChoice:
-        return ChatChoice(index, self._body, self._new_text(), self._echoed, run, self._engine.inputs.token_bytes)
+        return ChatChoice(index, self._body, self._new_text(index), self._echoed, run, self._engine.inputs.token_bytes)
 
-    def _new_text(self) -> AnswerText:
-        return AnswerText(self._style, self._engine.on_unparsed)
+    def _new_text(self, choice: int) -> AnswerText:
+        def digits(position: int) -> str:
+            return self._continuation.digits(f"call {choice} {position}", 24)
+
+        return AnswerText(self._style, self._engine.on_unparsed, digits)
 
     def _choices(self, run: Run) -> list[ChatChoice]:
         return [self.choice(index, run) for index in range(run.num_choices)]
@@ -118,7 +122,7 @@ class ChatCompletion(ChoicesResponse):
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
         """Yield each delta of the only answer with its parts, in lists as `Run.deltas` yields them. `run`: the value of
         the entered `self.run()`."""
-        text = self._new_text()
+        text = self._new_text(0)
         async for deltas in run.deltas():
             read = [(text.read(delta), delta) for _, delta in deltas]
             run.num_thought_tokens = text.num_thought_tokens

@@ -13,6 +13,7 @@ from ....forms.openai.params import refuse_unserved
 from ....forms.openai.prompts import answer_id
 from ....forms.openai.schema import BatchChatRequest
 from ...bodies.body_parser import ParsedBody
+from ..continuation import current
 from .chat import ChatChoice, ChatCompletion
 from .choices import Choice
 from .local_engine import LocalEngine
@@ -45,7 +46,7 @@ class ChatBatch(ChatCompletion):
         for position, chat in enumerate(body.chats):
             one = ParsedBody(chat, inputs[position : position + 1])
             chats.append(await ChatCompletion.start(engine, one, model))
-        return cls(chats, answer_id("chatcmpl", body.request_id))
+        return cls(chats, answer_id("chatcmpl", body.request_id, current().digits("id")))
 
     def _choices(self, run: Run) -> list[ChatChoice]:
         return [chat.choice(index, run) for index, chat in enumerate(self._chats)]

@@ -6,7 +6,6 @@ The base classes do not know the fields of a choice: each endpoint has a Choice 
 from __future__ import annotations
 
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -20,6 +19,7 @@ from .....ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
 from ....forms.openai.errors import encode_json
 from ....forms.openai.generation import Generation
 from ....forms.openai.params import constraint_field, errors_about, prompt_errors_about
+from ..continuation import current
 from .events import DONE, TextEvents, event
 from .local_engine import LocalEngine
 from .run import Run
@@ -83,7 +83,8 @@ class EngineResponse(ABC):
     def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
         """`model`: the name of the served model or of an adapter."""
         self._engine, self.model, self._submits = engine, model, submits
-        self.id, self._created = request_id, int(time.time())
+        self._continuation = current()
+        self.id, self._created = request_id, int(self._continuation.created)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:

@@ -15,6 +15,7 @@ from ....forms.openai.schema import CompletionRequest
 from ...bodies.body_parser import ParsedBody
 from ...prompts.input_processor import InputProcessor
 from ...text.token_offsets import answer_offsets, prompt_offsets
+from ..continuation import current
 from .choices import Choice, ChoicesResponse
 from .local_engine import LocalEngine
 from .run import Run
@@ -27,7 +28,7 @@ class Completion(ChoicesResponse):
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[CompletionRequest], model: str) -> None:
         body = parsed.body
-        request_id = answer_id("cmpl", body.request_id)
+        request_id = answer_id("cmpl", body.request_id, current().digits("id"))
         scores = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
         params = sampling_params(
             body,

@@ -19,6 +19,7 @@ from ....forms.openai.params import given_params, prompt_errors_about
 from ....forms.openai.prompts import answer_id, prompt_submits
 from ....forms.openai.vectors import packed
 from ...bodies.body_parser import ParsedBody
+from ..continuation import current
 from .choices import EngineResponse
 from .local_engine import LocalEngine
 from .run import Run
@@ -47,7 +48,8 @@ class Embeddings(EngineResponse):
             use_activation=body.use_activation,
             dimensions=body.dimensions,
         )
-        params, request_id = given_params(body, max_tokens=1), answer_id("embd", body.request_id)
+        params = given_params(body, max_tokens=1)
+        request_id = answer_id("embd", body.request_id, current().digits("id"))
         submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens, pooling)
         super().__init__(engine, model, request_id, submits)
 

@@ -21,6 +21,7 @@ from ....forms.openai.logprobs import LOWEST
 from ....forms.openai.params import errors_about, given_params, prompt_errors_about
 from ....forms.openai.prompts import answer_id, prompt_submits
 from ...bodies.body_parser import ParsedBody
+from ..continuation import current
 from .choices import EngineResponse
 from .embeddings import results_of
 from .local_engine import LocalEngine
@@ -35,7 +36,7 @@ class GenerativeScoring(EngineResponse):
     def __init__(
         self, engine: LocalEngine, body: GenerativeScoringRequest, prompts: Sequence[BodyInput], model: str
     ) -> None:
-        self._body, request_id = body, answer_id("generative-scoring", body.request_id)
+        self._body, request_id = body, answer_id("generative-scoring", body.request_id, current().digits("id"))
         if not (labels := body.label_token_ids):
             raise RequestError("label_token_ids is empty: give at least one token id")
         with errors_about("label_token_ids", "logprob_token_ids"):

@@ -50,6 +50,7 @@ from ...metrics.tracing import TraceContext, incoming_trace
 from ...prompts.prompt import Prompt
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
+from ..continuation import current
 from .body_reader import BodyReader
 from .run import Run
 from .slices import SLICE_S
@@ -124,7 +125,8 @@ class LocalEngine:
         chat = chat_input(parsed.body, self.inputs.media_limits)
         self.inputs.check_template(chat.form)
         self.put(chat.media)
-        prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        now = current().created
+        prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side, now=now))
         return chat.prompt(prompt.token_ids, prompt.text)
 
     def put(self, media: Iterable[Medium]) -> None:
@@ -144,7 +146,7 @@ class LocalEngine:
 
     async def rendered(self, turns: list[ChatMessage]) -> str:
         """Return the text of a chat in the model's chat template, up to the start of the answer."""
-        return (await self._prompt(ReadPrompt(chat=turns))).text or ""
+        return (await self._prompt(ReadPrompt(chat=turns, now=current().created))).text or ""
 
     async def chat_tokens(self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest]) -> bytes:
         """Return the token ids of a chat's prompt, including those of its media."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,8 +16,9 @@ from ....forms.openai.errors import encode_json, stream_error
 from ....forms.openai.items import Event, ItemWriter
 from ....forms.openai.logprobs import chat_logprobs
 from ....forms.openai.params import errors_about, schema_errors_about
-from ....forms.openai.prompts import new_response_id
+from ....forms.openai.prompts import response_id
 from ....forms.openai.response_body import ResponsesRequest, schema_field, tool_names
+from ..continuation import current
 from .chat import ChatCompletion
 from .events import event
 from .local_engine import LocalEngine
@@ -44,13 +44,14 @@ class ResponseCreation:
         chat: ChatCompletion,
         keep: Callable[[dict[str, Any]], Awaitable[bool]] | None = None,
         created: int | None = None,
-        response_id: str | None = None,
+        given_id: str | None = None,
     ) -> None:
         """`keep` stores the response before the client gets it and returns whether that succeeded; None: do not store.
-        `created`: unix time in seconds; None: now. `response_id`: the id from an earlier attempt; None: a new id."""
+        `created`: unix time in seconds; None: that of the request. `given_id`: the id from an earlier attempt; None: a
+        new one."""
         self._engine, self._body, self._chat, self._keep = engine, body, chat, keep
-        self._created = int(time.time()) if created is None else created
-        self.id = response_id or new_response_id(chat.id)
+        self._created = int(current().created) if created is None else created
+        self.id = given_id or response_id(chat.id, current().digits("secret"))
         self._writer = ItemWriter(item_prefix(self.id), tool_names(body))
 
     async def whole(self) -> bytes:
@@ -144,10 +145,10 @@ class ResponseCreation:
         }
 
 
-def item_prefix(response_id: str) -> str:
+def item_prefix(of_response: str) -> str:
     """Return the unique part of the ids of a response's items. It does not reveal the response's id, which is a
     secret."""
-    return hashlib.sha256(response_id.encode()).hexdigest()[:24]
+    return hashlib.sha256(of_response.encode()).hexdigest()[:24]
 
 
 def encode_events(events: Iterable[Event], first: int) -> Iterator[bytes]:

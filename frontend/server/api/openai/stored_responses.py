@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from .....ipc.errors import RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.response_body import ResponsesRequest
 from ...bodies.body_parser import ParsedBody
+from ..continuation import current
 from .background_response import BackgroundResponse
 from .chat import ChatCompletion
 from .local_engine import LocalEngine
@@ -67,7 +67,9 @@ class StoredResponses:
             why = "" if body.store is False else why
             raise HttpError(400, f"background can only be used when `store` is true{why}", param="background")
         if body.background:
-            seed = secrets.randbits(31) if parsed.body.seed is None else parsed.body.seed
+            seed = parsed.body.seed
+            if seed is None:
+                seed = int.from_bytes(current().draw("seed", 4)) >> 1
             parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, seed=seed))
         whole, chat = await self._new_chat(parsed, model)
         shown = msgspec.structs.replace(whole, previous_response_id=body.previous_response_id)
@@ -172,7 +174,7 @@ class StoredResponses:
         body, chat = await self._new_chat(parsed, before["model"])
         chat.pin_adapter(digest)
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
-        return ResponseCreation(self._engine, body, chat, created=before["created_at"], response_id=record.id)
+        return ResponseCreation(self._engine, body, chat, created=before["created_at"], given_id=record.id)
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
         """Store a response and return True. If the store fails or is full, log a warning and return False; the client

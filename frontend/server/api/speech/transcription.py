@@ -29,6 +29,7 @@ from ....forms.speech.prompts import LanguageQuestion, Task, TaskPrompt, Transcr
 from ....forms.speech.subtitles import srt, vtt
 from ....forms.speech.transcript import Segment, Transcript
 from ...bodies.body_parser import ParsedBody
+from ..continuation import current
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
 from ..openai.local_engine import LocalEngine
@@ -63,7 +64,7 @@ class Transcription(EngineResponse):
         params: SamplingParams,
         prompt_ids: bytes,
     ) -> None:
-        super().__init__(engine, model, answer_id("trsc", parsed.body.request_id), [])
+        super().__init__(engine, model, answer_id("trsc", parsed.body.request_id, current().digits("id")), [])
         self._hearing, self._body, self._task = hearing, parsed.body, task
         self._params, self._prompt_ids = params, prompt_ids
         self._clip = parsed.inputs[0].media[0]

@@ -6,18 +6,19 @@ import re
 
 import pytest
 
-from tokenloom.frontend.forms.openai.prompts import answer_id, new_response_id, submitted_id
+from tokenloom.frontend.forms.openai.prompts import answer_id, response_id, submitted_id
+from tokenloom.frontend.server.api.continuation import new_continuation
 
 
 @pytest.mark.parametrize("given", [None, "mine", "a_b", "0" * 32, "x_" + "0" * 32])
 def test_a_response_has_a_secret_of_128_bits_that_no_other_id_shows(given: str | None) -> None:
-    chat_id = answer_id("chatcmpl", given)
-    first, second = new_response_id(chat_id), new_response_id(chat_id)
-    assert first != second
-    for each in (first, second):
-        name, _, secret = each.rpartition("_")
-        assert name == "resp_" + chat_id.removeprefix("chatcmpl-") and re.fullmatch("[0-9a-f]{32}", secret)
-        assert submitted_id(each) == chat_id, "it can be aborted by its id"
+    continuation = new_continuation()
+    chat_id = answer_id("chatcmpl", given, continuation.digits("id"))
+    shown = response_id(chat_id, continuation.digits("secret"))
+    name, _, secret = shown.rpartition("_")
+    assert name == "resp_" + chat_id.removeprefix("chatcmpl-") and re.fullmatch("[0-9a-f]{32}", secret)
+    assert secret not in chat_id and secret != new_continuation().digits("secret")
+    assert submitted_id(shown) == chat_id, "it can be aborted by its id"
 
 
 def test_an_answer_is_aborted_by_any_of_its_ids() -> None:

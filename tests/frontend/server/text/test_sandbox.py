@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -128,3 +129,11 @@ def test_a_template_without_changes_of_lists_stays_in_the_immutable_sandbox() ->
     for change in (False, False, True, False):
         template.render({**seen, "change": change})
     assert [each is seen["messages"] for each in given] == [True, True, True, False, False]
+
+
+def test_a_template_sees_the_time_that_is_given_however_late_it_is_rendered() -> None:
+    in_macro = "{% macro day() %}{{ strftime_now('%d') }}{% endmacro %}{{ day() }}"
+    template = ChatTemplate("{{ strftime_now('%s') }} " + in_macro, {})
+    noon = datetime(2026, 3, 9, 12).timestamp()
+    assert template.render(CHAT, now=noon) == f"{noon:.0f} 09"
+    assert template.render(CHAT, ChatForm(variables={"strftime_now": str.upper}), noon) == "%S %D", "the caller's own"
