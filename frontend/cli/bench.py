@@ -27,6 +27,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "sampling": "the cost of sampling parameters",
     "grammar": "the cost of structured output",
     "masks": "the masks of calls in a model's own form, by the size of the vocabulary",
+    "reading": "the reading of thoughts, prose and calls in an answer, by the form of the calls",
     "tools": "calls that conform to their schemas, with and without strict, and what that costs",
     "lora": "batches of LoRA adapters beside the base model; loads, many adapters over few slots, and peft",
     "speculation": "lookup speculation on and off, with texts of this repository: needs a checkout",

@@ -41,6 +41,7 @@ FIGURES = {  # by the benchmark's name in its JSON
     "compare": Figure("output tokens/s", "engine", "out_tokens_per_s"),
     "engine without a model": Figure("CPU µs per token, all but the worker", "engine", "us_per_token", True),
     "cost of a streamed token": Figure("CPU µs per streamed token, all but the worker", "server", "us_per_token", True),
+    "reading of answers": Figure("CPU µs of a character, by the kind of text", "read", "character_us", True),
     "masks of calls": Figure("CPU µs of the median mask, by the part of the answer", "part", "median_us", True),
     "KV groups": Figure("bytes of a decoding request of 32k tokens, of those of one group", "shape", "decoding", True),
     "conversation": Figure("known tokens of a turn that are computed again, median", "", "again_", True),

@@ -151,6 +151,12 @@ def test_masks_are_measured_in_all_parts_of_an_answer(tmp_path: Path) -> None:
     assert all(0 < row["median_us"] <= row["max_us"] for row in rows)
 
 
+def test_reading_is_measured_in_each_form(tmp_path: Path) -> None:
+    rows, _ = found = measure(tmp_path, "reading --pieces 12 1000 --rounds 1")
+    assert {"prose", "object", "json", "tagged", "literal", "forced"} <= {*found.column("read")}
+    assert all(0 < row["character_us"] < row["answer_us"] for row in rows)
+
+
 @pytest.mark.nightly
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     rows, notes = found = measure(tmp_path, f"throughput demo 3 9 5 --with-transformers {SMALL_ENGINE}")
