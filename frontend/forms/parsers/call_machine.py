@@ -122,7 +122,8 @@ class CallMachine:
 
     def _begin_object(self) -> None:
         self._reader = CallReader("".join(self._raw), shape=self._table.kinds(self._now).shape)
-        self._enter("object")
+        self._state = "object"
+        self.read = self._read_object
 
     def _read_object(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         reader = self._reader

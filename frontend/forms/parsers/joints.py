@@ -80,6 +80,10 @@ class JointFinder:
             if position > MAX_SPACE:
                 return self._fail(text)
             if position < len(text):
+                if self._automaton.first.match(text, position) is None:
+                    self.has_failed = True
+                    self._held = ""
+                    return "", None, text
                 self._node = self._automaton.begun
                 self._starts = [position]
         if self._scan(text, position) or is_last:

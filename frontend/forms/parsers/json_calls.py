@@ -120,12 +120,13 @@ class CallReader:
         num_before = self._num_read
         self._num_read += len(text)
         if "{" in text and num_before < MAX_HEAD:  # the first text with which there may be a head: it ends at a brace
-            head = self._expected_head.match(self.held[:MAX_HEAD])
-            if head is not None and (begin := self._begin_of(head[0])) is not None:
+            held = self.held
+            head = self._expected_head.match(held[:MAX_HEAD])
+            if head is not None and (begin := self._begin_of(head)) is not None:
                 self.is_call, self._arguments = True, JsonScanner()
                 self.append = self._continue
                 self._begun = head[0]
-                return [begin, *self._continue(self.held[head.end() :])]
+                return [begin, *self._continue(held[head.end() :])]
         if not self._has_brace and (begun := text.lstrip()):
             self._has_brace = True
             if begun[0] != "{":
@@ -154,9 +155,11 @@ class CallReader:
         begin, arguments = found
         return [begin, Arguments(arguments), CallEnd(self.before + held[:end])]
 
-    def _begin_of(self, head: str) -> CallBegin | None:
+    def _begin_of(self, head: re.Match[str]) -> CallBegin | None:
         """Return the begin of a call whose object starts with `head`; None if its id may still come."""
-        whole = head + "{}" + "}" * self._depth
+        if head.lastindex and (name := _text_in(head[1])):
+            return CallBegin(name)
+        whole = head[0] + "{}" + "}" * self._depth
         found = _read_call(whole, self._shape)
         if found is None or (self._shape.id and _id_in(msgspec.json.decode(whole), self._shape.id) is None):
             return None
@@ -187,6 +190,11 @@ class CallReader:
         """Read the rest of the object after its arguments: white space, further fields and the closing bracket. Return
         the text after the object; if the rest has another form, the text after the arguments; "" while undecided."""
         if self._tail_end is None:
+            closing = "}" * self._depth
+            if text.startswith(closing) and not self._tail:
+                self.is_over = True
+                self._ended = closing
+                return text[len(closing) :]
             begun = text.lstrip()
             if begun and begun[0] in "},":
                 self._tail_end = JsonScanner(depth=self._depth)
@@ -249,13 +257,27 @@ class CallListReader:
 
 @lru_cache(maxsize=64)
 def compile_head(shape: CallShape) -> re.Pattern[str]:
-    """Return an expression that matches a call's object up to its arguments, if they are an object."""
+    """Return an expression that matches a call's object up to its arguments, if they are an object. Its group is the
+    name, with quotes, of an object that has nothing else before them."""
     if not shape.arguments:
         return re.compile(rf"\s*+\{{\s*+{_TEXT}\s*+:\s*+(?=\{{)")
     *outer, last = shape.arguments
     keys = [re.escape(json.dumps(key)) for key in outer]
     keys.append(f"(?:{'|'.join(re.escape(json.dumps(key)) for key in _synonyms(last))})")
-    return re.compile(r"\s*+" + "".join(rf"\{{\s*+(?:{_FIELD})*?{key}\s*+:\s*+" for key in keys) + r"(?=\{)")
+    before = [f"(?:{_FIELD})*?"] * len(keys)
+    if shape.name and [*shape.name[:-1]] == outer and not shape.id:
+        key = re.escape(json.dumps(shape.name[-1]))
+        before[-1] = rf"(?:{key}\s*+:\s*+({_TEXT})\s*+,\s*+|{before[-1]})"
+    objects = (rf"\{{\s*+{fields}{key}\s*+:\s*+" for fields, key in zip(before, keys, strict=True))
+    return re.compile(r"\s*+" + "".join(objects) + r"(?=\{)")
+
+
+def _text_in(quoted: str) -> str:
+    """Return the text that a JSON string holds; "" if it is none."""
+    try:
+        return _TEXT_DECODER.decode(quoted)
+    except msgspec.DecodeError:
+        return ""
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,6 @@ from .white_space import EdgeFilter, Leading
 
 MAX_OPENED = 1024  # most characters of other text inside a start
 _SPACE = " \n\t\r\f\v"
-_BEGINS = ("begin", "opening")  # where answers begin outside a thought, and inside one
 _BEHIND_CALLS = ("closing", "outside")  # where parts of a call's end may still come, and where all of it has come
 _BEGUN = {"opening": "thought", "begin": "outside", "begun": "outside"}  # states with joints that come at once or not
 # at all, and the states of other text
@@ -45,7 +44,12 @@ class AnswerMachine:
         self._behind_thought = form.spaces.behind_thought
         is_open = is_inside_thought and form.thought is not None
         self._edges = EdgeFilter(form.spaces, is_inside_thought=is_open)
-        self._enter(_BEGINS[is_open])
+        if is_open:
+            self._enter("opening")
+        elif form.thought is not None or form.content_open:
+            self._enter("begin")
+        else:
+            self._enter("outside")
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -102,7 +106,9 @@ class AnswerMachine:
         return text
 
     def _read_begin(self, text: str, is_last: bool) -> tuple[list[Part], str]:
-        before, found, text = self._finder.feed(self._skip(text), is_last=is_last)
+        if self._lead.space or self._skipped:
+            text = self._skip(text)
+        before, found, text = self._finder.feed(text, is_last=is_last)
         if self._finder.has_failed:
             self._outer = _BEGUN[self._state]
             self._enter(self._outer)
@@ -193,5 +199,8 @@ class AnswerMachine:
             parts += said
         else:
             self._outer = _BEHIND_CALLS[self._call.is_closed]
-        self._enter(self._outer, self._call.forms)
+        if is_last and not rest:
+            self._state = self._outer
+        else:
+            self._enter(self._outer, self._call.forms)
         return parts, rest

@@ -28,6 +28,9 @@ class Leading:
         return text[count:]
 
 
+_NO_LEAD = Leading("")
+
+
 class BlankFilter:
     """Filter that drops runs of content which are only white space. White space at the start of a run is held until
     text follows it in the run."""
@@ -43,15 +46,18 @@ class BlankFilter:
             if not isinstance(part, Content):
                 self._space, self._has_text = "", False
                 read.append(part)
-                continue
-            text = self._space + part.text
-            self._has_text = self._has_text or bool(text.strip())
-            if isinstance(part, UnreadCall):
+            elif self._has_text:
+                read.append(part)
+            elif isinstance(part, UnreadCall):
                 read += [*content(self._space), part]
                 self._space = ""
-                continue
-            self._space = "" if self._has_text else text
-            read += content(text) if self._has_text else []
+                self._has_text = True
+            else:
+                self._space += part.text
+                if self._space.strip():
+                    read.append(Content(self._space))
+                    self._space = ""
+                    self._has_text = True
         return read
 
 
@@ -67,10 +73,9 @@ class EdgeFilter:
         self._spaces = spaces
         self._kind: Kind | None = None  # of the open text
         self._plain_kind: Kind | None = None  # the same, once nothing is to be dropped but white space at its end
-        self._leads: dict[Kind, str] = {Content: spaces.content, Thought: spaces.thought_open}  # before the next text
-        if is_inside_thought:
-            self._leads[Thought] = spaces.prompted_thought
-        self._lead = Leading("")  # of the open text
+        self._content_lead = spaces.content  # before the next content
+        self._thought_lead = spaces.prompted_thought if is_inside_thought else spaces.thought_open  # and thought
+        self._lead = _NO_LEAD  # of the open text
         self._blank: list[str] = []  # white space at the start of the open content
         self._has_text = False  # the open text has more than white space, or is a thought
         self._is_first = True  # nothing came before the open text
@@ -87,7 +92,8 @@ class EdgeFilter:
             elif isinstance(part, (Content, Thought)):  # a tuple: unions are slow
                 kind = _kind_of(part)
                 if kind is not self._kind:
-                    read += self._end(is_called=False)
+                    if self._kind is not None:
+                        read += self._end(is_called=False)
                     self._begin(kind)
                 if isinstance(part, UnreadCall):
                     read += [*self._all_held(), part]
@@ -96,7 +102,7 @@ class EdgeFilter:
             else:
                 if self._kind is not None or self._is_first:
                     read += self._end(is_called=True)
-                    self._leads[Content] = ""
+                    self._content_lead = ""
                     self._is_first = False
                 read.append(part)
         return read
@@ -108,11 +114,17 @@ class EdgeFilter:
         return self._end(is_called=False)
 
     def _begin(self, kind: Kind) -> None:
+        spaces = self._spaces
         self._kind = kind
-        self._lead = Leading(self._leads[kind])
-        self._leads = {Content: "", Thought: self._spaces.thought_open}
-        self._tail = self._spaces.thought_close if kind is Thought else self._spaces.calls
         self._has_text = kind is Thought
+        lead = self._content_lead
+        self._tail = spaces.calls
+        if kind is Thought:
+            lead = self._thought_lead
+            self._tail = spaces.thought_close
+        self._lead = Leading(lead) if lead else _NO_LEAD
+        self._content_lead = ""
+        self._thought_lead = spaces.thought_open
 
     def _end(self, *, is_called: bool) -> list[Part]:
         """End the open text, if any. Return what was held of it. `is_called`: a call follows."""
@@ -137,12 +149,14 @@ class EdgeFilter:
 
     def _text(self, text: str) -> list[Part]:
         """Return what is certain of the open text, with more of it."""
-        text = self._lead.drop(text)
+        if self._lead.space:
+            text = self._lead.drop(text)
         if not self._has_text:
-            self._blank.append(text)
-            if not text.strip():
+            if not text or text.isspace():
+                self._blank.append(text)
                 return []
-            text = "".join(self._blank)
+            if self._blank:
+                text = "".join([*self._blank, text])
             self._has_text = True
         if text:
             self._plain_kind = self._kind
