@@ -1,0 +1,124 @@
+"""Record: the state of a connection, in one of two banks of its slot, so that a torn one is noticed.
+
+The banks are written in turn. A record has its sequence number first and last; packing writes the fields one after the
+other, so that the last one is there only if all are. A reader takes the whole record with the higher number.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TypeAlias
+
+import msgspec
+
+Memory: TypeAlias = memoryview
+
+BANK_BYTES = 256
+NUM_BANKS = 2
+MAX_LOSSES = 3  # frontends that may be lost with a request open that brings no new token
+_FORMAT = struct.Struct("<Q BBBB I QQ QQQ QI QQd 16s QQ")
+assert _FORMAT.size <= BANK_BYTES
+
+
+class State(enum.IntEnum):
+    """State of a connection, as its slot has it."""
+
+    FREE = 0  # there is no connection
+    IDLE = 1  # no request; all bytes that were read belong to answered requests
+    OPEN = 2  # bytes of a request were read, its answer is not complete
+    CLOSING = 3  # the last answer is complete, and the connection closes after it
+    LOST = 4  # has a request that no other frontend can go on with
+
+
+_MOVES: dict[State, frozenset[State]] = {
+    State.FREE: frozenset((State.IDLE, State.LOST)),
+    State.IDLE: frozenset((State.OPEN, State.CLOSING, State.LOST, State.FREE)),
+    State.OPEN: frozenset((State.IDLE, State.CLOSING, State.LOST, State.FREE)),
+    State.CLOSING: frozenset((State.IDLE, State.FREE)),
+    State.LOST: frozenset((State.IDLE, State.CLOSING, State.FREE)),
+}
+
+
+class Reason(enum.IntEnum):
+    """Reason why an open answer is cut if its frontend is lost; a metric label in lower case."""
+
+    NONE = 0
+    OFF = 1  # --no-keep-connections
+    TLS = 2  # the keys end with the process
+    UNIX = 3  # the kernel does not count the bytes of a unix socket
+    SIZE = 4  # request, answer or tokens are too large, or --http-journal-bytes is used up
+    PIPELINE = 5  # the client has sent a request before it had the answer to the one before
+    ENDPOINT = 6  # a stream that shows no tokens from which it could go on
+    LOST_OFTEN = 7  # MAX_LOSSES frontends were lost with it
+    VERSION = 8  # another version of the program has begun it
+    CHANGED = 9  # the successor answers with another status or form
+    UNREAD = 10  # bytes of the request were read and lost
+    DESCRIPTORS = 11  # the supervisor does not hold the connection
+
+
+class Record(msgspec.Struct):
+    """State of one connection. Offsets count the bytes of the connection since it was accepted, in each direction."""
+
+    sequence: int = 0
+    state: State = State.FREE
+    reason: Reason = Reason.NONE  # of LOST
+    has_head: bool = False  # the answer's status line was written
+    losses: int = 0  # frontends lost since the request's last new token
+    version: int = 0  # of the program that read the request
+    in_begin: int = 0  # of the request's first byte
+    in_len: int = 0  # bytes of the request that were read
+    out_begin: int = 0  # of the first byte that is kept
+    out_end: int = 0  # after the last byte that was to be written
+    answer_begin: int = 0  # of the answer's first byte
+    aside: int = 0  # place of the kept bytes among the request's, 0: they are in the ring
+    tokens_len: int = 0  # bytes of the tokens that were shown
+    num_events: int = 0
+    num_cached: int = 0
+    created: float = 0.0  # unix seconds of the request's first byte
+    nonce: bytes = bytes(16)
+    seed: int = 0  # of the request, if it named none
+
+    def move(self, state: State) -> None:
+        assert state == self.state or state in _MOVES[self.state], f"{self.state.name} cannot become {state.name}"
+        self.state = state
+
+    def write(self, memory: Memory, place: int) -> None:
+        """Write this record, with the next sequence number, to the next bank. `place`: of bank 0."""
+        self.sequence = sequence = self.sequence + 1
+        _FORMAT.pack_into(
+            memory,
+            place + sequence % NUM_BANKS * BANK_BYTES,
+            sequence,
+            self.state,
+            self.reason,
+            self.has_head,
+            self.losses,
+            self.version,
+            self.in_begin,
+            self.in_len,
+            self.out_begin,
+            self.out_end,
+            self.answer_begin,
+            self.aside,
+            self.tokens_len,
+            self.num_events,
+            self.num_cached,
+            self.created,
+            self.nonce,
+            self.seed,
+            sequence,
+        )
+
+    @classmethod
+    def read(cls, memory: Memory, place: int) -> Record:
+        """Return the newest whole record; an empty one if there is none."""
+        banks = [_read_bank(memory, place + bank * BANK_BYTES) for bank in range(NUM_BANKS)]
+        return max(banks, key=lambda record: record.sequence)
+
+
+def _read_bank(memory: Memory, place: int) -> Record:
+    first, state, reason, has_head, *rest, last = _FORMAT.unpack_from(memory, place)
+    if first != last or not first:
+        return Record()
+    return Record(first, State(state), Reason(reason), bool(has_head), *rest)

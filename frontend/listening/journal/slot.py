@@ -1,0 +1,271 @@
+"""Slot: the part of the journal of one connection: its request, its tokens, and its last written bytes.
+
+    | two banks of the record | tokens … | ring of written bytes | bytes of the request, and a large answer aside |
+
+All is in place before the record is written that refers to it, and a record is written before its bytes go to the
+kernel. So at any moment the bytes between the kernel's count and the record's `out_end` can be written again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Protocol
+
+from .pages import BODY_PLACE, PAGE, RING_BYTES, TOKENS_END, Pages
+from .record import BANK_BYTES, NUM_BANKS, Reason, Record, State
+from .tokens import ShownAnswer, TokenWriter, decode
+
+TOKENS_PLACE = NUM_BANKS * BANK_BYTES
+MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages are not mapped
+KEPT_BYTES = 8 << 10  # of tokens and of a request, which an idle connection keeps for its next request
+_TOKENS, _RING, _BODY = range(3)  # parts
+_PLACES = (0, TOKENS_END, BODY_PLACE)
+
+
+class Shown(Protocol):
+    """Tokens that a piece of an answer shows beyond the ones before it, and the state after it."""
+
+    tokens: list[tuple[int, int]]  # choice, token id
+    ended: list[tuple[int, str]]  # choice, finish reason
+    num_events: int
+    num_cached: int
+    seed: int
+
+
+class Slot:
+    """One connection's slot, mapped. `record` was written last, but for bytes of a lost request. `uncovered`: the
+    reason why its requests cannot go on after a loss, NONE if they can."""
+
+    def __init__(self, pages: Pages, number: int, version: int) -> None:
+        self.number, self.uncovered = number, Reason.NONE
+        self._pages, self._version = pages, version
+        self._memory, self._place = pages.memory, pages.place_of(number)
+        self.record = Record.read(self._memory, self._place)
+        self._writer = TokenWriter()
+        self._used = [PAGE, 0, 0]  # bytes of each part that have pages
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Take the pages that an earlier process has left and that are needed, and give the others back."""
+        record, sizes = self.record, (0, 0, 0)
+        if record.state is not State.FREE:
+            kept = record.out_end - record.out_begin
+            body = record.aside + kept if record.aside else record.in_len
+            has_body = record.state is State.OPEN or record.aside
+            sizes = (TOKENS_PLACE + record.tokens_len, min(kept, RING_BYTES), body if has_body else 0)
+        for part, (start, size) in enumerate(zip(_PLACES, sizes, strict=True)):
+            used = self._used[part] = max(size + -size % PAGE, self._used[part])
+            self._pages.take_over(used - PAGE if part == _TOKENS else used)
+            self._pages.punch(self._place + start + used, (*_PLACES[1:], self._pages.slot_bytes)[part] - start - used)
+
+    # ── a connection ──
+
+    def open(self, uncovered: Reason = Reason.NONE) -> None:
+        """Begin with a connection that was accepted just now."""
+        self.uncovered = uncovered
+        self.record = Record(sequence=self.record.sequence, version=self._version)
+        self._move(State.IDLE)
+
+    def free(self) -> None:
+        """End with the connection, after its socket was closed."""
+        self._move(State.FREE)
+        self._trim(_TOKENS, _RING, _BODY)
+
+    def lose(self, reason: Reason) -> None:
+        """Give up to go on with the open request after a loss."""
+        if self.record.state is State.OPEN:
+            self.record.reason = reason
+            self._move(State.LOST)
+
+    def end(self, state: State) -> None:
+        """The request is answered, by a piece without bytes."""
+        self._move(state)
+
+    def _move(self, state: State) -> None:
+        self.record.move(state)
+        self.record.write(self._memory, self._place)
+
+    # ── requests ──
+
+    def put_in(self, data: bytes, num_pending: int) -> None:
+        """Keep bytes that were read. The first ones after an answer begin a request. `num_pending`: bytes that were
+        written and are not yet with the kernel."""
+        record = self.record
+        if record.state is State.IDLE:
+            self._begin(num_pending)
+        start, record.in_len = record.in_len, record.in_len + len(data)
+        if record.state is not State.OPEN:
+            return
+        if record.in_len > self._pages.body_bytes or not self._grow(_BODY, record.in_len):
+            self.lose(Reason.SIZE)
+            return
+        self._store(BODY_PLACE + start, data)
+        record.write(self._memory, self._place)
+
+    def _begin(self, num_pending: int) -> None:
+        record = self.record
+        record.in_begin, record.in_len = record.in_begin + record.in_len, 0
+        record.answer_begin, record.has_head = record.out_end, False
+        record.tokens_len = record.num_events = record.num_cached = record.seed = record.losses = 0
+        record.created, record.nonce, record.version = time.time(), os.urandom(16), self._version
+        self._writer = TokenWriter()
+        record.move(State.OPEN)
+        if num_pending == 0:
+            self._restart_ring()
+        if record.aside:  # it would be overwritten
+            self.lose(Reason.PIPELINE)
+        if self.uncovered:
+            self.lose(self.uncovered)
+
+    def request(self) -> bytes:
+        """Return the bytes of the open request that were read."""
+        return os.pread(self._pages.fd, self.record.in_len, self._place + BODY_PLACE)
+
+    # ── answers ──
+
+    def put_out(
+        self,
+        data: bytes,
+        num_pending: int,
+        shown: Shown | None = None,
+        end: State | None = None,
+        *,
+        is_head: bool = False,
+    ) -> None:
+        """Keep a piece that is about to be written, with the tokens that it shows. `end`: the state of the connection
+        after it, for an answer's last piece. `is_head`: it has the answer's status line."""
+        record = self.record
+        record.has_head |= is_head
+        if record.state is State.OPEN:
+            self._keep(data, num_pending, has_ended=end is not None)
+        if record.state is not State.OPEN:  # not covered
+            record.out_end += len(data)
+            if end is not None:
+                record.out_begin, record.aside = record.out_end, 0
+                self._move(end)
+            return
+        if shown is not None:
+            self._add_tokens(shown)
+        if end is not None:
+            record.move(end)
+        record.write(self._memory, self._place)
+        if end is not None and not record.aside:
+            self._trim(_TOKENS, _BODY)
+
+    def put_tokens(self, shown: Shown) -> None:
+        """Keep tokens of a whole answer, which has no bytes yet."""
+        if self.record.state is State.OPEN:
+            self._add_tokens(shown)
+            if self.record.state is State.OPEN:
+                self.record.write(self._memory, self._place)
+
+    def _keep(self, data: bytes, num_pending: int, *, has_ended: bool) -> None:
+        """Copy a piece behind the bytes that the kernel lacks: into the ring, or aside if it is large and the last one.
+        Otherwise lose the request."""
+        record = self.record
+        if num_pending == 0:
+            self._restart_ring()
+        if num_pending + len(data) > RING_BYTES:
+            if has_ended and self._keep_aside(data, num_pending):
+                record.out_end += len(data)
+            else:
+                self.lose(Reason.SIZE)
+            return
+        start = (record.out_end - record.out_begin) % RING_BYTES
+        first = min(len(data), RING_BYTES - start)
+        if not self._grow(_RING, start + first if first == len(data) else RING_BYTES):
+            self.lose(Reason.SIZE)
+            return
+        ring = self._place + TOKENS_END
+        self._memory[ring + start : ring + start + first] = data[:first]
+        if first < len(data):
+            self._memory[ring : ring + len(data) - first] = data[first:]
+        record.out_end += len(data)
+
+    def _restart_ring(self) -> None:
+        self.record.out_begin, self.record.aside = self.record.out_end, 0
+
+    def _keep_aside(self, data: bytes, num_pending: int) -> bool:
+        record = self.record
+        place = record.in_len + -record.in_len % 8
+        size = num_pending + len(data)
+        if place + size > self._pages.body_bytes or not self._grow(_BODY, place + size):
+            return False
+        pending = self.unsent(record.out_end - num_pending)
+        if pending is None:
+            return False
+        self._store(BODY_PLACE + place, pending)
+        self._store(BODY_PLACE + place + num_pending, data)
+        record.out_begin, record.aside = record.out_end - num_pending, place
+        return True
+
+    def unsent(self, num_taken: int) -> bytes | None:
+        """Return the written bytes after those that the kernel has taken; None if they are not kept."""
+        record = self.record
+        size, kept = record.out_end - num_taken, record.out_end - record.out_begin
+        if not 0 <= size <= (kept if record.aside else min(kept, RING_BYTES)):
+            return None
+        if record.aside:
+            return os.pread(self._pages.fd, size, self._place + BODY_PLACE + record.aside + kept - size)
+        ring, start = self._place + TOKENS_END, (kept - size) % RING_BYTES
+        first = min(size, RING_BYTES - start)
+        return bytes(self._memory[ring + start : ring + start + first]) + bytes(
+            self._memory[ring : ring + size - first]
+        )
+
+    # ── tokens ──
+
+    def _add_tokens(self, shown: Shown) -> None:
+        record = self.record
+        record.num_events, record.num_cached, record.seed = shown.num_events, shown.num_cached, shown.seed
+        if shown.tokens or shown.ended:
+            words = self._writer.encode(shown.tokens, shown.ended)
+            start = TOKENS_PLACE + record.tokens_len
+            end = start + len(words)
+            if end > TOKENS_END or not self._grow(_TOKENS, end):
+                self.lose(Reason.SIZE)
+                return
+            self._memory[self._place + start : self._place + end] = words
+            record.tokens_len += len(words)
+            record.losses = 0
+
+    def answers(self) -> dict[int, ShownAnswer]:
+        """Return the shown tokens of the open answer, by choice; new tokens are added behind."""
+        start = self._place + TOKENS_PLACE
+        found, self._writer = decode(bytes(self._memory[start : start + self.record.tokens_len]))
+        return found
+
+    def count_loss(self) -> None:
+        """Count a lost frontend, before another one begins with the request."""
+        self.record.losses += 1
+        self.record.write(self._memory, self._place)
+
+    # ── memory ──
+
+    def _store(self, place: int, data: bytes) -> None:
+        place += self._place
+        if len(data) > MAX_MAPPED:
+            self._pages.write(place, data)
+        else:
+            self._memory[place : place + len(data)] = data
+
+    def _grow(self, part: int, end: int) -> bool:
+        """Take the pages of a part up to `end`; return False if there are no more."""
+        used = self._used[part]
+        if end <= used:
+            return True
+        end += -end % PAGE
+        if not self._pages.take(end - used):
+            return False
+        self._used[part] = end
+        return True
+
+    def _trim(self, *parts: int) -> None:
+        """Give pages back that large parts have taken."""
+        for part in parts:
+            used = self._used[part]
+            if used > KEPT_BYTES:
+                self._pages.punch(self._place + _PLACES[part] + KEPT_BYTES, used - KEPT_BYTES)
+                self._pages.give_back(used - KEPT_BYTES)
+                self._used[part] = KEPT_BYTES

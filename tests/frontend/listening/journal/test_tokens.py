@@ -1,0 +1,33 @@
+"""Tokens are read as they were written, in any mixture of choices."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.frontend.listening.journal.tokens import ShownAnswer, TokenWriter, decode
+from tokenloom.tests.support.today import seeds
+
+
+@pytest.mark.parametrize("seed", seeds(3, 30))
+def test_tokens_and_reasons_come_back_by_choice_and_a_writer_goes_on(seed: int) -> None:
+    draw, writer, words = random.Random(seed), TokenWriter(), b""
+    expected: dict[int, ShownAnswer] = {}
+    for _ in range(200):
+        tokens = [(draw.randrange(4), draw.choice((0, 7, 2**31 - 1))) for _ in range(draw.randrange(3))]
+        ended = [(draw.randrange(4), draw.choice(("stop", "length", "tool_calls", "é")))] if draw.random() < 0.1 else []
+        words += writer.encode(tokens, ended)
+        for choice, token_id in tokens:
+            expected.setdefault(choice, ShownAnswer()).token_ids.append(token_id)
+        for choice, reason in ended:
+            expected.setdefault(choice, ShownAnswer()).finish_reason = reason
+        if draw.random() < 0.1:
+            found, writer = decode(words)
+            assert found == expected
+    assert decode(words)[0] == expected
+
+
+def test_a_token_of_one_choice_takes_four_bytes() -> None:
+    writer = TokenWriter()
+    assert len(writer.encode([(0, 5)], [])) == 4 and len(writer.encode([(1, 5), (1, 6)], [])) == 12
