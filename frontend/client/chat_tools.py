@@ -65,7 +65,9 @@ class ChatTools:
             if params.structured_outputs is not None:
                 raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
             params = params.replace(structured_outputs=self._forced)
-        self._own = own_form_calls(self._body, params, self._form, found.call_token, is_inside=False)
+        self._own = own_form_calls(
+            self._body, params, self._form, found.call_token, is_inside=False, may_think=not self._is_continued
+        )
         if self._own is not None:
             params = params.replace(structured_outputs=self._own)
         elif why := strict_without_effect(self._body, params, self._form):

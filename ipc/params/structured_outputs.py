@@ -15,7 +15,8 @@ from ..codec import JSON_STRING
 from ..errors import RequestError
 from .public_struct import PublicStruct
 
-GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark", "calls"]
+GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark", "calls", "behind_thought"]
+ThoughtEdges: TypeAlias = tuple[str, str]  # that open and close a thought
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18  # in a schema, regex, grammar, or all choices together
 MAX_CHOICES = 4096
@@ -40,6 +41,7 @@ class StructuredOutputsParams(
     calls: str | None = None  # the text of a CallsConstraint, which frontends make; no request may give it
     includes_thought: bool = False  # constrain the whole output, not only the text after the reasoning
     begin: str = ""  # an added token, or text between two, that constrained text starts with; it ends reasoning
+    thought: ThoughtEdges | None = None  # around a thought that may come first
     repeats: bool = False  # only text from a `begin` to the constraint's end is constrained, each time that one comes
 
     def __post_init__(self) -> None:
@@ -55,10 +57,10 @@ class StructuredOutputsParams(
                 raise RequestError(f"structured_outputs.{name} must be text, got {type(value).__name__}")
         if self.choice is not None:
             _check_choice(self.choice)
-        if len(self.text) > MAX_GRAMMAR_CHARACTERS:
+        if len(self._inner_text) > MAX_GRAMMAR_CHARACTERS:
             raise RequestError(
-                f"structured_outputs.{given[0]} has {len(self.text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are "
-                "allowed: split or simplify it"
+                f"structured_outputs.{given[0]} has {len(self._inner_text)} characters, at most "
+                f"{MAX_GRAMMAR_CHARACTERS} are allowed: split or simplify it"
             )
         nested = self.json or self.calls
         if isinstance(nested, str) and (depth := _depth(nested)) > MAX_SCHEMA_DEPTH:
@@ -66,7 +68,10 @@ class StructuredOutputsParams(
                 f"structured_outputs.{given[0]} is nested {depth} levels deep, at most {MAX_SCHEMA_DEPTH} can be "
                 "compiled: use fewer levels, or $ref to schemas in $defs"
             )
-
+        if self.thought is not None and not all(each.strip() for each in self.thought):
+            raise RequestError(
+                "structured_outputs.thought must be two texts that are not empty: leave it out or give both"
+            )
         if self.repeats and (not self.begin or self.includes_thought):
             raise RequestError("structured_outputs.repeats needs begin, and no includes_thought: give begin alone")
 
@@ -85,6 +90,20 @@ class StructuredOutputsParams(
     @property
     def kind(self) -> GrammarKind:
         """Language of `text`."""
+        if self.thought is not None:
+            return "behind_thought"
+        return self._inner_kind
+
+    @property
+    def text(self) -> str:
+        """The constraint in the language `kind`; choices are a JSON list, and `behind_thought` is an AnswerGrammar."""
+        if self.thought is not None:
+            grammar = AnswerGrammar(kind=self._inner_kind, text=self._inner_text, thought=self.thought)
+            return msgspec.json.encode(grammar).decode()
+        return self._inner_text
+
+    @property
+    def _inner_kind(self) -> GrammarKind:
         if self.regex is not None:
             return "regex"
         if self.choice is not None:
@@ -96,8 +115,7 @@ class StructuredOutputsParams(
         return "compact_json" if self.disable_any_whitespace else "json"
 
     @property
-    def text(self) -> str:
-        """The constraint in the language `kind`; choices are a JSON list."""
+    def _inner_text(self) -> str:
         if self.choice is not None:
             return json_module.dumps(self.choice)
         if self.json_object:
@@ -105,6 +123,21 @@ class StructuredOutputsParams(
         text = self.json or self.regex or self.grammar or self.calls
         assert isinstance(text, str)
         return text
+
+
+class AnswerGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar of an answer or, if there are texts around a thought, of the text behind a thought that may come."""
+
+    kind: GrammarKind
+    text: str
+    thought: ThoughtEdges | None = None
+
+    @classmethod
+    def of(cls, kind: GrammarKind, text: str) -> AnswerGrammar:
+        """Read the `kind` and the `text` of StructuredOutputsParams."""
+        if kind == "behind_thought":
+            return msgspec.json.decode(text, type=cls)
+        return cls(kind=kind, text=text)
 
 
 _NAMES = ("json", "json_object", "regex", "choice", "grammar")

@@ -30,10 +30,11 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ....ipc.errors import RequestError
 from ....ipc.params.calls_constraint import CallsConstraint, markers_in_text
 from ....ipc.params.json_schema import subschemas
-from ....ipc.params.structured_outputs import GrammarKind
+from ....ipc.params.structured_outputs import AnswerGrammar, GrammarKind, ThoughtEdges
 from ....ipc.params.text_markers import TextMarkers
 from .calls.call_rules import CallRules
 from .calls.lark_rules import LarkRules
+from .calls.own_thought import behind_own_thought
 from .prose_watch import ProseWatch
 from .schemas.finite_schema import FiniteSchema
 from .schemas.json_schema import adapted
@@ -161,13 +162,14 @@ class GrammarCompiler:
                 self._cache.move_to_end((kind, text))
                 return known[0].copy()
         num_bytes = self._resident_bytes()
-        inner = self._compile(kind, text)
+        answer = AnswerGrammar.of(kind, text)
+        inner = self._compile(answer)
         if inner.is_error():
             reason = _trimmed(inner.get_error())
-            where = self._locate(text, reason) if kind in JSON_OPTIONS else ""
-            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}{where}: {reason}")
+            where = self._locate(answer.text, reason) if answer.kind in JSON_OPTIONS else ""
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[answer.kind]}{where}: {reason}")
         matcher = Matcher(inner)
-        self._warm(matcher, kind)
+        self._warm(matcher, answer.kind)
         self._keep((kind, text), matcher, max(0, self._resident_bytes() - num_bytes))
         return matcher.copy()
 
@@ -193,41 +195,41 @@ class GrammarCompiler:
                 _, (_, old_bytes) = self._cache.popitem(last=False)
                 self._cached_bytes -= old_bytes
 
-    def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
+    def _compile(self, answer: AnswerGrammar) -> LLMatcher:
         try:
-            if (options := JSON_OPTIONS.get(kind)) is not None:
-                return self._compile_schema(text, options)
-            if kind == "calls":
-                return self._compile_calls(CallsConstraint.from_text(text))
-            return self._matcher(_to_llguidance(kind, text))
+            if (options := JSON_OPTIONS.get(answer.kind)) is not None:
+                return self._compile_schema(answer.text, options, answer.thought)
+            if answer.kind == "calls":
+                return self._compile_calls(CallsConstraint.from_text(answer.text))
+            return self._matcher(_to_llguidance(answer.kind, answer.text), answer.thought)
         except RequestError:
             raise
         except Exception as error:  # the converters raise any kind of exception
-            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[answer.kind]}: {_trimmed(str(error))}") from None
 
-    def _compile_schema(self, text: str, options: JsonCompileOptions) -> LLMatcher:
-        """Compile a schema. If it allows numbers beyond float64, or the library would round its numbers, compile it as
-        a Lark grammar or, if that fails, with narrower bounds."""
+    def _compile_schema(self, text: str, options: JsonCompileOptions, thought: ThoughtEdges | None) -> LLMatcher:
+        """Compile a schema, behind a thought if one may come. If it allows numbers beyond float64, or the library would
+        round its numbers, compile it as a Lark grammar or, if that fails, with narrower bounds."""
         schema = _adapted(text)
         if isinstance(schema, str):
-            return self._matcher(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+            return self._matcher(LLMatcher.grammar_from_json_schema(schema, overrides=options), thought)
         lark = FiniteSchema(schema, options)
         outline = lark.outline() if lark.is_needed else schema
-        inner = self._matcher(LLMatcher.grammar_from_json_schema(_quote(outline), overrides=options))
+        inner = self._matcher(LLMatcher.grammar_from_json_schema(_quote(outline), overrides=options), thought)
         if not lark.is_needed or inner.is_error():
             return inner
         if (exact := lark.text()) is not None:
-            inner = self._matcher(LLMatcher.grammar_from_lark(exact))
+            inner = self._matcher(LLMatcher.grammar_from_lark(exact), thought)
             if not inner.is_error():
                 return inner
-        return self._matcher(LLMatcher.grammar_from_json_schema(_quote(lark.narrowed()), overrides=options))
+        narrowed = _quote(lark.narrowed())
+        return self._matcher(LLMatcher.grammar_from_json_schema(narrowed, overrides=options), thought)
 
     def _compile_calls(self, constraint: CallsConstraint) -> LLMatcher:
         """Compile calls in a model's own form; with narrower bounds if exact numbers make the grammar too large.
         RequestError, with the tool's name, for a schema that the library refuses by itself."""
         for is_exact in (True, False):
-            rules = LarkRules(self._special_ids, self._tokenizer.eos_tokens)
-            grammar = CallRules(constraint, rules, is_exact=is_exact).text()
+            grammar = CallRules(constraint, self._new_rules(), is_exact=is_exact).text()
             inner = self._matcher(LLMatcher.grammar_from_lark(grammar))
             if not inner.is_error():
                 return inner
@@ -238,7 +240,12 @@ class GrammarCompiler:
                 raise RequestError(f"{error} (of the tool {name!r:.80})") from None
         return inner
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _new_rules(self) -> LarkRules:
+        return LarkRules(self._special_ids, self._tokenizer.eos_tokens)
+
+    def _matcher(self, grammar: str, thought: ThoughtEdges | None = None) -> LLMatcher:
+        if thought is not None:
+            grammar = behind_own_thought(self._new_rules(), thought, grammar)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
 
     def _warm(self, matcher: Matcher, kind: GrammarKind) -> None:
@@ -271,7 +278,7 @@ class GrammarCompiler:
     def _reason_against(self, schema: object) -> str | None:
         """Return why a schema does not compile; None if it does."""
         try:
-            inner = self._compile("json", json.dumps(schema))
+            inner = self._compile(AnswerGrammar(kind="json", text=json.dumps(schema)))
         except RequestError as error:
             return str(error)
         return _trimmed(inner.get_error()) if inner.is_error() else None

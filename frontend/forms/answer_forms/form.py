@@ -61,6 +61,13 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text = prompt.rstrip()
         return text.endswith(opening) or (self.begins_inside and not text.endswith(closing))
 
+    def may_open_thought(self, prompt: str) -> bool:
+        """Return whether the model may open a thought at the begin of its answer to a prompt, of which `prompt` is the
+        end: the prompt neither opens one, nor ends with the end of one, which turns thinking off."""
+        if self.thought is None or not self.thought[0]:
+            return False
+        return not (self.begins_in_thought(prompt) or prompt.rstrip().endswith(self.thought))
+
     def continued(self) -> AnswerForm:
         """Return the form of answers that continue a text in the prompt: white space at their begin is the model's."""
         spaces = msgspec.structs.replace(self.spaces, content="", prompted_thought="")

@@ -29,6 +29,7 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     custom_names: frozenset[str] = frozenset()  # names of custom tools
     forced_name: str | None
     is_inside_thought: bool  # the answer starts inside reasoning
+    may_think: bool = False  # the answer may start with reasoning
     max_calls: int | None  # 1 without parallel calls; further calls are dropped. None: no limit
 
     @property
@@ -47,9 +48,9 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_forced or self.is_in_form:
             return new_parsers(self.form, self.schemas, is_inside_thought=self.is_inside_thought)
         parsers: list[Parser] = []
-        if self.is_inside_thought and self.form.thought is not None:
+        if (self.is_inside_thought or self.may_think) and self.form.thought is not None:
             form = AnswerForm(thought=self.form.thought, spaces=self.form.spaces)
-            parsers = new_parsers(form, {}, is_inside_thought=True)
+            parsers = new_parsers(form, {}, is_inside_thought=self.is_inside_thought)
         return [*parsers, ForcedParser(self.forced_name)]
 
 

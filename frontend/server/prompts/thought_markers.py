@@ -73,10 +73,18 @@ class ThoughtMarkers:
 
     def are_open(self, prompt_token_ids: bytes) -> bool:
         """Return whether the answer begins inside a thought; False without a reasoning parser."""
-        if self._tokenizer is None or self._form.thought is None:
-            return False
+        return self._form.thought is not None and self._form.begins_in_thought(self._end_of(prompt_token_ids))
+
+    def may_be_opened(self, prompt_token_ids: bytes) -> bool:
+        """Return whether the answer may begin with a thought that the model opens itself."""
+        return self._form.thought is not None and self._form.may_open_thought(self._end_of(prompt_token_ids))
+
+    def _end_of(self, prompt_token_ids: bytes) -> str:
+        """Return the last text of a prompt; "" without a tokenizer."""
+        if self._tokenizer is None:
+            return ""
         tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
-        return self._form.begins_in_thought(self._tokenizer.decode(tail, skip_special_tokens=False))
+        return self._tokenizer.decode(tail, skip_special_tokens=False)
 
     def place_of(self, params: SamplingParams, prompt_token_ids: bytes) -> ConstraintPlace:
         """Return where structured_outputs apply: behind the end of the reasoning that the prompt opens, from the token
@@ -129,9 +137,12 @@ class ThoughtMarkers:
 
     def of_budget(self, params: SamplingParams, place: ConstraintPlace) -> list[bytes]:
         """Return the markers that start and end reasoning, if thinking_token_budget needs them. Empty if
-        structured_outputs apply from the first token, or from the first call in prose, since the answer then has no
-        reasoning that could end. place: of `place_of`."""
-        if params.thinking_token_budget is None or (params.structured_outputs is not None and not place.begins):
+        structured_outputs apply from the first token, or from the first call in prose, and allow no thought: the answer
+        then has no reasoning that could end. place: of `place_of`."""
+        structured = params.structured_outputs
+        if params.thinking_token_budget is None:
+            return []
+        if structured is not None and structured.thought is None and not place.begins:
             return []
         return list(map(self._tokens_of, self._texts))
 

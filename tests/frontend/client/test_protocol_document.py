@@ -88,6 +88,9 @@ def type_name(info: inspect.Type) -> str:
         return " | ".join(type_name(each) for each in members)
     if isinstance(info, inspect.ListType):
         return f"list of {type_name(info.item_type)}"
+    if isinstance(info, inspect.TupleType):
+        (item_type,) = {type_name(each) for each in info.item_types}
+        return f"list of {item_type}"
     if isinstance(info, inspect.StructType):
         return next((name for name, struct in STRUCTS.items() if struct is info.cls), info.cls.__name__.lower())
     if isinstance(info, inspect.DictType):

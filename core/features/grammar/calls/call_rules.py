@@ -10,8 +10,7 @@ from .....ipc.params.calls_constraint import CallsConstraint
 from .arguments import any_of
 from .form_rules import FormRules
 from .lark_rules import Closing, LarkRules, quoted, without
-
-_SPACE = r"/[ \n]{1,4}/"  # that templates write before a thought, and before calls
+from .own_thought import own_thought, space
 
 
 class CallRules:
@@ -39,18 +38,14 @@ class CallRules:
         """Return an expression for a thought that may come first; "" without thoughts."""
         if self._constraint.thought is None:
             return ""
-        opening, closing = (each.strip() for each in self._constraint.thought)
-        close, rest = self._rules.split(closing)
-        body = self._rules.closed(without([close.marker, *self._markers]), Closing("", close.marker))
-        space = self._rules.terminal(_SPACE)
-        return f"({space}? {self._rules.exact(opening)} {body} {self._rules.exact(rest)})?"
+        return f"({own_thought(self._rules, self._constraint.thought, self._markers)})?"
 
     def _space(self) -> str:
         """Return an expression for the white space that templates write between a thought or text and calls; "" if
         neither can come before them: then they begin as the template shows it."""
         if self._constraint.thought is None and not self._constraint.may_begin_with_space:
             return ""
-        return f"{self._rules.terminal(_SPACE)}?"
+        return space(self._rules)
 
     def _with_text(self) -> str:
         """Return an expression for any text, behind which calls may stand."""

@@ -22,11 +22,11 @@ from ..tools import CustomTool, NamedTool
 
 
 def own_form_calls(
-    body: ChatRequest, params: SamplingParams, form: AnswerForm, call_token: str, *, is_inside: bool
+    body: ChatRequest, params: SamplingParams, form: AnswerForm, call_token: str, *, is_inside: bool, may_think: bool
 ) -> StructuredOutputsParams | None:
     """Return the constraint on calls in the model's own form, where they are forced or a tool is strict. None if there
     is none, the form is unknown, or the request has another constraint. `call_token`: see there; `is_inside`: the
-    answer begins inside a thought."""
+    answer begins inside a thought; `may_think`: the model may open one at its begin."""
     tools = {tool.called.name: tool.called for tool in body.tools or ()}
     given, choice = params.structured_outputs, body.tool_choice
     if not form.calls or not tools:
@@ -38,12 +38,11 @@ def own_form_calls(
         name = choice.called.name if isinstance(choice, NamedTool) else None
         schemas = {each: tool.schema for each, tool in tools.items() if name in (None, each)}
         begin = call_token if form.calls_end_thought else ""
-        may_think = not is_inside and params.thinking_token_budget is None
         own = forced_calls(
             form,
             schemas,
             has_one_call=has_one_call or name is not None,
-            may_think=may_think,
+            may_think=may_think and params.thinking_token_budget is None,
             may_begin_with_space=is_inside or bool(body.continue_final_message),
         )
         return msgspec.structs.replace(own, begin=begin)
@@ -54,6 +53,15 @@ def own_form_calls(
     begin = "" if other_calls(form) else call_token  # "": text may begin calls in each form
     own = strict_calls(form, schemas, strict, has_one_call=has_one_call, has_text=not begin)
     return msgspec.structs.replace(own, begin=begin, repeats=bool(begin))
+
+
+def behind_own_thought(params: SamplingParams, form: AnswerForm) -> SamplingParams:
+    """Return the parameters of an answer whose constraint, if it has one, holds behind a thought that the model may
+    open at the begin, or from the first token. A constraint on calls stays as it is: it has the thought in it."""
+    structured = params.structured_outputs
+    if structured is None or structured.calls:
+        return params
+    return params.replace(structured_outputs=msgspec.structs.replace(structured, thought=form.thought))
 
 
 def strict_without_effect(body: ChatRequest, params: SamplingParams, form: AnswerForm) -> str:
@@ -86,9 +94,10 @@ def new_style(
     own: StructuredOutputsParams | None,
     *,
     is_inside: bool,
+    may_think: bool = False,
 ) -> AnswerStyle:
     """Return how answers to a chat are read. `forced`, `own`: of `forced_json` and `own_form_calls`; `is_inside`: they
-    begin inside a thought."""
+    begin inside a thought; `may_think`: they may begin with one."""
     if own is not None and is_inside:
         form = form_behind_thought(form, own.begin)
     return AnswerStyle(
@@ -100,6 +109,7 @@ def new_style(
         is_text=forced is not None and not forced.json,
         forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
         is_inside_thought=is_inside,
+        may_think=may_think,
         max_calls=1 if body.parallel_tool_calls is False else None,
     )
 

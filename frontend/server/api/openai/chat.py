@@ -12,6 +12,7 @@ from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta, Submit, ThoughtTexts
 from .....ipc.params.sampling_params import SamplingParams
 from ....forms.openai.calls.constraints import (
+    behind_own_thought,
     call_token,
     forced_json,
     new_style,
@@ -69,18 +70,22 @@ class ChatCompletion(ChoicesResponse):
         form = await engine.answer_form(body.chat_template)  # behind the prompt, which a template not to be taken ends
         if not shows_tools(body):
             form = form.without_calls()
-        is_inside = engine.inputs.thoughts.of_form(form).are_open(prompt.token_ids or b"")
+        thoughts_of_form = engine.inputs.thoughts.of_form(form)
+        is_inside = thoughts_of_form.are_open(prompt.token_ids or b"")
+        may_think = not body.continue_final_message and thoughts_of_form.may_be_opened(prompt.token_ids or b"")
         if body.continue_final_message:
             form = form.continued()
             if forced is None:
                 is_inside = prompt.is_inside_thought
         token = call_token(form, engine.inputs.is_added_token)
-        own = own_form_calls(body, params, form, token, is_inside=is_inside)
+        own = own_form_calls(body, params, form, token, is_inside=is_inside, may_think=may_think)
         if own is not None:
             params = params.replace(structured_outputs=own)
         elif why := strict_without_effect(body, params, form):
             warn(why)
-        style = new_style(body, form, forced, own, is_inside=is_inside)
+        if may_think:
+            params = behind_own_thought(params, form)
+        style = new_style(body, form, forced, own, is_inside=is_inside, may_think=may_think)
         thoughts: ThoughtTexts | None = None
         if body.chat_template is not None:
             thoughts = thought_texts(style.form)

@@ -257,6 +257,13 @@ def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
     assert process(inputs, prompt=prompt).constraint_begins == []
 
 
+def test_a_thought_that_the_model_opens_before_constrained_text_has_its_budget() -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser="think"))
+    structured = StructuredOutputsParams(regex="a", thought=("<think>", "</think>"))
+    core = process(inputs, SamplingParams(structured_outputs=structured, thinking_token_budget=3), prompt="Why?")
+    assert core.constraint_begins == [] and len(core.thought_markers) == 2
+
+
 @pytest.mark.parametrize(
     ("prompt", "repeats", "expected"),
     [

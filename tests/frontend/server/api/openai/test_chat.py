@@ -15,7 +15,7 @@ from tokenloom.frontend.forms.anthropic.blocks import BlockWriter
 from tokenloom.frontend.forms.openai.items import ItemWriter
 from tokenloom.frontend.forms.openai.schema import ChatRequest
 from tokenloom.frontend.forms.openai.text import AnswerText
-from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part
+from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Part, Thought
 from tokenloom.frontend.server.api.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.frontend.server.api.response_warnings import collect_warnings
@@ -31,8 +31,10 @@ OTHER = [{"type": "function", "function": {"name": "g"}}]
 EMPTY = {"type": "object", "properties": {}}
 
 
-def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) -> tuple[Submit, tuple[str, ...]]:
-    """The Submit of a chat, and the markers for which it asked."""
+def started(
+    tool_parser: str, reasoning_parser: str, fields: dict[str, object], *, prompt: str = ""
+) -> tuple[Submit, tuple[str, ...]]:
+    """The Submit of a chat, and the markers for which it asked. `prompt`: the end of its prompt."""
     asked: list[tuple[str, ...]] = []
 
     def special_ids_of(markers: tuple[str, ...]) -> bytes:
@@ -42,13 +44,18 @@ def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) 
     inputs: Any = SimpleNamespace(
         chat_template=None,
         cut_side=lambda params: None,
-        thoughts=SimpleNamespace(of_form=lambda form: SimpleNamespace(are_open=lambda ids: False)),
+        thoughts=SimpleNamespace(
+            of_form=lambda form: SimpleNamespace(
+                are_open=lambda ids: form.begins_in_thought(ids.decode()),
+                may_be_opened=lambda ids: form.may_open_thought(ids.decode()),
+            )
+        ),
         special_ids_of=special_ids_of,
         is_added_token=lambda text: text == "[TOOL_CALLS]",
     )
 
     async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
-        return BodyInput(token_ids=b"", is_of_chat=True)
+        return BodyInput(token_ids=prompt.encode(), is_of_chat=True)
 
     async def answer_form(template: str | None = None) -> AnswerForm:
         return named_form(tool_parser, reasoning_parser)
@@ -153,6 +160,35 @@ def test_forced_calls_are_constrained_in_the_form_of_the_model() -> None:
 def test_a_form_that_is_unknown_forces_calls_as_a_list() -> None:
     submit, _ = started("llama", "none", {"tools": TOOLS, "tool_choice": "required"})
     assert submit.params.structured_outputs is not None and submit.params.structured_outputs.json
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "may_think"),
+    [
+        ("<|assistant|>", {}, True),
+        ("<|assistant|><think>\n", {}, False),  # the constraint begins behind this thought
+        ("<|assistant|><think>\n\n</think>\n\n", {}, False),  # thinking is off
+        ("<|assistant|>So", {"continue_final_message": True, "add_generation_prompt": False}, False),
+    ],
+)
+def test_a_model_may_open_a_thought_before_constrained_text(
+    prompt: str, fields: dict[str, object], may_think: bool
+) -> None:
+    fields = {"response_format": {"type": "json_object"}} | fields
+    given = started("hermes", "think", fields, prompt=prompt)[0].params.structured_outputs
+    assert given is not None and (given.thought == ("<think>", "</think>")) == may_think
+    unthinking = started("hermes", "none", fields, prompt=prompt)[0].params.structured_outputs
+    assert unthinking is not None and unthinking.thought is None
+
+
+def test_a_call_as_a_list_may_come_behind_a_thought_of_the_model() -> None:
+    fields = {"tools": TOOLS, "tool_choice": "required"}
+    given = started("llama", "think", fields)[0].params.structured_outputs
+    assert given is not None and given.json and given.thought == ("<think>", "</think>")
+    text = AnswerText(new_style(tool_parser="llama", is_forced=True, may_think=True))
+    said = '<think>\nHm.\n</think>\n\n[{"name": "f", "parameters": {}}]'
+    parts = text.read(Delta(request_id="r", text=said, finish_reason="stop"))
+    assert [type(part) for part in parts] == [Thought, CallBegin, Arguments, CallEnd]
 
 
 def test_strict_tools_are_constrained_where_their_calls_begin() -> None:
