@@ -87,6 +87,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int = 0
     seed: int = 0
     output_token_ids: bytes = b""
+    finish_reason: FinishReason | None = None  # of an answer that has ended: it is not generated any further
 
 
 class Medium(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,6 +128,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     children: list[Child] = []  # for a resumed request: the tokens already delivered; empty for a new one
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
     waited_s: float | None = None  # for a resumed request, instead of arrival_time: seconds since the first submit
+    has_echo: bool = False  # for a resumed request: its tokens come again, first, in one delta for each
     num_prompt_logprobs: int = 0  # for a resumed request: prompt tokens with delivered logprobs
     pooling: PoolingParams | None = None  # embed the prompt instead of generating
     add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`

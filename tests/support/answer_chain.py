@@ -73,13 +73,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         async def read() -> bytes:
             response = make(engine, chat)
             if is_stream:
-                return b"".join([each async for each in response.events()])
+                return b"".join([each async for each in response.events()]) + bytes(response.end())
             return bytes(await response.whole())
 
         return asyncio.run(read())
 
     @contextlib.contextmanager
-    def _run(self, submits: Sequence[Submit], model: str, max_open: int | None) -> Iterator[Run]:
+    def _run(self, submits: Sequence[Submit], *_: object) -> Iterator[Run]:
         run = Run(1, 1)
         pieces = [self.text[start : start + self.piece] for start in range(0, len(self.text), self.piece)]
         for piece in pieces:

@@ -1,20 +1,27 @@
 """Continuation: all that an HTTP request needs to go on in another frontend.
 
 Everything random in an answer is derived from the request's nonce, and every time in it from `created`, so that a
-successor builds the same ids. A part of an answer that is sent says which tokens it shows (Shown). Knows no socket and
-does not store anything.
+successor builds the same ids. A part of an answer that is sent says which tokens it shows (Shown). In the successor the
+engine echoes these tokens; all that is rendered of them stays unsent (`is_muted`), and the rest is as in the first
+frontend. Knows no socket and does not store anything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 
 import msgspec
+
+from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.messages.base import FinishReason
+from ....ipc.messages.client import Child, Delta, Submit
+from ....ipc.params.sampling_params import child_seed
 
 NONCE_BYTES = 16
 SHOWN = "shown"  # key in the ASGI messages below: the Shown
@@ -25,14 +32,14 @@ class Answer(msgspec.Struct):
     """One choice of a request, as far as the client has it."""
 
     token_ids: list[int]
-    finish_reason: str | None = None  # if it has ended
+    finish_reason: FinishReason | None = None  # if it has ended
 
 
 class Shown(msgspec.Struct):
     """State that an answer has reached with a part of its body."""
 
     tokens: list[tuple[int, int]]  # (choice, token id), beyond the parts before
-    ended: list[tuple[int, str]]  # (choice, finish reason), beyond the parts before
+    ended: list[tuple[int, FinishReason]]  # (choice, finish reason), beyond the parts before
     num_events: int  # from the start of the answer
     num_cached: int  # tokens of the prompts, of choices with tokens, that were in the prefix cache
     seed: int = 0  # of the whole request; the same in each part
@@ -49,6 +56,59 @@ class Continuation(msgspec.Struct):
     seed: int = 0  # the last Shown's
     is_resumed: bool = False  # whether the client has bytes of the answer
     is_kept: bool = False  # whether somebody reads the Shown of each part; without a reader none is made
+    is_muted: bool = False  # whether the client has all that is being rendered
+    rendered: list[tuple[int, Delta]] = []  # deltas by choice that no Shown has yet; only if it is kept
+    report: Callable[[Shown], Awaitable[None]] | None = None  # of a whole answer: called before its bytes are made
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether the client has tokens."""
+        return bool(self.answers)
+
+    def take_shown(self, num_events: int = 0) -> Shown:
+        """Return the state that the answer reaches with a part that holds all that is rendered so far. `num_events`:
+        events in the part."""
+        self.num_events += num_events
+        shown = Shown([], [], self.num_events, self.num_cached, self.seed)
+        for choice, delta in self.rendered:
+            shown.tokens += [(choice, token_id) for token_id in decode_ids(delta.token_ids)]
+            if delta.finish_reason is not None:
+                shown.ended.append((choice, delta.finish_reason))
+        self.rendered.clear()
+        return shown
+
+    def submits(self, given: Sequence[Submit], new_seed: Callable[[], int]) -> list[Submit]:
+        """Return the submits of a request with the tokens that its client has, if the request may have to go on in
+        another frontend, with seeds that are the same there."""
+        if not (self.is_kept or self.answers):
+            return list(given)
+        self.seed = self.seed or new_seed()
+        seeds = random.Random(self.seed)
+        found: list[Submit] = []
+        for position, submit in enumerate(given):
+            seed = seeds.getrandbits(63) if position else self.seed
+            if submit.params.seed is None:
+                submit = msgspec.structs.replace(submit, params=submit.params.replace(seed=seed))
+            found.append(self._with_tokens(submit, position * submit.params.n))
+        return found
+
+    def _with_tokens(self, submit: Submit, first: int) -> Submit:
+        """Return a submit with the tokens of its answers, the first of which is choice `first`."""
+        num_answers, seed = submit.params.n, submit.params.seed
+        if seed is None or not any(first + index in self.answers for index in range(num_answers)):
+            return submit
+        children: list[Child] = []
+        for index in range(num_answers):
+            known = self.answers.get(first + index) or Answer([])
+            children.append(
+                Child(
+                    index=index,
+                    seed=child_seed(seed, index),
+                    output_token_ids=encode_ids(known.token_ids),
+                    finish_reason=known.finish_reason,
+                )
+            )
+        return msgspec.structs.replace(submit, children=children, has_echo=True)
 
     def draw(self, purpose: str, num_bytes: int) -> bytes:
         """Return up to 64 bytes that depend only on the nonce and the purpose."""

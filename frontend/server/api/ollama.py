@@ -32,6 +32,7 @@ class OllamaAnswer:
         self._source = source
         self._parts: Parts = source.parts if isinstance(source, ChatCompletion) else _text_parts
         self._writer = AnswerWriter(model, is_chat=is_chat)
+        self._last_line = b""
 
     async def whole(self) -> bytes:
         """Generate until the answer has ended, and return it (JSON)."""
@@ -46,8 +47,8 @@ class OllamaAnswer:
             return encode_json(body | self._ending(run, last, now))
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded lines of each turn of the frontend. Errors are raised; LineStream sends one that comes
-        after the first line as the last line."""
+        """Yield the encoded lines of each turn of the frontend; the caller sends the `end`. Errors are raised;
+        LineStream sends one that comes after the first line as the last line."""
         last = Delta(request_id="")
         with self._run() as run:
             async with contextlib.aclosing(self._parts(run)) as progress:
@@ -58,7 +59,11 @@ class OllamaAnswer:
                     if objects:
                         yield b"".join(encode_json(each) + b"\n" for each in objects)
             now = time.time()
-            yield encode_json(self._writer.empty(now) | self._ending(run, last, now)) + b"\n"
+            self._last_line = encode_json(self._writer.empty(now) | self._ending(run, last, now)) + b"\n"
+
+    def end(self) -> bytes:
+        """Return the line after those of `lines`."""
+        return self._last_line
 
     @contextlib.contextmanager
     def _run(self) -> Iterator[Run]:
@@ -79,6 +84,7 @@ async def _text_parts(run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]]
 class LineStream(EventStream):
     """Response that sends lines of JSON. An error after the first line becomes the last line."""
 
+    separator = b"\n"
     headers_sent = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"))
 
     @staticmethod

@@ -41,7 +41,7 @@ from ..api.openai.choices import ChoicesResponse
 from ..api.openai.cohere import CohereEmbeddings
 from ..api.openai.completions import Completion
 from ..api.openai.embeddings import Embeddings
-from ..api.openai.events import EventStream, until_disconnect
+from ..api.openai.events import EventStream, report_tokens, until_disconnect
 from ..api.openai.generative_scoring import GenerativeScoring
 from ..api.openai.local_engine import LocalEngine
 from ..api.openai.response_store import ResponseStore
@@ -139,7 +139,8 @@ class GeneratingEndpoints:
                 model = await self._engine.model_of(parsed.body)
                 work = await start(parsed._replace(body=with_defaults(parsed.body, self._spec)), model)
             if not isinstance(work, Whole) and getattr(parsed.body, "stream", None):
-                return EventStream(work.events(), work.stream_end)
+                return EventStream(work.events(), work.end)
+            report_tokens(request.scope)
             whole = await until_disconnect(request.receive, work.whole())
             if whole is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -39,7 +39,7 @@ from ..api.ollama import LineStream, OllamaAnswer
 from ..api.openai.chat import ChatCompletion
 from ..api.openai.completions import Completion
 from ..api.openai.embeddings import Embeddings
-from ..api.openai.events import until_disconnect
+from ..api.openai.events import report_tokens, until_disconnect
 from ..api.openai.local_engine import LocalEngine
 from ..bodies.body_parser import BodyT, ParsedBody
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
@@ -126,7 +126,8 @@ class OllamaEndpoints:
 
     async def _answer(self, request: Request, answer: OllamaAnswer, *, is_streamed: bool) -> Response:
         if is_streamed:
-            return LineStream(answer.lines(), b"")
+            return LineStream(answer.lines(), answer.end)
+        report_tokens(request.scope)
         return await _unless_gone(request, answer.whole(), partial(Response, media_type="application/json"))
 
     def _filled(self, body: GenerationT) -> GenerationT:

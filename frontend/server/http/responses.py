@@ -52,7 +52,7 @@ class ResponseEndpoints:
             )
         if self._is_elsewhere(record, request):
             return await self._peers.ask(request, record.owner)
-        return EventStream(await self._responses.follow(record, after), b"")
+        return EventStream(await self._responses.follow(record, after), bytes)
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]

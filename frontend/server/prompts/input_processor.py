@@ -396,11 +396,15 @@ class InputProcessor:
                     "shorten them or send fewer"
                 )
 
+    def new_seed(self) -> int:
+        """Return a seed for a request without one."""
+        return self._seeds.getrandbits(63)
+
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
         """Return the answers of a resumed request, or the n answers of a new request with their seeds. RequestError if
         an answer of a resumed request is invalid."""
         if not submit.children:
-            seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
+            seed = self.new_seed() if submit.params.seed is None else submit.params.seed
             return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]
         indices = [child.index for child in submit.children]
         if len(indices) > MAX_CHILDREN or len(set(indices)) < len(indices) or min(indices) < 0:

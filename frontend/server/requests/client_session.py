@@ -44,7 +44,7 @@ class ClientSession(Generic[RequestT]):
         self.last_seen = now  # monotonic seconds
         self.request_by_id: dict[str, RequestT] = {}
         self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first unsent update
-        self.refusals: list[Delta] = []  # final deltas of requests without answers
+        self.ready: list[Delta] = []  # to send before those of `unsent`: errors of requests without answers, echoes
         self._in_flight: deque[int] = deque()  # bytes of the Deltas messages that the client has not credited
 
     @property
@@ -68,7 +68,7 @@ class ClientSession(Generic[RequestT]):
 
     @property
     def has_updates(self) -> bool:
-        return bool(self.unsent or self.refusals)
+        return bool(self.unsent or self.ready)
 
     @property
     def lease_end(self) -> float:
@@ -103,8 +103,8 @@ class ClientSession(Generic[RequestT]):
         return frames
 
     def _take_deltas(self) -> list[Delta]:
-        deltas, self.refusals = self.refusals, []
-        num_refusals = len(deltas)
+        deltas, self.ready = self.ready, []
+        num_ready = len(deltas)
         num_bytes = sum([len(delta.request_id) + 256 for delta in deltas])
         unsent, self.unsent = self.unsent, {}
         for answer in unsent.values():
@@ -116,7 +116,7 @@ class ClientSession(Generic[RequestT]):
             if delta.logprobs is not None or delta.prompt_logprobs is not None:
                 num_bytes += _logprob_bytes(delta)
             if num_bytes > MAX_DELTAS_BYTES:
-                num_taken = len(deltas) - num_refusals
+                num_taken = len(deltas) - num_ready
                 self.unsent = dict(itertools.islice(unsent.items(), num_taken, None))
                 break
         return deltas
@@ -170,6 +170,6 @@ class LocalSession(ClientSession[RequestT]):
         return NEVER
 
     def take_frames(self) -> list[bytes]:
-        while self.unsent or self.refusals:
+        while self.unsent or self.ready:
             self._deliver(Deltas(deltas=self._take_deltas()))
         return []

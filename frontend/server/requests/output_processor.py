@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from ....ipc.codec import decode_ids
 from ....ipc.errors import ErrorInfo, ProtocolError
+from ....ipc.messages.client import Delta
 from ....ipc.messages.core import EngineCoreOutputs, Finished
 from ....ipc.notes.deadly import KEY_BYTES, ReadingNote
 from ..prompts.prompt import ProcessedRequest
@@ -30,6 +31,14 @@ class ProcessedOutputs:
     answers: list[AnswerState] = field(default_factory=list)  # answers with new updates; may contain an answer twice
     to_abort: list[int] = field(default_factory=list)  # keys of answers that ended here, such as by a stop string
     num_gaps: int = 0  # answers that ended because tokens were missing
+
+
+@dataclass(slots=True)
+class AddedAnswers:
+    """What the tokens that a client already has make of the answers of its request."""
+
+    ended: list[AnswerState] = field(default_factory=list)  # by these tokens, or before
+    echo: list[Delta] = field(default_factory=list)  # if the request asks for one
 
 
 class OutputProcessor:
@@ -53,11 +62,10 @@ class OutputProcessor:
         self._next_key, self._key_step = first_key, key_step
         self.answer_by_key: dict[int, AnswerState] = {}
 
-    def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
-        """Create the answers of `request`, with the tokens that the client already has. Return the answers that these
-        tokens end. `now`: unix seconds."""
+    def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> AddedAnswers:
+        """Create the answers of `request`, with the tokens that the client already has. `now`: unix seconds."""
         request.processed, params = processed, processed.core.params
-        prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
+        prompt_token_ids, added = decode_ids(processed.prompt.token_ids), AddedAnswers()
         for child in processed.children:
             detokenizer = None
             if self._detokenizers is not None and params.detokenize:
@@ -70,13 +78,18 @@ class OutputProcessor:
             texts = self._texts if params.detokenize else None
             answer = AnswerState(request, processed, child, self._new_key(), detokenizer, texts, self._eos_token_id)
             request.answers.append(answer)
-            answer.replay(decode_ids(child.output_token_ids))
+            if request.submit.has_echo:
+                added.echo += answer.echo(decode_ids(child.output_token_ids))
+            else:
+                answer.replay(decode_ids(child.output_token_ids))
+            if child.finish_reason is not None:
+                answer.finish(child.finish_reason, now)
             if answer.finish_reason is None:
                 self.answer_by_key[answer.key] = answer
             else:
                 answer.finished_time = now
-                ended.append(answer)
-        return ended
+                added.ended.append(answer)
+        return added
 
     def remove(self, request: RequestState) -> list[int]:
         """Remove the answers of `request` from `answer_by_key`. Return the keys of those still in the core."""

@@ -201,6 +201,21 @@ class AnswerState:
         self._num_taken = len(self.token_ids)
         self._logprobs.restart(self._num_taken)
 
+    def echo(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Replay tokens and return each as a delta with the text that it completes: whoever reads these deltas is then
+        in the state of one who read the answer as it was generated. None has a finish reason."""
+        request_id, deltas = self.request.request_id, list[Delta]()
+        for start, token_id in enumerate(token_ids):
+            if self.finish_reason is not None:
+                break
+            self.append(start, [token_id], 0.0)
+            one, text = self.token_ids[start:].tobytes(), self._text
+            deltas.append(Delta(request_id=request_id, index=self.index, start=start, token_ids=one, text=text))
+            self._text = ""
+        self._num_taken = len(self.token_ids)
+        self._logprobs.restart(self._num_taken)
+        return deltas
+
     def count_loss(self) -> None:
         """Count the loss of a core or its workers while they computed this answer. If the answer has had a new token
         since the last loss, count from 1 again: it did not cause the earlier losses."""

@@ -17,6 +17,7 @@ from .....ipc.codec import JsonObject
 from .....ipc.errors import Overloaded, RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.items import Event
+from ..continuation import current
 from .response_store import ResponseStore
 from .responses import ResponseCreation, encode_events
 
@@ -29,7 +30,6 @@ class BackgroundResponse:
     """Response that is generated whether a client waits or not. `response` is its newest state; one task executes
     `run`."""
 
-    stream_end = b""
     task: asyncio.Task[None]
 
     def __init__(
@@ -53,12 +53,16 @@ class BackgroundResponse:
     def events(self) -> AsyncGenerator[bytes, None]:
         return self.follow(-1)
 
+    def end(self) -> bytes:
+        """Return the events after those of `events`: none."""
+        return b""
+
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """Yield the encoded events after sequence number `after` (-1: all events) until the stream ends. RequestError
         if the response is not a stream."""
         if self._events is None:
             raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
-        position = after + 1
+        position = after + 1 + current().num_events
         while True:
             changed = self._changed
             if position < len(self._events):
@@ -88,7 +92,7 @@ class BackgroundResponse:
                     async for turn in creation.progress():
                         has_begun = True
                         await asyncio.shield(self._publish([each for event in turn for each in unsent.of(event)]))
-                    self._finish()
+                    self.finish()
                 except Overloaded as error:
                     if has_begun:  # of the store: `creation` cannot start over
                         raise
@@ -99,7 +103,8 @@ class BackgroundResponse:
             code = "invalid_prompt" if isinstance(error, (HttpError, RequestError)) else "server_error"
             await self._end("failed", {"code": code, "message": str(error)})
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Mark the response as ended: nothing more is generated."""
         self._is_over = True
         self._changed.set()
 
@@ -110,7 +115,7 @@ class BackgroundResponse:
             await self._publish([("response.failed", {"response": ended})])
         except TokenloomError as broken:
             logger.warning("the end of a response is not stored: %s", broken)
-        self._finish()
+        self.finish()
 
     async def _publish(self, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Store events and the newest response that they hold, then show both to followers. Do nothing if the response

@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from .....ipc.codec import JsonObject, num_ids
+from .....ipc.errors import InternalError
 from .....ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
 from ....forms.openai.errors import encode_json
 from ....forms.openai.generation import Generation
@@ -49,6 +50,10 @@ class Choice(ABC):
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
             self.with_logprobs.append(delta)
+        self.add_prompt(delta)
+
+    def add_prompt(self, delta: Delta) -> None:
+        """Add the logprobs of the prompt that a delta has; they precede all tokens."""
         if delta.prompt_logprobs is not None:
             self.with_prompt_logprobs.append(delta)
 
@@ -78,6 +83,7 @@ class EngineResponse(ABC):
     """Base class of responses. A response runs the `submits` of one HTTP request; `whole` may be called once."""
 
     prompt_field: str  # request field that errors about a prompt name
+    goes_on = False  # whether the answers can go on in another frontend; otherwise they are made again
     max_open: int | None = None  # the most submits that run at a time; None: all
 
     def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
@@ -88,7 +94,10 @@ class EngineResponse(ABC):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        running = self._engine.run(self._submits, self.model, self.max_open)
+        continuation = self._continuation if self.goes_on else None
+        if continuation is None and self._continuation.num_events:
+            raise InternalError("this answer cannot go on where it stopped: send the request again")
+        running = self._engine.run(self._submits, self.model, self.max_open, continuation)
         with prompt_errors_about(self.prompt_field), running as run:
             yield run
 
@@ -107,7 +116,7 @@ class EngineResponse(ABC):
 class ChoicesResponse(EngineResponse):
     """Base class of the responses to completions and chats. Only one of `whole` and `events` may be called, once."""
 
-    stream_end = DONE
+    goes_on = True
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     streams_empty_text: ClassVar[bool]  # whether a delta without text becomes an event
@@ -118,11 +127,18 @@ class ChoicesResponse(EngineResponse):
         super().__init__(engine, model, request_id, submits)
         self._options, self._constraint_field = body.stream_options, constraint_field(body)
         self._has_token_ids = bool(body.return_token_ids)
+        self._last_event = b""
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
         with errors_about(self._constraint_field), super().run() as run:
             yield run
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the request asks for logprobs, of its answers or its prompts."""
+        params = self._submits[0].params
+        return params.num_logprobs is not None or params.prompt_logprobs is not None
 
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
@@ -136,6 +152,7 @@ class ChoicesResponse(EngineResponse):
         return choices
 
     async def whole(self) -> bytes:
+        self.goes_on = not self.has_logprobs  # which only generating them again brings back
         with self.run() as run:
             choices = await self._new_choices(run)
             async for deltas in run.deltas():
@@ -162,7 +179,7 @@ class ChoicesResponse(EngineResponse):
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded events; those of one turn (loop iteration) of the frontend are joined. The caller sends
-        `stream_end`."""
+        the `end`."""
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:
@@ -174,6 +191,9 @@ class ChoicesResponse(EngineResponse):
                 events = []
                 for index, delta in deltas:
                     choice = choices[index]
+                    if not delta.token_ids and delta.finish_reason is None:
+                        choice.add_prompt(delta)
+                        continue
                     if plain and choice.has_begun and delta.finish_reason is None:
                         if delta.text or self.streams_empty_text:
                             events.append(plain[index].event(delta.text))
@@ -193,7 +213,11 @@ class ChoicesResponse(EngineResponse):
                 if events:
                     yield b"".join(events)
             if with_usage:
-                yield event(self._envelope(self.chunk_kind, [], run.usage()) | self._timings(run))
+                self._last_event = event(self._envelope(self.chunk_kind, [], run.usage()) | self._timings(run))
+
+    def end(self) -> bytes:
+        """Return the events after those of `events`."""
+        return self._last_event + DONE
 
     def _text_events(self, choice: Choice, with_null: bool) -> TextEvents:
         return TextEvents(lambda text: self._envelope(self.chunk_kind, [choice.text_chunk(text)], None, with_null))

@@ -54,7 +54,6 @@ class _Choice(Choice):
         super().__init__(index, run, is_plain=body.logprobs is None)
         self._body, self._prompt_text, self._inputs = body, prompt_text, inputs
         self._columns: CompletionLogprobs | None = None  # set with the first delta if logprobs are asked for
-        self._num_echoed = 0  # entries of with_prompt_logprobs already in a chunk
         self._num_characters = 0  # characters of text in all chunks so far
 
     def build(self) -> JsonObject:
@@ -70,11 +69,12 @@ class _Choice(Choice):
         return choice
 
     def chunk(self, delta: Delta) -> JsonObject:
-        if delta.prompt_logprobs is not None:
-            self.with_prompt_logprobs.append(delta)
-        new = self.with_prompt_logprobs[self._num_echoed :]  # any answer's: they precede all tokens
-        self._num_echoed += len(new)
-        return self._chunk(delta.text, delta, [each.prompt_logprobs for each in new], [delta.logprobs], delta.token_ids)
+        self.add_prompt(delta)
+        echoed: list[Logprobs] = [] if self.has_begun else self.prompt_logprobs
+        chunk = self._chunk(delta.text, delta, echoed, [delta.logprobs], delta.token_ids)
+        if self._columns is not None and delta.logprobs is None:
+            self._columns.skip(decode_ids(delta.token_ids))
+        return chunk
 
     def _chunk(
         self,

@@ -13,9 +13,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ....forms.openai.errors import HttpError, encode_json, stream_error
+from ..continuation import SHOWN, TOKENS, Continuation, Shown, current
 
 T = TypeVar("T")
 
@@ -48,9 +49,10 @@ class TextEvents:
 
 
 class EventStream(Response):
-    """Response that sends `chunks`, each one or more whole events, and then `end`. A disconnect closes `chunks` at
-    once."""
+    """Response that sends `chunks`, each one or more whole events, and then the `end`. A disconnect closes `chunks` at
+    once. Chunks that are made while the request's continuation is muted are not sent."""
 
+    separator = b"\n\n"  # after each event
     headers_sent = _HEADERS
 
     @staticmethod
@@ -58,7 +60,8 @@ class EventStream(Response):
         """Encode the error that ends a stream."""
         return event(error.body)
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], end: Callable[[], bytes]) -> None:
+        """`end` is called after the last chunk. It may return no bytes."""
         self._chunks = chunks
         self._end = end
         self.background = None
@@ -67,21 +70,47 @@ class EventStream(Response):
         await until_disconnect(receive, self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        continuation, failure = current(), b""
+        has_begun = False
         async with contextlib.aclosing(self._chunks):
             try:
-                first = await anext(self._chunks)
-            except StopAsyncIteration:
-                first = b""
-            await send({"type": "http.response.start", "status": 200, "headers": list(self.headers_sent)})
-            send = scope.get(SERVER_SEND, send)
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            try:
                 async for chunk in self._chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if continuation.is_muted:
+                        continue
+                    if not has_begun:
+                        has_begun = True
+                        await self._send_head(send)
+                        send = scope.get(SERVER_SEND, send)
+                    await send(self._part(chunk, continuation))
             except Exception as error:
-                body = self.encode_error(stream_error(error))
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": self._end, "more_body": False})
+                if not (has_begun or continuation.is_resumed):
+                    raise
+                failure = self.encode_error(stream_error(error))
+            if not has_begun:
+                await self._send_head(send)
+                send = scope.get(SERVER_SEND, send)
+            await send(self._part(failure + self._end(), continuation, has_more=False))
+
+    async def _send_head(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(self.headers_sent)})
+
+    def _part(self, body: bytes, continuation: Continuation, *, has_more: bool = True) -> Message:
+        part: Message = {"type": "http.response.body", "body": body, "more_body": has_more}
+        if continuation.is_kept:
+            part[SHOWN] = continuation.take_shown(body.count(self.separator))
+        return part
+
+
+def report_tokens(scope: Scope) -> None:
+    """Let the server know the tokens of the present request's answer, which is sent as a whole, as they are made."""
+    continuation, send = current(), scope[SERVER_SEND]
+    if not continuation.is_kept:
+        return
+
+    async def report(shown: Shown) -> None:
+        await send({"type": TOKENS, SHOWN: shown})
+
+    continuation.report = report
 
 
 async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Coroutine[object, object, T]) -> T | None:

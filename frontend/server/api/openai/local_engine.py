@@ -50,7 +50,7 @@ from ...metrics.tracing import TraceContext, incoming_trace
 from ...prompts.prompt import Prompt
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
-from ..continuation import current
+from ..continuation import Continuation, current
 from .body_reader import BodyReader
 from .run import Run
 from .slices import SLICE_S
@@ -172,17 +172,25 @@ class LocalEngine:
         return await in_event_loop(self._frontend.prompts.detokenize(token_ids, owner=secrets.token_hex(8)))
 
     @contextlib.contextmanager
-    def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
+    def run(
+        self,
+        submits: Sequence[Submit],
+        model: str = "",
+        max_open: int | None = None,
+        continuation: Continuation | None = None,
+    ) -> Iterator[Run]:
         """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`; the context's value is their Run.
         Leaving the context aborts the requests that are still open. If `max_open` is given, at most that many run at a
-        time, in order.
+        time, in order. `continuation`: as in Run.
 
         All submits must have the same `n`. RequestError if a request id is in use."""
         for submit in submits:
             self.check_id(submit.request_id)
+        if continuation is not None:
+            submits = continuation.submits(submits, self.inputs.new_seed)
         record, trace = access_record.get(), incoming_trace.get()
         caller = "" if record is None else record.peer
-        run = Run(len(submits), submits[0].params.n, self._block_size, caller)
+        run = Run(len(submits), submits[0].params.n, self._block_size, caller, continuation)
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)

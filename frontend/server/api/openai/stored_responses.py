@@ -77,6 +77,9 @@ class StoredResponses:
         creation = ResponseCreation(self._engine, shown, chat, keep)
         if not body.background:
             return creation
+        chat.goes_on = False  # its events are stored
+        if (begun := await self._begun(creation.id)) is not None:
+            return begun
         self._engine.check_id(chat.id)
         fields, items = conversation(parsed.raw)
         digest = self._engine.adapter_digest(model)
@@ -135,8 +138,10 @@ class StoredResponses:
         if not stored:
             raise RequestError("stream needs a response in the background that was created with stream true")
 
+        num_events = current().num_events
+
         async def events() -> AsyncGenerator[bytes, None]:
-            yield b"".join(stored[after + 1 :])
+            yield b"".join(stored[after + 1 + num_events :])
 
         return events()
 
@@ -156,6 +161,19 @@ class StoredResponses:
             await running.cancel()
         await self._store.delete(response_id)
 
+    async def _begun(self, response_id: str) -> BackgroundResponse | None:
+        """Return the background response that an earlier frontend made for the present request; None if there is
+        none."""
+        if response_id in self._running:
+            return self._running[response_id]
+        record = await self._store.get(response_id)
+        if record is None:
+            return None
+        stored = await self._store.events(response_id)
+        ended = BackgroundResponse(self._store, msgspec.json.decode(record.response), _no_creation, stored or None)
+        ended.finish()
+        return ended
+
     def _run(
         self, record: Record, start: Callable[[], Awaitable[ResponseCreation]], stored: list[bytes] | None
     ) -> BackgroundResponse:
@@ -173,6 +191,7 @@ class StoredResponses:
         parsed = await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id)
         body, chat = await self._new_chat(parsed, before["model"])
         chat.pin_adapter(digest)
+        chat.goes_on = False
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
         return ResponseCreation(self._engine, body, chat, created=before["created_at"], given_id=record.id)
 
@@ -181,6 +200,8 @@ class StoredResponses:
         still gets the response."""
         _, items = conversation(raw)
         try:
+            if current().was_begun and await self._store.get(response["id"]) is not None:
+                return True  # an earlier frontend did not live to send the end
             await self._store.add(
                 Record(response["id"], False, False, encode_json(items), b"", encode_json(response | {"store": True}))
             )
@@ -188,6 +209,10 @@ class StoredResponses:
             logger.warning("a response is not stored: %s", error)
             return False
         return True
+
+
+async def _no_creation() -> ResponseCreation:
+    raise AssertionError("an ended response is not generated")
 
 
 def conversation(raw: bytes) -> tuple[Fields, list[msgspec.Raw]]:

@@ -52,7 +52,7 @@ class Transcription(EngineResponse):
     """Response to one form with an audio clip. Only one of `whole` and `events` may be called, once. Created by
     `start`."""
 
-    prompt_field, stream_end, max_open = "file", DONE, MAX_OPEN_PIECES
+    prompt_field, max_open = "file", MAX_OPEN_PIECES
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Transcription(EngineResponse):
         self._params, self._prompt_ids = params, prompt_ids
         self._clip = parsed.inputs[0].media[0]
         self._has_logprobs = bool(getattr(parsed.body, "include", None))
+        self._last_event = b""
 
     @classmethod
     async def start(
@@ -129,7 +130,7 @@ class Transcription(EngineResponse):
             transcript.add(place, delta)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events; the caller sends `stream_end`."""
+        """Yield the encoded events; the caller sends the `end`."""
         tokens = list[Token]()
         async with self._transcribing() as (run, transcript):
             async for deltas in run.deltas():
@@ -139,8 +140,12 @@ class Transcription(EngineResponse):
                     yield event({"type": "transcript.text.delta", "delta": text} | self._logprobs(new))
                     tokens += new
             done: JsonObject = {"type": "transcript.text.done", "text": transcript.text}
-            yield event(done | self._logprobs(tokens) | {"usage": self._usage(run)})
+            self._last_event = event(done | self._logprobs(tokens) | {"usage": self._usage(run)})
             self._hearing.on_heard(transcript.duration_s)
+
+    def end(self) -> bytes:
+        """Return the events after those of `events`."""
+        return self._last_event + DONE
 
     async def whole(self) -> bytes | Response:
         async with self._transcribing() as (run, transcript):

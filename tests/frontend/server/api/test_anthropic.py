@@ -35,7 +35,7 @@ class Chat:
     ) -> None:
         self._turns = turns
         self._run = Run(1, 1, block_size)
-        self._run._prompts, self._run._num_cached = [bytes(4 * num_prompt)], [num_cached]
+        self._run._prompts, self._run.num_cached_tokens = [bytes(4 * num_prompt)], num_cached
         self._run.num_completion_tokens, self._run.num_thought_tokens = num_tokens, 2
 
     @contextlib.contextmanager
@@ -62,7 +62,8 @@ def whole(*turns: Turn, **numbers: int) -> dict[str, Any]:
 def events(*turns: Turn, **numbers: int) -> list[dict[str, Any]]:
     async def read() -> bytes:
         chat: Any = Chat(*turns, **numbers)
-        return b"".join([each async for each in MessageCreation(BODY, chat).events()])
+        creation = MessageCreation(BODY, chat)
+        return b"".join([each async for each in creation.events()]) + creation.end()
 
     found = []
     for event in asyncio.run(read()).decode().split("\n\n")[:-1]:

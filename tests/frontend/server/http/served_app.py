@@ -39,9 +39,9 @@ class ServedApp:
         engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn))
         peers = Peers(spec, 0)
         self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec), peers)
-        app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
+        self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
         headers = {"authorization": f"Bearer {KEY}"}
-        self.http = httpx2.AsyncClient(transport=AppTransport(app), base_url="http://app", headers=headers)
+        self.http = httpx2.AsyncClient(transport=AppTransport(self.app), base_url="http://app", headers=headers)
         self.client = openai.AsyncOpenAI(base_url="http://app/v1", api_key=KEY, max_retries=0, http_client=self.http)
 
     def turn(self) -> None:

@@ -37,7 +37,7 @@ def test_an_unexpected_error_of_a_begun_stream_is_an_event_and_logged(
         await asyncio.Event().wait()
 
     scope = {"type": "http"}
-    asyncio.run(asyncio.wait_for(EventStream(chunks(), DONE)(scope, receive, send), timeout=10))
-    _, first, failure, end = sent
-    assert (first, end) == (b"data: 1\n\n", DONE) and str(error).encode() in failure
+    asyncio.run(asyncio.wait_for(EventStream(chunks(), lambda: DONE)(scope, receive, send), timeout=10))
+    _, first, failure = sent
+    assert first == b"data: 1\n\n" and str(error).encode() in failure and failure.endswith(DONE)
     assert [record.exc_info is not None for record in caplog.records] == [True] * is_logged

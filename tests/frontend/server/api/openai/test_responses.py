@@ -32,7 +32,7 @@ class Creation(ResponseCreation):
 
 def events(creation: ResponseCreation) -> list[dict[str, Any]]:
     async def collect() -> bytes:
-        return b"".join([chunk async for chunk in creation.events()])
+        return b"".join([chunk async for chunk in creation.events()]) + creation.end()
 
     return [json.loads(line[6:]) for line in asyncio.run(collect()).split(b"\n") if line.startswith(b"data: ")]
 
