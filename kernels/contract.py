@@ -304,29 +304,36 @@ class CrossWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """Weights of a layer's attention, and the place of its keys and values."""
+
+    qkv: PackedLinear  # query heads | key heads | value heads
+    head_norms: HeadNorms | None
+    rotary: Rotary
+    spec: AttentionSpec
+    output: PackedLinear
+    group: int = 0  # index of the layer's CacheGroup in a step
+    cache_layer: int = 0  # of the group's cache; a FusedLayer or FusedEncoder gets it with each call
+
+
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     """Weights of a decoder layer; the residual stream is x:
 
-        sequential  x += attention_output_norm(attention(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
+        sequential  x += mixer_output_norm(attention(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
         parallel    n = input_norm(x); x += attention(n) + mlp(n if mlp_norm is None else mlp_norm(x))
 
     A norm that is None is left out.
     """
 
     input_norm: Norm | None
-    qkv: PackedLinear  # query heads | key heads | value heads
-    head_norms: HeadNorms | None
-    rotary: Rotary
-    attention: AttentionSpec
-    output: PackedLinear
-    attention_output_norm: Norm | None
+    attention: AttentionWeights
+    mixer_output_norm: Norm | None
     mlp_norm: Norm | None
     mlp: MLPWeights | ExpertsWeights
     mlp_output_norm: Norm | None
     is_parallel: bool
     cross: CrossWeights | None = None  # only in a sequential layer
-    group: int = 0  # index of the layer's CacheGroup in a step
-    cache_layer: int = 0  # of the group's cache; a FusedLayer or FusedEncoder gets it with each call
 
 
 @dataclass(frozen=True, eq=False)
@@ -404,8 +411,8 @@ class FusedDecoder(Protocol):
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
         token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
-        see LayerWeights.group. cross: CrossStep.metadata, if
-        the encoder's keys and values are in the cache already; None: layers skip cross attention. Writes the step's
+        see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's
+        keys and values are in the cache already; None: layers skip cross attention. Writes the step's
         keys and values to the cache. The next call overwrites the returned tensors.
         """
         ...

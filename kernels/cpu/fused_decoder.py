@@ -13,7 +13,7 @@ from torch import Tensor
 from ..contract import AttentionMetadata, CacheGroup, DecoderWeights, LayerWeights, MLPWeights, Rotary, StepMedia
 from . import library as c
 from .cpu_experts import experts_struct
-from .layer_structs import head_rules, linear_struct, norm_struct, scoring
+from .layer_structs import attention_struct, linear_struct, norm_struct, scoring
 from .linear_packer import CpuLinear
 from .low_rank import CpuAdapterSpace
 from .stored_table import CpuTable
@@ -81,11 +81,11 @@ class CpuDecoder:
         self._library = library
         self._weights = weights
         self._dtype = dtype
-        self._hidden_size = weights.layers[0].qkv.in_features
-        tables = [weights.positions, *(layer.rotary.cos_sin for layer in weights.layers)]
+        self._hidden_size = weights.layers[0].attention.qkv.in_features
+        tables = [weights.positions, *(layer.attention.rotary.cos_sin for layer in weights.layers)]
         self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
-        places = {(each.group, each.cache_layer) for each in weights.layers}
+        places = {(each.attention.group, each.attention.cache_layer) for each in weights.layers}
         assert len(places) == len(mlps), "two layers have the same place in the cache"
         self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
         self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts))
@@ -204,11 +204,11 @@ class CpuLayer:
         self._owner, self._weights = owner, weights
         self._layer = layer_struct(weights, None)
         self._places = Places()
-        self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.window or 0)
+        self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.spec.window or 0)
         self._decoder = c.Decoder(
             layers=addressof(self._layer),
             num_layers=1,
-            hidden_size=weights.qkv.in_features,
+            hidden_size=weights.attention.qkv.in_features,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -226,9 +226,9 @@ class CpuLayer:
     ) -> Tensor:
         stream = x.contiguous().clone()
         library, cos_sin, num_tokens = self._owner.library, rotary.cos_sin, len(x)
-        self._layer.rules.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
-        self._layer.rules.num_rotated = 0 if cos_sin is None else cos_sin.shape[1]
-        self._layer.cache_layer = layer
+        self._layer.attention.rules.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
+        self._layer.attention.rules.num_rotated = 0 if cos_sin is None else cos_sin.shape[1]
+        self._layer.attention.cache_layer = layer
         step = c.Step(
             positions=positions.data_ptr(),
             num_tokens=num_tokens,
@@ -243,18 +243,12 @@ class CpuLayer:
 
 def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
     layer = c.Layer(
-        qkv=linear_struct(weights.qkv),
-        output=linear_struct(weights.output),
+        attention=attention_struct(weights.attention),
         experts=None if experts is None else addressof(experts),
         input_norm=norm_struct(weights.input_norm),
-        attention_output_norm=norm_struct(weights.attention_output_norm),
+        mixer_output_norm=norm_struct(weights.mixer_output_norm),
         mlp_norm=norm_struct(weights.mlp_norm),
         mlp_output_norm=norm_struct(weights.mlp_output_norm),
-        rules=head_rules(weights.head_norms, weights.rotary),
-        scoring=scoring(weights.attention),
-        window=weights.attention.window or 0,
-        group=weights.group,
-        cache_layer=weights.cache_layer,
         is_parallel=weights.is_parallel,
     )
     if weights.cross is not None:

@@ -22,9 +22,9 @@ class CpuEncoder:
         self._owner, self._weights = owner, layers
         self._layers = (c.Layer * len(layers))(*(layer_struct(each, None) for each in layers))
         for index, each in enumerate(self._layers):
-            each.cache_layer = index % CACHE_LAYERS
+            each.attention.cache_layer = index % CACHE_LAYERS
         self._shape = (num_heads, num_heads, head_dim, 0)
-        self._hidden_size = layers[0].qkv.in_features
+        self._hidden_size = layers[0].attention.qkv.in_features
         self._decoder = c.Decoder(
             layers=addressof(self._layers),
             num_layers=len(layers),
@@ -54,7 +54,7 @@ class CpuEncoder:
         if len(self._numbers) < first_row + num_rows:
             self._numbers = torch.arange(first_row + num_rows)
         if layer + 1 < len(self._layers):
-            self._layers[layer + 1].rules.num_rotated = num_rotated
+            self._layers[layer + 1].attention.rules.num_rotated = num_rotated
         places = c.CacheGroup(
             kv_cache=kv_cache.data_ptr(),
             block_stride=kv_cache.stride(0) * kv_cache.element_size(),

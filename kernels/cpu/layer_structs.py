@@ -10,7 +10,7 @@ from ctypes import Structure
 import torch
 from torch import Tensor
 
-from ..contract import AttentionSpec, HeadNorms, Norm, PackedLinear, Rotary, Routing
+from ..contract import AttentionSpec, AttentionWeights, HeadNorms, Norm, PackedLinear, Rotary, Routing
 from . import library as c
 
 _NORM_KINDS = {"rms": 1, "layer": 2}  # NormKind; 0: no norm
@@ -42,6 +42,19 @@ def head_rules(norms: HeadNorms | None, rotary: Rotary) -> Structure:
 def scoring(spec: AttentionSpec) -> Structure:
     """Build the struct of the rules by which scores become weights; the window is in the attention plan."""
     return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks))
+
+
+def attention_struct(weights: AttentionWeights) -> Structure:
+    """Build the struct of a layer's attention."""
+    return c.Attention(
+        qkv=linear_struct(weights.qkv),
+        output=linear_struct(weights.output),
+        rules=head_rules(weights.head_norms, weights.rotary),
+        scoring=scoring(weights.spec),
+        window=weights.spec.window or 0,
+        group=weights.group,
+        cache_layer=weights.cache_layer,
+    )
 
 
 def routing_struct(routing: Routing, num_experts: int) -> Structure:

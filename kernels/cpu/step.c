@@ -14,13 +14,18 @@
 #include "low_rank.h"
 
 typedef struct {
-    Linear qkv, output, up, down;
-    const Experts *experts; /* in place of up and down; or NULL */
-    Norm input_norm, attention_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
+    Linear qkv, output;
     HeadRules rules;
     Scoring scoring;
     int64_t window; /* 0: none */
     int64_t group, cache_layer; /* index in Step's groups; of the layer in the group's cache */
+} Attention;
+
+typedef struct {
+    Attention attention;
+    Linear up, down;
+    const Experts *experts; /* in place of up and down; or NULL */
+    Norm input_norm, mixer_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
     Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
     Norm cross_norm;
@@ -101,14 +106,14 @@ static int64_t inner_lines(const Decoder *d) {
 
 static bool has_output_norms(const Decoder *d) {
     for (int64_t i = 0; i < d->num_layers; i++)
-        if (d->layers[i].attention_output_norm.kind || d->layers[i].mlp_output_norm.kind) return true;
+        if (d->layers[i].mixer_output_norm.kind || d->layers[i].mlp_output_norm.kind) return true;
     return false;
 }
 
 /* Returns the elements of the dense layers' buffers, a whole number of lines. */
 static int64_t dense_elements(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
-    int64_t lines = layer->qkv.num_lines + layer->output.num_lines + inner_lines(d);
+    int64_t lines = layer->attention.qkv.num_lines + layer->attention.output.num_lines + inner_lines(d);
     int64_t streams = (has_output_norms(d) ? 2 : 1) * num_tokens * d->hidden_size;
     return num_tokens * (lines * LINE + qkv_width(d)) + round_up(streams, LINE);
 }
@@ -128,7 +133,7 @@ EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     Activations a;
-    int64_t hidden = layer->qkv.num_lines * LINE, attended = layer->output.num_lines * LINE;
+    int64_t hidden = layer->attention.qkv.num_lines * LINE, attended = layer->attention.output.num_lines * LINE;
     a.normed = (Rows){scratch, hidden, num_tokens};
     a.attended = (Rows){scratch + num_tokens * hidden, attended, num_tokens};
     a.inner = a.attended.data + num_tokens * attended;
@@ -230,7 +235,7 @@ static Output to_stream(Run *run, const Norm *norm) {
 }
 
 static const CacheGroup *group_of(const Run *run, int64_t index) {
-    return &run->step->groups[run->decoder->layers[index].group];
+    return &run->step->groups[run->decoder->layers[index].attention.group];
 }
 
 static StepRows rows_of(const Step *step, const CacheGroup *group) {
@@ -245,7 +250,7 @@ static Cache cache_of(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     const CacheGroup *group = group_of(run, index);
     int64_t num_bytes = layer_bytes(group->kind, d->num_kv_heads, group->block_size, d->head_dim);
-    char *from = group->kv_cache + d->layers[index].cache_layer * num_bytes;
+    char *from = group->kv_cache + d->layers[index].attention.cache_layer * num_bytes;
     return (Cache){from, group->block_stride, d->num_kv_heads, group->block_size, d->head_dim, group->kind};
 }
 
@@ -256,13 +261,13 @@ static void begin_attention(const Run *run, int64_t index) {
     const Activations *a = run->a;
     const Layer *layer = &d->layers[index];
     Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0};
-    multiply(run, &layer->qkv, &a->normed, &to_qkv);
+    multiply(run, &layer->attention.qkv, &a->normed, &to_qkv);
     Cache cache = cache_of(run, index);
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
     HeadRules placed;
-    HeadWork work = {&layer->rules, step->positions, group_of(run, index)->slots};
-    if (step->cos_sin != NULL && layer->rules.num_rotated) {
-        placed = layer->rules, placed.cos_sin = step->cos_sin;
+    HeadWork work = {&layer->attention.rules, step->positions, group_of(run, index)->slots};
+    if (step->cos_sin != NULL && layer->attention.rules.num_rotated) {
+        placed = layer->attention.rules, placed.cos_sin = step->cos_sin;
         work.rules = &placed;
     }
     qk_norm_rope_cache(&heads, &work, &cache, run->team);
@@ -284,15 +289,15 @@ static void foresee(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     run->team->upcoming = index < d->num_layers ? run->upcoming : NULL;
     if (run->team->upcoming == NULL) return;
-    *run->upcoming = (Upcoming){.rows = rows_of(run->step, group_of(run, index)), .cache = cache_of(run, index), .window = d->layers[index].window,
+    *run->upcoming = (Upcoming){.rows = rows_of(run->step, group_of(run, index)), .cache = cache_of(run, index), .window = d->layers[index].attention.window,
                                 .step = run->team->size, .block = omp_get_thread_num()};
 }
 
 static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
     foresee(run, index + 1);
-    Output out = to_stream(run, &layer->attention_output_norm);
-    attend_and_project(run, index, plan, &layer->scoring, &layer->output, &out);
+    Output out = to_stream(run, &layer->mixer_output_norm);
+    attend_and_project(run, index, plan, &layer->attention.scoring, &layer->attention.output, &out);
 }
 
 static void attend_across(Run *run, int64_t index) {
@@ -340,11 +345,11 @@ static void end_layer(Run *run, int64_t index, AttentionPlan *plan) {
 /* The attention plans of a step: for each group and window, that of its first layer. */
 typedef struct {
     AttentionPlan *plans[MAX_PLANS];
-    const Layer *layers[MAX_PLANS]; /* NULL behind the last plan */
+    const Attention *layers[MAX_PLANS]; /* NULL behind the last plan */
 } Plans;
 
 /* Returns the index of a layer's plan, or that of the first free place. */
-static int plan_at(const Plans *all, const Layer *layer) {
+static int plan_at(const Plans *all, const Attention *layer) {
     int at = 0;
     while (at < MAX_PLANS && all->layers[at] != NULL &&
            (all->layers[at]->window != layer->window || all->layers[at]->group != layer->group))
@@ -355,7 +360,7 @@ static int plan_at(const Plans *all, const Layer *layer) {
 /* Makes the plans of all layers; false without memory or with too many plans. */
 static bool make_plans(const Decoder *d, const Step *step, Plans *all) {
     for (int64_t i = 0; i < d->num_layers; i++) {
-        const Layer *layer = &d->layers[i];
+        const Attention *layer = &d->layers[i].attention;
         int at = plan_at(all, layer);
         if (at == MAX_PLANS) return false;
         if (all->layers[at] != NULL) continue;
@@ -452,7 +457,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             begin_layer(&run, i);
-            end_layer(&run, i, all.plans[plan_at(&all, &d->layers[i])]);
+            end_layer(&run, i, all.plans[plan_at(&all, &d->layers[i].attention)]);
             if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
         normalize_stream(&run, &d->final_norm, &hidden);

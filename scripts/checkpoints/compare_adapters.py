@@ -24,6 +24,7 @@ from tokenloom.kernels.contract import (
     Activation,
     AdapterSpace,
     AttentionSpec,
+    AttentionWeights,
     CacheGroup,
     DecoderWeights,
     LayerWeights,
@@ -86,19 +87,21 @@ class Decoder:
         layers = [
             LayerWeights(
                 input_norm=norm,
-                qkv=self._linear(s.hidden, s.qkv),
-                head_norms=None,
-                rotary=Rotary(cos_sin),
-                attention=AttentionSpec(s.head_dim**-0.5),
-                output=self._linear(s.qkv[0], (s.hidden,)),
-                attention_output_norm=None,
+                attention=AttentionWeights(
+                    qkv=self._linear(s.hidden, s.qkv),
+                    head_norms=None,
+                    rotary=Rotary(cos_sin),
+                    spec=AttentionSpec(s.head_dim**-0.5),
+                    output=self._linear(s.qkv[0], (s.hidden,)),
+                    cache_layer=layer,
+                ),
+                mixer_output_norm=None,
                 mlp_norm=norm,
                 mlp=MLPWeights(
                     self._linear(s.hidden, (s.inner, s.inner), GATED_SILU), self._linear(s.inner, (s.hidden,))
                 ),
                 mlp_output_norm=None,
                 is_parallel=False,
-                cache_layer=layer,
             )
             for layer in range(shape.layers)
         ]

@@ -18,6 +18,7 @@ from tokenloom.kernels.contract import (
     Activation,
     AttentionMetadata,
     AttentionSpec,
+    AttentionWeights,
     DecoderWeights,
     ExpertsWeights,
     HeadNorms,
@@ -129,22 +130,24 @@ class Builder:
         has_outputs = f.order in ("post", "sandwich")
         return LayerWeights(
             input_norm=self.norm(f"input {index}") if has_input else None,
-            qkv=self.linear(f"qkv {index}", f.hidden_size, num_all, clip),
-            head_norms=self.heads(index),
-            rotary=self.rotary(index),
-            attention=AttentionSpec(
-                f.scales[index],
-                f.windows[index],
-                f.softcap,
-                draw(f"sinks {index}", f.num_heads) + 1 if f.has_sinks else None,
+            attention=AttentionWeights(
+                qkv=self.linear(f"qkv {index}", f.hidden_size, num_all, clip),
+                head_norms=self.heads(index),
+                rotary=self.rotary(index),
+                spec=AttentionSpec(
+                    f.scales[index],
+                    f.windows[index],
+                    f.softcap,
+                    draw(f"sinks {index}", f.num_heads) + 1 if f.has_sinks else None,
+                ),
+                output=self.linear(f"output {index}", num_queries, f.hidden_size),
+                cache_layer=index,
             ),
-            output=self.linear(f"output {index}", num_queries, f.hidden_size),
-            attention_output_norm=self.norm(f"attention output {index}") if has_outputs else None,
+            mixer_output_norm=self.norm(f"attention output {index}") if has_outputs else None,
             mlp_norm=self.norm(f"mlp {index}") if has_mlp else None,
             mlp=self.experts() if f.experts and index else self.mlp(f"{index}", f.inner_sizes[index]),
             mlp_output_norm=self.norm(f"mlp output {index}") if has_outputs else None,
             is_parallel=f.order.startswith("parallel"),
-            cache_layer=index,
         )
 
     def mlp(self, name: str, inner: int) -> MLPWeights:
@@ -245,12 +248,10 @@ def run_layers(
 
     for index, layer in enumerate(weights.layers):
 
-        def attend(x: Tensor, index: int = index, layer: LayerWeights = layer) -> Tensor:
-            heads = ops.linear(x, layer.qkv).view(len(x), -1, weights.head_dim)
-            query = ops.qk_norm_rope_cache(heads, layer.head_norms, layer.rotary, kv_cache, index, metadata)
-            return ops.linear(
-                ops.paged_attention(query, kv_cache, index, metadata, layer.attention).flatten(1), layer.output
-            )
+        def attend(x: Tensor, index: int = index, own: AttentionWeights = layer.attention) -> Tensor:
+            heads = ops.linear(x, own.qkv).view(len(x), -1, weights.head_dim)
+            query = ops.qk_norm_rope_cache(heads, own.head_norms, own.rotary, kv_cache, index, metadata)
+            return ops.linear(ops.paged_attention(query, kv_cache, index, metadata, own.spec).flatten(1), own.output)
 
         normed = norm(x, layer.input_norm)
         if layer.is_parallel:
@@ -258,7 +259,7 @@ def run_layers(
             added = attend(normed) + run_mlp(ops, mlp_input, layer.mlp)
             x = x + added * weights.residual_scale
             continue
-        x = x + norm(attend(normed), layer.attention_output_norm) * weights.residual_scale
+        x = x + norm(attend(normed), layer.mixer_output_norm) * weights.residual_scale
         output = run_mlp(ops, norm(x, layer.mlp_norm), layer.mlp)
         x = x + norm(output, layer.mlp_output_norm) * weights.residual_scale
     hidden = ops.norm(x, weights.norm)

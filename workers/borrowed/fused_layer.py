@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kernels.contract import LayerWeights, MLPWeights, Norm, Rotary
+from ...kernels.contract import AttentionWeights, LayerWeights, MLPWeights, Norm, Rotary
 from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
 from .arguments import Angles, Arguments
@@ -26,7 +26,7 @@ from .mlp import PackedMLP
 from .norm import rms_norm_of
 from .sketch import RANK, SCALES, is_close, randomized
 
-PLACES = ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
+PLACES = ("input_norm", "mixer_output_norm", "mlp_norm", "mlp_output_norm")
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,18 @@ class FusedLayer(PackedModule):
         attention, mlp = getattr(module, recipe.attention).packed, getattr(module, recipe.mlp).packed
         self.attention, self.mlp, call = attention, mlp, attention.call
         self._weights = LayerWeights(
-            qkv=attention.qkv,
-            head_norms=attention.norms,
-            rotary=Rotary(None),
-            attention=call.spec,
-            output=attention.output.packed,
+            attention=AttentionWeights(
+                qkv=attention.qkv,
+                head_norms=attention.norms,
+                rotary=Rotary(None),
+                spec=call.spec,
+                output=attention.output.packed,
+                group=0,
+                cache_layer=call.layer,
+            ),
             mlp=MLPWeights(mlp.up, mlp.down.packed),
             is_parallel=recipe.is_parallel,
             cross=None,
-            group=0,
-            cache_layer=call.layer,
             **recipe.found_norms(module),
         )
         is_whole = attention.output.split is None and mlp.down.split is None
@@ -89,7 +91,7 @@ class FusedLayer(PackedModule):
             second = first if weights.mlp_norm is None else self._ops.norm(x, weights.mlp_norm)
             output: Tensor = x + self.attention.attended(first, angles) + self.mlp(second)
             return output
-        x = x + self._normed(self.attention.attended(first, angles), weights.attention_output_norm)
+        x = x + self._normed(self.attention.attended(first, angles), weights.mixer_output_norm)
         fed: Tensor = self.mlp(self._normed(x, weights.mlp_norm))
         return x + self._normed(fed, weights.mlp_output_norm)
 
@@ -177,12 +179,12 @@ class _Run:
 
         first = normed(self.x, "input_norm")
         if recipe.is_parallel:
-            if norms["attention_output_norm"] is not None or norms["mlp_output_norm"] is not None:
+            if norms["mixer_output_norm"] is not None or norms["mlp_output_norm"] is not None:
                 return False
             second = first if norms["mlp_norm"] is None else normed(self.x, "mlp_norm")
             y = self.x + attention.returned + mlp.returned
         else:
-            middle = self.x + normed(attention.returned, "attention_output_norm")
+            middle = self.x + normed(attention.returned, "mixer_output_norm")
             second = normed(middle, "mlp_norm")
             y = middle + normed(mlp.returned, "mlp_output_norm")
         pairs = ((attention.given, first), (mlp.given, second), (self.y, y))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...kernels.contract import (
     AttentionMetadata,
     AttentionSpec,
+    AttentionWeights,
     HeadNorms,
     LayerWeights,
     MLPWeights,
@@ -92,12 +93,14 @@ def _layer_of(ops: Ops, block: Block, dtype: torch.dtype) -> LayerWeights | None
     down = ops.pack_linear(*_scaled(getattr(block.mlp, recipe.down), mlp_gains))
     return LayerWeights(
         input_norm=input_norm,
-        qkv=_packed_projections(ops, block),
-        head_norms=head_norms,
-        rotary=Rotary(None),
-        attention=AttentionSpec(block.scale),
-        output=_packed_output(ops, block, output_gains),
-        attention_output_norm=None,
+        attention=AttentionWeights(
+            qkv=_packed_projections(ops, block),
+            head_norms=head_norms,
+            rotary=Rotary(None),
+            spec=AttentionSpec(block.scale),
+            output=_packed_output(ops, block, output_gains),
+        ),
+        mixer_output_norm=None,
         mlp_norm=mlp_norm,
         mlp=MLPWeights(up, down),
         mlp_output_norm=None,

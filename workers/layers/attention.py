@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import HeadNormsConfig, ModelConfig
-from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNorms, Norm, Rotary
+from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, AttentionWeights, HeadNorms, Norm, Rotary
 from ..step.kv_cache import CachePlace, layer_cache
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
@@ -38,11 +38,10 @@ class Attention:
         rotaries: one for each of `config.ropes`. `place`: of its keys and values."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
-        self.place = place
+        self._has_own_shape = place.has_own_shape
         self._has_own_kv = own.kv_layer is None
         config = config.at_layer(layer)
         rope = config.layers[layer].rope
-        self.rotary = NO_ROTATION if rope is None else rotaries[rope]
         names, head_dim = config.names, config.head_dim
         self._head_dim = head_dim
         heads = loader.group.shard(config.num_heads, "attention heads")
@@ -61,7 +60,7 @@ class Attention:
         elif own.are_values_keys:
             assert row_order is None
             projections, row_order = projections[:2], _keys_twice(len(heads) * head_dim, len(kv_heads) * head_dim)
-        self.qkv = loader.column_parallel(
+        qkv = loader.column_parallel(
             config.hidden_size,
             projections,
             config.has_qkv_bias,
@@ -70,12 +69,12 @@ class Attention:
             is_transposed=names.is_transposed,
         )
         output_shape, shard = (config.hidden_size, config.num_heads * head_dim), elements_of(heads, head_dim)
-        self.output = loader.row_parallel(
+        output = loader.row_parallel(
             f"{prefix}{names.output}", output_shape, shard, config.has_output_bias, is_transposed=names.is_transposed
         )
-        self.norms: HeadNorms | None = None
+        norms: HeadNorms | None = None
         if config.head_norms is not None:
-            self.norms = _load_norms(
+            norms = _load_norms(
                 loader, prefix, config, config.head_norms, heads, kv_heads, order, has_keys=self._has_own_kv
             )
         self._value_norm = None if config.value_norm is None else loader.norm("", head_dim, config.value_norm)
@@ -83,20 +82,22 @@ class Attention:
         if config.has_sinks:
             sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
         self._input_scale, self._output_scale = config.attention_input_scale, config.attention_output_scale
-        self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
+        spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
+        rotary = NO_ROTATION if rope is None else rotaries[rope]
+        self.weights = AttentionWeights(qkv, norms, rotary, spec, output, place.group, place.layer)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
-        group, layer, has_own_shape = self.place
-        kv_cache, metadata = context.groups[group]
-        if has_own_shape:
+        weights, layer = self.weights, self.weights.cache_layer
+        kv_cache, metadata = context.groups[weights.group]
+        if self._has_own_shape:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
         x = scaled(x, self._input_scale)
-        projected, gates = self._ops.linear(x, self.qkv), None
+        projected, gates = self._ops.linear(x, weights.qkv), None
         if self._num_gates:
             projected, gates = projected[:, : -self._num_gates], projected[:, -self._num_gates :]
         # [T, query heads | key heads | value heads, head_dim]
         heads = projected.view(x.shape[0], self._num_local_heads, self._head_dim)
-        norms = self.norms
+        norms = weights.head_norms
         if norms is not None and norms.spans_heads and self._group.size > 1:
             self._normalize_over_ranks(heads, norms)
             norms = None
@@ -104,25 +105,26 @@ class Attention:
             values = heads[:, -self.cache_shape[0] :]
             values.copy_(self._ops.norm(values, self._value_norm))
         if self._has_own_kv:
-            rotary = self.rotary
+            rotary = weights.rotary
             if metadata.cos_sin is not None and rotary.cos_sin is not None:
                 rotary = Rotary(metadata.cos_sin, rotary.query_scale)
             query = self._ops.qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
         else:
             query = self._prepare_query(heads, metadata.positions)
-        attended = self._ops.paged_attention(query, kv_cache, layer, metadata, self.spec)
+        attended = self._ops.paged_attention(query, kv_cache, layer, metadata, weights.spec)
         attended = attended.flatten(1)
         if gates is not None:
             attended = attended * self._ops.sigmoid(gates)
-        return scaled(self._group.all_reduce(self._ops.linear(attended, self.output)), self._output_scale)
+        return scaled(self._group.all_reduce(self._ops.linear(attended, weights.output)), self._output_scale)
 
     def _prepare_query(self, query: Tensor, positions: Tensor) -> Tensor:
         """Normalize and rotate query heads in place, for a layer that has no keys and values of its own; return
         them."""
-        if self.norms is not None:
-            self._ops.norm_heads(query, self.norms.query, self.norms.spans_heads)
-        if self.rotary.cos_sin is not None:
-            self._ops.rotate(query, positions, self.rotary.cos_sin)
+        norms, cos_sin = self.weights.head_norms, self.weights.rotary.cos_sin
+        if norms is not None:
+            self._ops.norm_heads(query, norms.query, norms.spans_heads)
+        if cos_sin is not None:
+            self._ops.rotate(query, positions, cos_sin)
         return query
 
     def _normalize_over_ranks(self, heads: Tensor, norms: HeadNorms) -> None:

@@ -88,7 +88,7 @@ class DecoderLayer:
 
         self._is_mixing = own.mixer != "none"
         self._input_norm = norm(names.input_norm, self._is_mixing)
-        self._attention_output_norm = norm(names.attention_output_norm, self._is_mixing)
+        self._mixer_output_norm = norm(names.attention_output_norm, self._is_mixing)
         self._mlp_norm = norm(names.mlp_norm, own.has_mlp)
         self._mlp_output_norm = norm(names.mlp_output_norm, own.has_mlp)
 
@@ -100,19 +100,13 @@ class DecoderLayer:
             return None
         return LayerWeights(
             input_norm=self._input_norm,
-            qkv=attention.qkv,
-            head_norms=attention.norms,
-            rotary=attention.rotary,
-            attention=attention.spec,
-            output=attention.output,
-            attention_output_norm=self._attention_output_norm,
+            attention=attention.weights,
+            mixer_output_norm=self._mixer_output_norm,
             mlp_norm=self._mlp_norm,
             mlp=mlp.weights,
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
             cross=None if self.cross is None else self.cross.weights,
-            group=attention.place.group,
-            cache_layer=attention.place.layer,
         )
 
     @property
@@ -156,8 +150,8 @@ class DecoderLayer:
         if self._attention is not None:
             attended = self._attention(normed, context)
             mixed = attended if self.state is None else mixed + attended
-        if self._attention_output_norm is not None:
-            mixed = self._ops.norm(mixed, self._attention_output_norm)
+        if self._mixer_output_norm is not None:
+            mixed = self._ops.norm(mixed, self._mixer_output_norm)
         if self.cross is not None and context.cross is not None:
             normed = self._normalize(self._scaled(mixed), residual, self.cross.weights.norm)
             mixed = self.cross(normed, context.cross, context)

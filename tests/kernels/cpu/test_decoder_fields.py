@@ -160,7 +160,8 @@ def test_each_layer_uses_the_cache_slots_and_tables_of_its_group(ops: CpuOps) ->
     weights, cache = Builder(fields, ops, ops.dtype).decoder(), fill_cache(fields, ops.dtype)
     token_ids, places = torch.arange(23) * 7 % NUM_IDS, torch.randperm(30) + 1
     results = []
-    for layers in (weights.layers, [weights.layers[0], replace(weights.layers[1], group=1, cache_layer=0)]):
+    moved = replace(weights.layers[1], attention=replace(weights.layers[1].attention, group=1, cache_layer=0))
+    for layers in (weights.layers, [weights.layers[0], moved]):
         metadata, whole = make_metadata(ROWS, BLOCK_SIZE), cache.clone()
         groups = [CacheGroup(whole, metadata)]
         if layers is not weights.layers:
