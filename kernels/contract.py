@@ -7,7 +7,7 @@ experts, P positions, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -20,6 +20,7 @@ ActivationKind: TypeAlias = Literal[
 ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 ConvActivation: TypeAlias = Literal["none", "silu"]
 GateOrder: TypeAlias = Literal["norm_then_silu", "silu_then_norm"]
+StateKind: TypeAlias = Literal["gated_delta", "mamba2", "conv"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,20 @@ class StateMetadata:
     segment_starts: Tensor  # [G + 1] int32, from 0: segment g has tokens [segment_starts[g], segment_starts[g + 1])
     reads: Tensor  # [G] int32: the block with the state before the segment, -1 = a state of zeros
     writes: Tensor  # [G] int32: the block that gets the state after the segment, -1 = do not write
+
+
+class StateViews(NamedTuple):
+    """The states in the blocks of a group, by layer of the group: strided views of one buffer."""
+
+    scan: list[Tensor]  # [num_blocks, num_heads, key_dim, value_dim] float32
+    conv: list[Tensor]  # [num_blocks, num_inputs, num_channels] of the model's dtype
+
+
+class StateGroup(NamedTuple):
+    """The states of the layers that have one, and one step's metadata for them."""
+
+    views: StateViews
+    metadata: StateMetadata
 
 
 class CacheGroup(NamedTuple):
@@ -305,35 +320,102 @@ class CrossWeights:
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """Weights of a layer's attention, and the place of its keys and values."""
+    """Weights of a layer's attention, and the place of its keys and values. x is the normalized stream:
 
-    qkv: PackedLinear  # query heads | key heads | value heads
+    output_scale * output(attention(qkv(input_scale * x)))    with has_gates output(attention * sigmoid(gates))
+    """
+
+    qkv: PackedLinear  # query heads | key heads | value heads, and with has_gates gates of all elements of query heads
     head_norms: HeadNorms | None
     rotary: Rotary
     spec: AttentionSpec
     output: PackedLinear
+    has_gates: bool = False
+    input_scale: float = 1.0
+    output_scale: float = 1.0
     group: int = 0  # index of the layer's CacheGroup in a step
     cache_layer: int = 0  # of the group's cache; a FusedLayer or FusedEncoder gets it with each call
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """How fast the heads of a scan forget: a head's number a of a token gives dt = softplus(a + dt_bias), kept between
+    limits, and the decay exp(rate * dt)."""
+
+    rate: Tensor  # [heads] float32, negative
+    dt_bias: Tensor  # [heads] float32
+    min_dt: float = 0.0
+    max_dt: float | None = None  # None: unbounded
+
+
+class StatePart(NamedTuple):
+    """A part of a token in a mixer with a state: consecutive outputs of one of its input projections."""
+
+    index: int  # of the projection
+    start: int  # its first output
+
+
+@dataclass(frozen=True, eq=False)
+class ScanWeights:
+    """Shapes and parameters of a scan, and of what comes before and behind it."""
+
+    key_heads: int
+    num_heads: int  # of values
+    key_dim: int
+    value_dim: int
+    rates: Rates
+    norm: Norm | None  # this and the next two: see Ops.gated_norm
+    num_groups: int
+    order: GateOrder
+    query_norm: Norm | None = None  # of heads, this and the next; None: there is none
+    key_norm: Norm | None = None
+    beta_scale: float = 1.0
+    skip: Tensor | None = None  # [num_heads] float32: times v, is added to what is read
+
+
+@dataclass(frozen=True, eq=False)
+class StateWeights:
+    """Weights of a layer's mixer with a state; StateConfig names the parts of a token. x is the normalized stream:
+
+    gated_delta, mamba2  output_scale * output(gated_norm(scan(conv(parts)), z))    with parts of input_scale * x
+    conv                 output_scale * output(z * conv(u * v))
+    """
+
+    kind: StateKind
+    inputs: Sequence[PackedLinear]  # projections to parts: one, or a second with a and b alone
+    input_scales: Sequence[Tensor | None]  # [outputs] of the model's dtype, factors of each projection's outputs
+    parts: Mapping[str, StatePart]  # the first projection's begin with those of the convolution, in its order
+    conv: Mapping[str, int]  # first channel of each part that passes through the convolution
+    conv_weight: Tensor  # this and the next two: see Ops.causal_conv
+    conv_bias: Tensor | None
+    conv_activation: ConvActivation
+    scan: ScanWeights | None  # None: kind "conv"
+    output: PackedLinear
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    index: int = 0  # of the layer in StateViews
 
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
     """Weights of a decoder layer; the residual stream is x:
 
-        sequential  x += mixer_output_norm(attention(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
-        parallel    n = input_norm(x); x += attention(n) + mlp(n if mlp_norm is None else mlp_norm(x))
+        sequential  x += mixer_output_norm(mixer(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
+        parallel    n = input_norm(x); x += mixer(n) + mlp(n if mlp_norm is None else mlp_norm(x))
 
-    A norm that is None is left out.
+    The mixer is attention, one with a state, or the sum of both. What is None is left out; a layer without a mixer or
+    an MLP has no norms of it. With an output norm the mixer has no output_scale. Parallel layers attend alone.
     """
 
     input_norm: Norm | None
-    attention: AttentionWeights
+    attention: AttentionWeights | None
     mixer_output_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: MLPWeights | ExpertsWeights
+    mlp: MLPWeights | ExpertsWeights | None
     mlp_output_norm: Norm | None
     is_parallel: bool
-    cross: CrossWeights | None = None  # only in a sequential layer
+    cross: CrossWeights | None = None  # only in a sequential layer with attention
+    state: StateWeights | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,12 +489,13 @@ class FusedDecoder(Protocol):
         groups: Sequence[CacheGroup],
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
+        states: StateGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
         token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
         see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's
-        keys and values are in the cache already; None: layers skip cross attention. Writes the step's
-        keys and values to the cache. The next call overwrites the returned tensors.
+        keys and values are in the cache already; None: layers skip cross attention. states: of the layers
+        that have one. Writes the step's keys, values and states. The next call overwrites the returned tensors.
         """
         ...

@@ -45,7 +45,7 @@ from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
 from .reference_attention import attend, gather, mask_of
 from .reference_rows import advance_rows
-from .reference_state import causal_conv, gated_norm, sigmoid, state_scan
+from .reference_state import causal_conv, gated_norm, sigmoid, state_decay, state_scan
 from .stored_rows import StoredRows
 
 
@@ -211,6 +211,7 @@ class ReferenceOps:
         return _ACTIVATIONS[kind](gate).mul_(up)
 
     sigmoid = staticmethod(sigmoid)
+    state_decay = staticmethod(state_decay)
     causal_conv = staticmethod(causal_conv)
     state_scan = staticmethod(state_scan)
     gated_norm = staticmethod(gated_norm)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .contract import ConvActivation, GateOrder, Norm, StateMetadata
+from .contract import ConvActivation, GateOrder, Norm, Rates, StateMetadata
 
 
 def one_by_one(x: Tensor) -> Tensor:
@@ -61,6 +61,13 @@ def causal_conv(
         if write >= 0:
             states[write] = inputs[stop - start :]
     return output
+
+
+def state_decay(a: Tensor, rates: Rates) -> tuple[Tensor, Tensor]:
+    """Compute dt and the decay of each head: both [T, Hv] float32. a: [T, Hv] of the model's dtype, the last axis is
+    dense. The bits of an element do not depend on the others."""
+    dt = F.softplus(one_by_one(a.float() + rates.dt_bias)).clamp(rates.min_dt, rates.max_dt)
+    return dt, one_by_one(rates.rate * dt).exp()
 
 
 def state_scan(

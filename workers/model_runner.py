@@ -29,6 +29,7 @@ from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
+from ..kernels.contract import StateViews
 from .machine.arrays import I32, I64, ids_of
 from .machine.parallel import ParallelGroup
 from .sampling.drafts import NO_DRAFT, StepDrafts
@@ -38,7 +39,6 @@ from .sampling.token_mask import MaskSource
 from .step.input_batch import InputBatch
 from .step.model_step import Model, compute
 from .step.runner_feature import BegunStep, Pending, RunnerFeature, RunnerFeatures
-from .step.state_cache import StateViews
 from .step.step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step.step_layout import StepLayout
 from .step.token_drawer import TokenDrawer

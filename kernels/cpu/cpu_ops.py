@@ -45,7 +45,7 @@ from .layer_structs import head_rules, norm_struct, scoring
 from .linear_packer import CpuLinear, LinearPacker
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
-from .state_ops import CpuStateOps
+from .state_ops import CpuStateOps, has_kernels
 from .stored_table import CpuTable, copy_table
 
 MAX_HEAD_DIM = 512  # the largest head_dim of the attention kernels, and of a cache of bytes
@@ -248,6 +248,8 @@ class CpuOps(CpuStateOps):
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
+            return None
+        if not all(has_kernels(layer.state) for layer in weights.layers if layer.state is not None):
             return None
         return CpuDecoder(self.library, weights, self.dtype, self._is_batch_invariant, self.space)
 

@@ -10,12 +10,23 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, CacheGroup, DecoderWeights, LayerWeights, MLPWeights, Rotary, StepMedia
+from ..contract import (
+    AttentionMetadata,
+    CacheGroup,
+    DecoderWeights,
+    ExpertsWeights,
+    LayerWeights,
+    MLPWeights,
+    Rotary,
+    StateGroup,
+    StepMedia,
+)
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import attention_struct, linear_struct, norm_struct, scoring
 from .linear_packer import CpuLinear
 from .low_rank import CpuAdapterSpace
+from .state_ops import MixerStruct, StepStates
 from .stored_table import CpuTable
 
 MAX_GROUPS = 8  # of layers that share block tables, in one model
@@ -81,18 +92,20 @@ class CpuDecoder:
         self._library = library
         self._weights = weights
         self._dtype = dtype
-        self._hidden_size = weights.layers[0].attention.qkv.in_features
-        tables = [weights.positions, *(layer.attention.rotary.cos_sin for layer in weights.layers)]
+        self._hidden_size = weights.head.in_features
+        attending = [each.attention for each in weights.layers if each.attention is not None]
+        tables = [weights.positions, *(each.rotary.cos_sin for each in attending)]
         self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
-        places = {(each.attention.group, each.attention.cache_layer) for each in weights.layers}
-        assert len(places) == len(mlps), "two layers have the same place in the cache"
-        self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
-        self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts))
+        places = {(each.group, each.cache_layer) for each in attending}
+        assert len(places) == len(attending), "two layers have the same place in the cache"
+        self._experts = [experts_struct(mlp) if isinstance(mlp, ExpertsWeights) else None for mlp in mlps]
+        self._mixers = [None if each.state is None else MixerStruct(each.state) for each in weights.layers]
+        self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts, self._mixers))
         self._space = space
-        self._top_k = max((mlp.routing.top_k for mlp in mlps if not isinstance(mlp, MLPWeights)), default=0)
+        self._top_k = max((mlp.routing.top_k for mlp in mlps if isinstance(mlp, ExpertsWeights)), default=0)
         self._decoder = self._describe(weights, is_batch_invariant)
-        self._places = Places()
+        self._places, self._states = Places(), StepStates()
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
         self._logits = torch.empty((0, weights.head.out_features))
@@ -105,6 +118,7 @@ class CpuDecoder:
         groups: Sequence[CacheGroup],
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
+        states: StateGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         metadata = groups[0].metadata
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
@@ -127,6 +141,8 @@ class CpuDecoder:
         given = None if media is None else _Given(media, self._dtype)
         if given is not None:
             step.media = addressof(given.struct)
+        if states is not None:
+            step.states = self._states.of(states, num_tokens)
         across = None if cross is None else c.step_rows(cross)
         if across is not None:
             step.cross = addressof(across)
@@ -202,7 +218,8 @@ class CpuLayer:
         self, owner: LayerOwner, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> None:
         self._owner, self._weights = owner, weights
-        self._layer = layer_struct(weights, None)
+        assert weights.attention is not None, "the layer attends"
+        self._layer = layer_struct(weights)
         self._places = Places()
         self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.spec.window or 0)
         self._decoder = c.Decoder(
@@ -241,16 +258,22 @@ class CpuLayer:
         return stream
 
 
-def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
+def layer_struct(
+    weights: LayerWeights, experts: Structure | None = None, mixer: MixerStruct | None = None
+) -> Structure:
     layer = c.Layer(
-        attention=attention_struct(weights.attention),
+        mixer=None if mixer is None else addressof(mixer.struct),
         experts=None if experts is None else addressof(experts),
+        has_attention=weights.attention is not None,
+        has_mlp=weights.mlp is not None,
         input_norm=norm_struct(weights.input_norm),
         mixer_output_norm=norm_struct(weights.mixer_output_norm),
         mlp_norm=norm_struct(weights.mlp_norm),
         mlp_output_norm=norm_struct(weights.mlp_output_norm),
         is_parallel=weights.is_parallel,
     )
+    if weights.attention is not None:
+        layer.attention = attention_struct(weights.attention)
     if weights.cross is not None:
         layer.cross_norm, layer.cross_scoring = norm_struct(weights.cross.norm), scoring(weights.cross.attention)
         layer.cross_query, layer.cross_output = linear_struct(weights.cross.query), linear_struct(weights.cross.output)

@@ -20,10 +20,11 @@ class CpuEncoder:
 
     def __init__(self, owner: LayerOwner, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> None:
         self._owner, self._weights = owner, layers
-        self._layers = (c.Layer * len(layers))(*(layer_struct(each, None) for each in layers))
+        self._layers = (c.Layer * len(layers))(*(layer_struct(each) for each in layers))
         for index, each in enumerate(self._layers):
             each.attention.cache_layer = index % CACHE_LAYERS
         self._shape = (num_heads, num_heads, head_dim, 0)
+        assert layers[0].attention is not None, "layers of encoders attend"
         self._hidden_size = layers[0].attention.qkv.in_features
         self._decoder = c.Decoder(
             layers=addressof(self._layers),

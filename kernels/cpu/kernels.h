@@ -346,6 +346,9 @@ typedef struct {
 void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows, int64_t num_columns,
                const Rows *out, Team *team);
 
+/* x = norm(x), a row of its own. */
+void normalize_row(element *x, const Norm *norm, int64_t num_columns);
+
 /* ── heads.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* The numbers of a KV cache: elements, or bytes with a float32 scale for each vector, see bytes.h. */

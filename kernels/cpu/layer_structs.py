@@ -54,6 +54,9 @@ def attention_struct(weights: AttentionWeights) -> Structure:
         window=weights.spec.window or 0,
         group=weights.group,
         cache_layer=weights.cache_layer,
+        input_scale=weights.input_scale,
+        output_scale=weights.output_scale,
+        has_gates=weights.has_gates,
     )
 
 

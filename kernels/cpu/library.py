@@ -16,7 +16,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ..contract import ActivationKind, AttentionMetadata, ScoreKind
+from ..contract import ActivationKind, AttentionMetadata, ScoreKind, StateKind
 from .compiler import SOURCE_FOLDER, Unavailable
 
 _SCALARS: dict[str, type] = {
@@ -31,10 +31,12 @@ _SCALARS: dict[str, type] = {
     "NormKind": ctypes.c_int,
     "CacheKind": ctypes.c_int,
     "ScoreKind": ctypes.c_int,
+    "MixerKind": ctypes.c_int,
 }
 STORE, STORE_FLOAT = 0, 1  # values of OutputKind in C
 _CACHES = {torch.int8: 1, torch.uint8: 2}  # CacheKind of a cache of bytes
 ACTIVATIONS = {kind: number for number, kind in enumerate(get_args(ActivationKind))}
+MIXERS = {kind: number for number, kind in enumerate(get_args(StateKind))}
 SCORES = {kind: number for number, kind in enumerate(get_args(ScoreKind))}
 _SOURCES = {
     path.name: re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
@@ -82,6 +84,9 @@ Conv = _struct("state.h", "Conv")
 Scan = _struct("state.h", "Scan")
 GatedNorm = _struct("state.h", "GatedNorm")
 Attention = _struct("step.c", "Attention")
+Rates = _struct("state.h", "Rates")
+Mixer = _struct("state.h", "Mixer")
+States = _struct("state.h", "States")
 Layer = _struct("step.c", "Layer")
 Decoder = _struct("step.c", "Decoder")
 Media = _struct("step.c", "Media")

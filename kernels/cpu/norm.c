@@ -66,6 +66,22 @@ INLINE void write_norm(const element *from, const Statistics *found, const Norm 
     }
 }
 
+/* to = norm(from) for one row of `out`; `from` may be that row. */
+INLINE void normalize_one(const element *from, const Norm *norm, int64_t num_columns, const Rows *out, int64_t row) {
+    if (norm->kind == RMS_NORM && norm->weight != NULL) {
+        Statistics found = {0, inverse_rms(from, num_columns, norm->eps)};
+        write_norm(from, &found, norm, num_columns, out, row, true);
+    } else {
+        Statistics found = measure(from, num_columns, norm);
+        write_norm(from, &found, norm, num_columns, out, row, false);
+    }
+}
+
+void normalize_row(element *x, const Norm *norm, int64_t num_columns) {
+    Rows out = {x, num_columns, 0};
+    normalize_one(x, norm, num_columns, &out, 0);
+}
+
 void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows, int64_t num_columns,
                const Rows *out, Team *team) {
     for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
@@ -73,12 +89,6 @@ void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm,
             element *from = x + row * stride;
             if (delta->data != NULL)
                 add_delta(from, delta->data + row * delta->stride, &delta->norm, delta->factor, num_columns);
-            if (norm->kind == RMS_NORM && norm->weight != NULL) {
-                Statistics found = {0, inverse_rms(from, num_columns, norm->eps)};
-                write_norm(from, &found, norm, num_columns, out, row, true);
-            } else {
-                Statistics found = measure(from, num_columns, norm);
-                write_norm(from, &found, norm, num_columns, out, row, false);
-            }
+            normalize_one(from, norm, num_columns, out, row);
         }
 }

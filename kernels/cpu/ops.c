@@ -85,6 +85,29 @@ EXPORT void op_scan_states(const Scan *scan, const Segments *segments, int num_t
     END_TEAM
 }
 
+/* dt, decay: [num_tokens][heads]. */
+EXPORT void op_find_decay(const Rates *rates, const element *a, int64_t a_stride, int64_t num_tokens, float *dt,
+                          float *decay, int num_threads) {
+    int64_t heads = rates->num_heads;
+    BEGIN_TEAM
+    for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++)
+            find_decay(rates, a + token * a_stride, dt + token * heads, decay + token * heads);
+    END_TEAM
+}
+
+/* out = sigmoid(x) of float32 numbers with `has_floats`, else of elements. */
+EXPORT void op_sigmoid(const void *x, void *out, int64_t count, int has_floats, int num_threads) {
+    BEGIN_TEAM
+    for (Range range; take_share(team, divide_up(count, 16), &range); finish_share(team, divide_up(count, 16)))
+        for (int64_t i = range.start * 16; i < range.stop * 16; i += 16) {
+            Mask mask = lanes(count - i);
+            if (has_floats) store_some((float *)out + i, mask, sigmoid_16(load_some((const float *)x + i, mask)));
+            else store16((element *)out + i, mask, sigmoid_16(load16((const element *)x + i, mask)));
+        }
+    END_TEAM
+}
+
 EXPORT void op_normalize_gated(const GatedNorm *gated, int64_t num_tokens, int num_threads) {
     BEGIN_TEAM
     normalize_gated(gated, num_tokens, team);

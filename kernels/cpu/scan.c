@@ -127,6 +127,7 @@ INLINE void find_change(Floats *change, const Part *part, int64_t token, const S
     for (int i = 0; i < num_vectors; i++) {
         int64_t first = token * scan->v_stride + part->head * scan->value_dim + part->column + 16 * i;
         change[i] = load_number16(scan->v, first, 0xffff, scan->has_floats);
+        if (scan->factors != NULL) change[i] = multiply16(change[i], fill16(scan->factors[number]));
         if (scan->beta == NULL) continue;
         Floats rest = multiply_add16(fill16(-scan->decay[number]), total_of(sums, i), change[i]);
         change[i] = multiply16(fill16(scan->beta[number]), rest);
@@ -136,9 +137,15 @@ INLINE void find_change(Floats *change, const Part *part, int64_t token, const S
 INLINE void store_read(const Part *part, int64_t token, const Sums *read, const int num_vectors) {
     const Scan *scan = part->scan;
     int64_t first = (token * scan->value_heads + part->head) * scan->value_dim + part->column;
+    int64_t of_value = token * scan->v_stride + part->head * scan->value_dim + part->column;
     for (int i = 0; i < num_vectors; i++) {
-        if (scan->has_floats) store_some((float *)scan->out + first + 16 * i, 0xffff, total_of(read, i));
-        else store16((element *)scan->out + first + 16 * i, 0xffff, total_of(read, i));
+        Floats v = total_of(read, i);
+        if (scan->skip != NULL) {
+            Floats value = load_number16(scan->v, of_value + 16 * i, 0xffff, scan->has_floats);
+            v = add16(v, rounded16(multiply16(fill16(scan->skip[part->head]), value)));
+        }
+        if (scan->has_float_out) store_some((float *)scan->out + first + 16 * i, 0xffff, v);
+        else store16((element *)scan->out + first + 16 * i, 0xffff, v);
     }
 }
 

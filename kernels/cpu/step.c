@@ -1,8 +1,9 @@
 /* One step of a whole decoder in one parallel region, equal to the layers of workers/models/decoder.py; for one rank.
  *
- *     embedding → [norm → qkv → heads → attention → output → norm → up → down, or experts] × num_layers → norm → head
+ *     embedding → [norm → mixer → output → norm → up → down, or experts] × num_layers → norm → head
  *
- * Layers may have cross attention in front of the MLP: norm → query → attention → output, to keys and values that other
+ * The mixer is attention (qkv → heads → attention), one with a state (mixers.c), or both: their outputs are added. Layers
+ * may leave out the mixer or the MLP, each with its norms. Layers may have cross attention in front of the MLP: norm → query → attention → output, to keys and values that other
  * calls have written.
  *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
@@ -12,19 +13,24 @@
  */
 #include "experts.h"
 #include "low_rank.h"
+#include "state.h"
 
 typedef struct {
-    Linear qkv, output;
+    Linear qkv, output; /* qkv: with has_gates also a gate for each element of the query heads, behind the values */
     HeadRules rules;
     Scoring scoring;
     int64_t window; /* 0: none */
     int64_t group, cache_layer; /* index in Step's groups; of the layer in the group's cache */
+    float input_scale, output_scale; /* of x, and of what the layer adds */
+    int32_t has_gates; /* the attended heads are multiplied by their sigmoid */
 } Attention;
 
 typedef struct {
     Attention attention;
+    const Mixer *mixer; /* with a state; or NULL */
     Linear up, down;
     const Experts *experts; /* in place of up and down; or NULL */
+    int32_t has_attention, has_mlp;
     Norm input_norm, mixer_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
     Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
@@ -75,6 +81,7 @@ typedef struct {
     const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
     int64_t num_logits;
     float *logits; /* [num_logits][outputs of the head] */
+    const States *states; /* of the layers that have one, or NULL */
     const Adapted *adapted, *logits_adapted; /* of the tokens, and of those that get logits; or NULL */
     const LowRank *const *embedding_updates; /* or NULL */
     const Media *media; /* or NULL */
@@ -84,17 +91,47 @@ typedef struct {
 
 /* Buffers of a step's activations, all in the scratch memory. */
 typedef struct {
-    Rows normed, attended; /* panels */
+    Rows normed, scaled; /* panels; scaled: normed times a factor, without data if no layer needs it */
+    element *attended; /* panel of the layer's width: what an output projection multiplies */
     element *inner; /* panel of the MLP's inner activation, as wide as the layer's */
     element *qkv, *residual;
     element *delta; /* an output that its norm adds to the residual stream; NULL without such norms */
     int64_t qkv_width;
+    void *mixer; /* buffers of a layer with a state */
     void *experts; /* buffers of a layer with experts */
 } Activations;
 
 /* Returns an odd number of lines, as rows a power of two apart would share few sets of the cache. */
 static int64_t qkv_width(const Decoder *d) {
-    return (divide_up((d->num_heads + 2 * d->num_kv_heads) * d->head_dim, LINE) | 1) * LINE;
+    int64_t width = (d->num_heads + 2 * d->num_kv_heads) * d->head_dim;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (d->layers[i].has_attention) width = max64(width, d->layers[i].attention.qkv.num_outputs);
+    return (divide_up(width, LINE) | 1) * LINE;
+}
+
+static int64_t hidden_lines(const Decoder *d) { return divide_up(d->hidden_size, LINE); }
+
+/* Returns the lines of the widest input of an output projection. */
+static int64_t attended_lines(const Decoder *d) {
+    int64_t lines = 0;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const Layer *layer = &d->layers[i];
+        if (layer->has_attention) lines = max64(lines, layer->attention.output.num_lines);
+        if (layer->mixer != NULL) lines = max64(lines, layer->mixer->output.num_lines);
+    }
+    return lines;
+}
+
+/* Returns whether a layer multiplies the normalized stream by a factor. */
+static bool scales_input(const Layer *layer) {
+    if (layer->has_attention && layer->attention.input_scale != 1) return true;
+    return layer->mixer != NULL && layer->mixer->input_scale != 1;
+}
+
+static bool has_scaled_input(const Decoder *d) {
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (scales_input(&d->layers[i])) return true;
+    return false;
 }
 
 /* Returns the lines of the widest inner activation. */
@@ -112,8 +149,7 @@ static bool has_output_norms(const Decoder *d) {
 
 /* Returns the elements of the dense layers' buffers, a whole number of lines. */
 static int64_t dense_elements(const Decoder *d, int64_t num_tokens) {
-    const Layer *layer = &d->layers[0];
-    int64_t lines = layer->attention.qkv.num_lines + layer->attention.output.num_lines + inner_lines(d);
+    int64_t lines = hidden_lines(d) * (has_scaled_input(d) ? 2 : 1) + attended_lines(d) + inner_lines(d);
     int64_t streams = (has_output_norms(d) ? 2 : 1) * num_tokens * d->hidden_size;
     return num_tokens * (lines * LINE + qkv_width(d)) + round_up(streams, LINE);
 }
@@ -125,23 +161,36 @@ static int64_t experts_bytes(const Decoder *d, int64_t num_tokens) {
     return num_tokens ? bytes : 0;
 }
 
+static int64_t mixers_bytes(const Decoder *d, int64_t num_tokens) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (d->layers[i].mixer != NULL) bytes = max64(bytes, mixer_scratch(d->layers[i].mixer, num_tokens));
+    return bytes;
+}
+
 /* Returns the elements of scratch memory for a step of num_tokens. */
 EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
-    return dense_elements(d, num_tokens) + experts_bytes(d, num_tokens) / (int64_t)sizeof(element);
+    int64_t num_bytes = mixers_bytes(d, num_tokens) + experts_bytes(d, num_tokens);
+    return dense_elements(d, num_tokens) + num_bytes / (int64_t)sizeof(element);
 }
 
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
-    const Layer *layer = &d->layers[0];
     Activations a;
-    int64_t hidden = layer->attention.qkv.num_lines * LINE, attended = layer->attention.output.num_lines * LINE;
+    int64_t hidden = hidden_lines(d) * LINE;
     a.normed = (Rows){scratch, hidden, num_tokens};
-    a.attended = (Rows){scratch + num_tokens * hidden, attended, num_tokens};
-    a.inner = a.attended.data + num_tokens * attended;
+    a.scaled = (Rows){NULL, hidden, num_tokens};
+    a.attended = scratch + num_tokens * hidden;
+    if (has_scaled_input(d)) {
+        a.scaled.data = a.attended;
+        a.attended += num_tokens * hidden;
+    }
+    a.inner = a.attended + num_tokens * attended_lines(d) * LINE;
     a.qkv = a.inner + num_tokens * inner_lines(d) * LINE;
     a.qkv_width = qkv_width(d);
     a.residual = a.qkv + num_tokens * a.qkv_width;
     a.delta = has_output_norms(d) ? a.residual + num_tokens * d->hidden_size : NULL;
-    a.experts = scratch + dense_elements(d, num_tokens);
+    a.mixer = scratch + dense_elements(d, num_tokens);
+    a.experts = (char *)a.mixer + mixers_bytes(d, num_tokens);
     return a;
 }
 
@@ -225,10 +274,29 @@ static void multiply(const Run *run, const Linear *linear_layer, const Rows *x, 
     end_stage(run->team);
 }
 
-/* Returns the output that adds to the stream, or leaves it to the next norm if a norm comes between them. */
-static Output to_stream(Run *run, const Norm *norm) {
-    float factor = run->decoder->residual_scale;
+/* Returns the normalized stream times a factor, as a panel. */
+static Rows scaled_input(const Run *run, float factor) {
+    Rows from = run->a->normed, to = run->a->scaled;
+    int64_t num_tokens = run->step->num_tokens;
+    if (factor == 1) return from;
+    for (Range range; take_share(run->team, num_tokens, &range); finish_share(run->team, num_tokens))
+        for (int64_t i = range.start * from.stride; i < range.stop * from.stride; i += 16)
+            store16(to.data + i, 0xffff, multiply16(load16(from.data + i, 0xffff), fill16(factor)));
+    end_stage(run->team);
+    return to;
+}
+
+/* Returns the panel of what an output projection multiplies. */
+static Rows attended_of(const Run *run, const Linear *output) {
+    return (Rows){run->a->attended, output->num_lines * LINE, run->step->num_tokens};
+}
+
+/* Returns the output that adds `scale` times itself to the stream, or leaves it to the next norm if a norm comes between
+ * them; then scale is 1. */
+static Output to_stream(Run *run, const Norm *norm, float scale) {
+    float factor = run->decoder->residual_scale * scale;
     int64_t hidden = run->decoder->hidden_size;
+    if (run->pending.data != NULL) return (Output){ADD, {run->a->delta, hidden, 0}, 1}; /* the layer's other mixer's */
     if (!norm->kind) return (Output){ADD, *run->stream, factor};
     run->pending = (Delta){run->a->delta, hidden, *norm, factor};
     return (Output){STORE, {run->a->delta, hidden, 0}, 0};
@@ -259,35 +327,55 @@ static void begin_attention(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     const Step *step = run->step;
     const Activations *a = run->a;
-    const Layer *layer = &d->layers[index];
+    const Attention *layer = &d->layers[index].attention;
     Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0};
-    multiply(run, &layer->attention.qkv, &a->normed, &to_qkv);
+    Rows x = scaled_input(run, layer->input_scale);
+    multiply(run, &layer->qkv, &x, &to_qkv);
     Cache cache = cache_of(run, index);
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
     HeadRules placed;
-    HeadWork work = {&layer->attention.rules, step->positions, group_of(run, index)->slots};
-    if (step->cos_sin != NULL && layer->attention.rules.num_rotated) {
-        placed = layer->attention.rules, placed.cos_sin = step->cos_sin;
+    HeadWork work = {&layer->rules, step->positions, group_of(run, index)->slots};
+    if (step->cos_sin != NULL && layer->rules.num_rotated) {
+        placed = layer->rules, placed.cos_sin = step->cos_sin;
         work.rules = &placed;
     }
     qk_norm_rope_cache(&heads, &work, &cache, run->team);
     end_stage(run->team);
 }
 
+/* Multiplies the attended heads by the sigmoid of their gates, in a stage of its own. */
+static void gate_heads(const Run *run, const Rows *attended) {
+    const Decoder *d = run->decoder;
+    int64_t num_tokens = run->step->num_tokens, width = d->num_heads * d->head_dim;
+    for (Range range; take_share(run->team, num_tokens, &range); finish_share(run->team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++) {
+            const element *gates = run->a->qkv + token * run->a->qkv_width + width + 2 * d->num_kv_heads * d->head_dim;
+            for (int64_t i = 0; i < width; i += 16) {
+                Mask mask = lanes(width - i);
+                element *at = rows_at(attended, token, i);
+                store16(at, mask, multiply16(load16(at, mask), sigmoid_16(load16(gates + i, mask))));
+            }
+        }
+    end_stage(run->team);
+}
+
 /* Attends with the queries in a->qkv; the projection of the result goes to `out`. */
 static void attend_and_project(const Run *run, int64_t index, AttentionPlan *plan, const Scoring *scoring,
-                               const Linear *output, const Output *out) {
+                               bool has_gates, const Linear *output, const Output *out) {
     const Activations *a = run->a;
     Cache cache = cache_of(run, index);
-    attend(plan, a->qkv, a->qkv_width, &cache, scoring, &a->attended, run->team);
+    Rows attended = attended_of(run, output);
+    attend(plan, a->qkv, a->qkv_width, &cache, scoring, &attended, run->team);
     end_stage(run->team);
-    multiply(run, output, &a->attended, out);
+    if (has_gates) gate_heads(run, &attended);
+    multiply(run, output, &attended, out);
 }
 
 /* Lets products prefetch the keys and values of a layer. */
 static void foresee(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
-    run->team->upcoming = index < d->num_layers ? run->upcoming : NULL;
+    bool attends = index < d->num_layers && d->layers[index].has_attention;
+    run->team->upcoming = attends ? run->upcoming : NULL;
     if (run->team->upcoming == NULL) return;
     *run->upcoming = (Upcoming){.rows = rows_of(run->step, group_of(run, index)), .cache = cache_of(run, index), .window = d->layers[index].attention.window,
                                 .step = run->team->size, .block = omp_get_thread_num()};
@@ -295,24 +383,38 @@ static void foresee(const Run *run, int64_t index) {
 
 static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
+    const Attention *own = &layer->attention;
     foresee(run, index + 1);
-    Output out = to_stream(run, &layer->mixer_output_norm);
-    attend_and_project(run, index, plan, &layer->attention.scoring, &layer->attention.output, &out);
+    Output out = to_stream(run, &layer->mixer_output_norm, own->output_scale);
+    attend_and_project(run, index, plan, &own->scoring, own->has_gates, &own->output, &out);
+}
+
+/* Runs the layer's mixer with a state. */
+static void run_mixer(Run *run, int64_t index) {
+    const Layer *layer = &run->decoder->layers[index];
+    const Mixer *mixer = layer->mixer;
+    const Step *step = run->step;
+    Rows x = scaled_input(run, mixer->input_scale), panel = attended_of(run, &mixer->output);
+    mix_states(mixer, &x, step->num_tokens, step->states, run->a->mixer, &panel, step->adapted, run->team);
+    foresee(run, index + 1);
+    Output out = to_stream(run, &layer->mixer_output_norm, mixer->output_scale);
+    multiply(run, &mixer->output, &panel, &out);
 }
 
 static void attend_across(Run *run, int64_t index) {
     const Layer *layer = &run->decoder->layers[index];
     normalize_stream(run, &layer->cross_norm, &run->a->normed);
-    Output to_query = {STORE, {run->a->qkv, run->a->qkv_width, 0}, 0}, out = to_stream(run, &no_norm);
+    Output to_query = {STORE, {run->a->qkv, run->a->qkv_width, 0}, 0}, out = to_stream(run, &no_norm, 1);
     multiply(run, &layer->cross_query, &run->a->normed, &to_query);
-    attend_and_project(run, index, run->cross_plan, &layer->cross_scoring, &layer->cross_output, &out);
+    attend_and_project(run, index, run->cross_plan, &layer->cross_scoring, false, &layer->cross_output,
+                       &out);
 }
 
 static void run_mlp(Run *run, const Layer *layer) {
     const Rows *x = &run->a->normed;
     int64_t num_tokens = run->step->num_tokens;
     Rows inner = {run->a->inner, layer->down.num_lines * LINE, num_tokens};
-    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm);
+    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm, 1);
     if (layer->experts != NULL) {
         mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->step->adapted, run->team);
         return;
@@ -321,11 +423,13 @@ static void run_mlp(Run *run, const Layer *layer) {
     multiply(run, &layer->down, &inner, &out);
 }
 
-/* Runs the layer up to its keys and values, and the MLP of a parallel layer. */
+/* Runs the layer up to its keys and values: its mixer with a state, and the MLP of a parallel layer. */
 static void begin_layer(Run *run, int64_t index) {
     const Layer *layer = &run->decoder->layers[index];
+    if (!layer->has_attention && layer->mixer == NULL) return;
     normalize_stream(run, &layer->input_norm, &run->a->normed);
-    begin_attention(run, index);
+    if (layer->mixer != NULL) run_mixer(run, index);
+    if (layer->has_attention) begin_attention(run, index);
     if (!layer->is_parallel) return;
     if (layer->mlp_norm.kind) normalize_stream(run, &layer->mlp_norm, &run->a->normed);
     run_mlp(run, layer);
@@ -333,9 +437,10 @@ static void begin_layer(Run *run, int64_t index) {
 
 static void end_layer(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
-    end_attention(run, index, plan);
+    if (layer->has_attention) end_attention(run, index, plan);
     if (layer->is_parallel) return;
     if (run->cross_plan != NULL) attend_across(run, index);
+    if (!layer->has_mlp) return;
     normalize_stream(run, &layer->mlp_norm, &run->a->normed);
     run_mlp(run, layer);
 }
@@ -361,6 +466,7 @@ static int plan_at(const Plans *all, const Attention *layer) {
 static bool make_plans(const Decoder *d, const Step *step, Plans *all) {
     for (int64_t i = 0; i < d->num_layers; i++) {
         const Attention *layer = &d->layers[i].attention;
+        if (!d->layers[i].has_attention) continue;
         int at = plan_at(all, layer);
         if (at == MAX_PLANS) return false;
         if (all->layers[at] != NULL) continue;
@@ -456,8 +562,9 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
+            const Layer *layer = &d->layers[i];
             begin_layer(&run, i);
-            end_layer(&run, i, all.plans[plan_at(&all, &d->layers[i].attention)]);
+            end_layer(&run, i, layer->has_attention ? all.plans[plan_at(&all, &layer->attention)] : NULL);
             if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
         normalize_stream(&run, &d->final_norm, &hidden);

@@ -226,6 +226,16 @@ INLINE Ints odd_quarters(Ints a, Ints b) {
 
 #endif
 
+/* Returns a product that is rounded before it is added to a sum: compilers make one instruction of both. */
+INLINE Floats rounded16(Floats product) {
+#ifdef __AVX512F__
+    __asm__("" : "+v"(product));
+#else
+    __asm__("" : "+x"(product.low), "+x"(product.high));
+#endif
+    return product;
+}
+
 /* ── functions ───────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 #define LOG2_E 1.4426950408889634f
@@ -242,6 +252,11 @@ INLINE Floats exp2_16(Floats x) {
     p = multiply_add16(p, f, fill16(6.931472028550421e-1f));
     p = multiply_add16(p, f, fill16(1.0f));
     return scale16(p, whole);
+}
+
+/* 1 / (1 + e^-x) */
+INLINE Floats sigmoid_16(Floats x) {
+    return divide16(fill16(1.0f), add16(exp2_16(multiply16(x, fill16(-LOG2_E))), fill16(1.0f)));
 }
 
 /* tanh(x) with a relative error below 2^-21: a polynomial up to 0.625, above it by the exponential. */

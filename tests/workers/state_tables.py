@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from tokenloom.kernels.contract import StateMetadata
-from tokenloom.workers.step.state_cache import StateGroup, StateSpec
+from tokenloom.kernels.contract import StateGroup, StateMetadata
+from tokenloom.workers.step.state_cache import StateSpec
 
 NOT_A_NUMBER = 0xFF  # in each byte, of any float
 

@@ -81,17 +81,27 @@ class Attention:
         sinks = None
         if config.has_sinks:
             sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
-        self._input_scale, self._output_scale = config.attention_input_scale, config.attention_output_scale
         spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
         rotary = NO_ROTATION if rope is None else rotaries[rope]
-        self.weights = AttentionWeights(qkv, norms, rotary, spec, output, place.group, place.layer)
+        self.weights = AttentionWeights(
+            qkv,
+            norms,
+            rotary,
+            spec,
+            output,
+            has_gates=config.has_output_gate,
+            input_scale=config.attention_input_scale,
+            output_scale=config.attention_output_scale,
+            group=place.group,
+            cache_layer=place.layer,
+        )
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         weights, layer = self.weights, self.weights.cache_layer
         kv_cache, metadata = context.groups[weights.group]
         if self._has_own_shape:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
-        x = scaled(x, self._input_scale)
+        x = scaled(x, weights.input_scale)
         projected, gates = self._ops.linear(x, weights.qkv), None
         if self._num_gates:
             projected, gates = projected[:, : -self._num_gates], projected[:, -self._num_gates :]
@@ -115,7 +125,7 @@ class Attention:
         attended = attended.flatten(1)
         if gates is not None:
             attended = attended * self._ops.sigmoid(gates)
-        return scaled(self._group.all_reduce(self._ops.linear(attended, weights.output)), self._output_scale)
+        return scaled(self._group.all_reduce(self._ops.linear(attended, weights.output)), weights.output_scale)
 
     def _prepare_query(self, query: Tensor, positions: Tensor) -> Tensor:
         """Normalize and rotate query heads in place, for a layer that has no keys and values of its own; return

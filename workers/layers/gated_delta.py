@@ -9,10 +9,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import Norm
+from ...kernels.contract import Norm, Rates, ScanWeights, StateWeights
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader
-from .elementwise import exp, scaled, softplus
+from .elementwise import scaled
 from .state_input import StateInput, as_heads, gate_order
 
 KEY_EPS = 1e-6  # of the sum of squares in the norm of queries and keys, as in flash-linear-attention
@@ -29,16 +29,35 @@ class GatedDelta:
         self._input = StateInput(loader, prefix, state, hidden_size)
         self.shape = self._input.shape
         names, block, heads = state.names, f"{prefix}{state.names.block}.", self._input.heads.values
-        self._rate = -loader.vector(f"{block}{names.decay}", (state.num_heads,), 0, heads).exp()
-        self._dt_bias = loader.vector(f"{block}{names.dt_bias}", (state.num_heads,), 0, heads)
+        rate = -loader.vector(f"{block}{names.decay}", (state.num_heads,), 0, heads).exp()
+        self._rates = Rates(rate, loader.vector(f"{block}{names.dt_bias}", (state.num_heads,), 0, heads))
         self._norm = loader.norm(f"{block}{names.norm}", state.value_dim, state.norm)
-        self._query_norm = _unit_norm(self._rate, state.key_dim, state.key_dim**-0.5)
-        self._key_norm = _unit_norm(self._rate, state.key_dim, 1.0)
+        self._query_norm = _unit_norm(rate, state.key_dim, state.key_dim**-0.5)
+        self._key_norm = _unit_norm(rate, state.key_dim, 1.0)
         num_values = state.part_size("v")
         shard = range(heads.start * state.value_dim, heads.stop * state.value_dim)
         self._output = loader.row_parallel(
             f"{block}{names.output}", (hidden_size, num_values), shard, state.has_output_bias
         )
+
+    @property
+    def weights(self) -> StateWeights:
+        """The mixer's weights for a fused decoder."""
+        state, shape = self._state, self.shape
+        scan = ScanWeights(
+            key_heads=len(self._input.heads.order),
+            num_heads=shape.num_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            rates=self._rates,
+            norm=self._norm,
+            num_groups=shape.num_heads,
+            order=gate_order(state),
+            query_norm=self._query_norm,
+            key_norm=self._key_norm,
+            beta_scale=state.beta_scale,
+        )
+        return self._input.weights(self._output, self._index, scan)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         assert context.states is not None
@@ -48,7 +67,7 @@ class GatedDelta:
         query = self._ops.norm(as_heads(mixed["q"], shape.key_dim), self._query_norm)
         key = self._ops.norm(as_heads(mixed["k"], shape.key_dim), self._key_norm)
         value = as_heads(mixed["v"], shape.value_dim)
-        decay = exp(self._rate * softplus(parts["a"].float() + self._dt_bias))
+        _, decay = self._ops.state_decay(parts["a"], self._rates)
         beta = self._ops.sigmoid(parts["b"].float()) * state.beta_scale
         read = self._ops.state_scan(query, key, value, decay, beta, views.scan[self._index], metadata)
         gated = self._ops.gated_norm(read.flatten(1), parts["z"], self._norm, shape.num_heads, gate_order(state))

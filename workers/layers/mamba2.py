@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import GateOrder, Norm
+from ...kernels.contract import GateOrder, Norm, Rates, ScanWeights, StateWeights
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader
-from .elementwise import exp, scaled, softplus
+from .elementwise import scaled
 from .state_input import StateInput, as_heads, gate_order
 
 
@@ -31,8 +31,8 @@ class Mamba2:
         def of_heads(name: str) -> Tensor:
             return loader.vector(f"{block}{name}", (state.num_heads,), 0, heads)
 
-        self._rate, self._dt_bias = -of_heads(names.decay).exp(), of_heads(names.dt_bias)
-        self._skip = of_heads(names.skip)[:, None] if state.has_skip else None
+        self._rates = Rates(-of_heads(names.decay).exp(), of_heads(names.dt_bias), state.min_dt, state.max_dt)
+        self._skip = of_heads(names.skip) if state.has_skip else None
         channels = range(heads.start * state.value_dim, heads.stop * state.value_dim)
         num_values = state.part_size("v")
         self._norm: Norm | None = None
@@ -45,6 +45,23 @@ class Mamba2:
             f"{block}{names.output}", (hidden_size, num_values), channels, state.has_output_bias
         )
 
+    @property
+    def weights(self) -> StateWeights:
+        """The mixer's weights for a fused decoder of one rank."""
+        state, shape = self._state, self.shape
+        scan = ScanWeights(
+            key_heads=len(self._input.heads.order),
+            num_heads=shape.num_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            rates=self._rates,
+            norm=self._norm,
+            num_groups=max(state.norm_groups, 1),
+            order=gate_order(state),
+            skip=self._skip,
+        )
+        return self._input.weights(self._output, self._index, scan)
+
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         assert context.states is not None
         (views, metadata), shape, state = context.states, self.shape, self._state
@@ -52,11 +69,10 @@ class Mamba2:
         mixed = self._input.convolve(parts[state.conv_parts], views.conv[self._index], metadata)
         query, key = (as_heads(mixed[part].float(), shape.key_dim) for part in "qk")
         value = as_heads(mixed["v"].float(), shape.value_dim)
-        dt = softplus(parts["a"].float() + self._dt_bias).clamp(state.min_dt, state.max_dt)
-        decay, change = exp(self._rate * dt), value * dt[..., None]
-        read = self._ops.state_scan(query, key, change, decay, None, views.scan[self._index], metadata)
+        dt, decay = self._ops.state_decay(parts["a"], self._rates)
+        read = self._ops.state_scan(query, key, value * dt[..., None], decay, None, views.scan[self._index], metadata)
         if self._skip is not None:
-            read = read + self._skip * value
+            read = read + self._skip[:, None] * value
         output = self._ops.linear(self._gated(read.flatten(1), parts["z"]), self._output)
         return scaled(self._group.all_reduce(output), state.output_scale)
 

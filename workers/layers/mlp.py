@@ -27,7 +27,8 @@ class MLP:
         output_scale: float = 1.0,
     ) -> None:
         """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: factor of a gated block's gates;
-        with another than 1 the block cannot be fused."""
+        with another than 1, here or below, the block cannot be fused."""
+        self.is_fusible = gate_scale == 1.0 and output_scale == 1.0
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
         if names.gate_up and activation.is_gated:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
+from ...kernels.contract import StateWeights
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader
 from .elementwise import scaled
@@ -25,6 +26,11 @@ class ShortConv:
         channels = self._input.heads.values
         name, num_values = f"{prefix}{state.names.block}.{state.names.output}", state.part_size("v")
         self._output = loader.row_parallel(name, (hidden_size, num_values), channels, state.has_output_bias)
+
+    @property
+    def weights(self) -> StateWeights:
+        """The mixer's weights for a fused decoder."""
+        return self._input.weights(self._output, self._index)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         assert context.states is not None

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import ConvActivation, GateOrder, PackedLinear, StateMetadata
+from ...kernels.contract import (
+    ConvActivation,
+    GateOrder,
+    PackedLinear,
+    ScanWeights,
+    StateMetadata,
+    StatePart,
+    StateWeights,
+)
 from ..machine.parallel import ParallelGroup
 from ..step.state_cache import StateShape
 from ..weights.checkpoint import Checkpoint
@@ -69,6 +78,7 @@ class StateInput:
             for each in (state.conv_parts + others, apart)
             if each
         ]
+        self._activation: ConvActivation = "silu" if state.has_conv_activation else "none"
         self._load_convolution(loader, f"{block}{state.names.conv}")
         self.shape = StateShape(
             len(self.heads.values), state.key_dim, state.value_dim, state.conv_size - 1, self._num_channels
@@ -89,10 +99,35 @@ class StateInput:
     def convolve(self, x: Tensor, states: Tensor, metadata: StateMetadata) -> dict[str, Tensor]:
         """Convolve `conv_parts` of the tokens, x [T, channels]; return these parts by letter, views of one tensor.
         states: see Ops.causal_conv."""
-        activation: ConvActivation = "silu" if self._state.has_conv_activation else "none"
-        mixed = self._ops.causal_conv(x, self._weight, self._bias, activation, states, metadata)
+        mixed = self._ops.causal_conv(x, self._weight, self._bias, self._activation, states, metadata)
         sizes = [self._size(part) for part in self._state.conv_parts]
         return dict(zip(self._state.conv_parts, torch.split(mixed, sizes, dim=1), strict=True))
+
+    def weights(self, output: PackedLinear, index: int, scan: ScanWeights | None = None) -> StateWeights:
+        """Return the weights of a mixer with this input, for a fused decoder."""
+        state, parts = self._state, dict[str, StatePart]()
+        for number, product in enumerate(self._products):
+            parts |= {part: StatePart(number, start) for part, start in self._starts(product.parts)}
+        return StateWeights(
+            kind=state.kind,
+            inputs=[product.linear for product in self._products],
+            input_scales=[product.scales for product in self._products],
+            parts=parts,
+            conv=dict(self._starts(state.conv_parts)),
+            conv_weight=self._weight,
+            conv_bias=self._bias,
+            conv_activation=self._activation,
+            scan=scan,
+            output=output,
+            input_scale=state.input_scale,
+            output_scale=state.output_scale,
+            index=index,
+        )
+
+    def _starts(self, parts: str) -> Iterator[tuple[str, int]]:
+        """Yield the parts, each with the number of elements before it."""
+        sizes = [self._size(part) for part in parts]
+        yield from zip(parts, accumulate(sizes, initial=0), strict=False)
 
     def _load_product(
         self,

@@ -140,7 +140,7 @@ class DecoderModel:
         self._begin_step(context)
         if self._fused is not None:
             cross = None if context.cross is None else context.cross.metadata
-            return self._fused(token_ids, logits_indices, context.groups, context.media, cross)
+            return self._fused(token_ids, logits_indices, context.groups, context.media, cross, context.states)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)

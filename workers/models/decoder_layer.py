@@ -77,7 +77,8 @@ class DecoderLayer:
         if config.has_layer_scale:
             self._layer_scale = loader.checkpoint.load(TensorSlice(f"{prefix}{names.layer_scale}", (1,)))
         self._is_fusible = self._layer_scale is None and config.value_norm is None and own.kv_layer is None
-        self._is_fusible &= self.state is None and not config.has_output_gate
+        if isinstance(self._mlp, MLP):
+            self._is_fusible &= self._mlp.is_fusible
 
         def norm(name: str, is_used: bool) -> Norm | None:
             if not name or not is_used:
@@ -95,18 +96,23 @@ class DecoderLayer:
     @property
     def weights(self) -> LayerWeights | None:
         """The layer's weights for a fused decoder; None if LayerWeights cannot describe the layer."""
-        attention, mlp = self._attention, self._mlp
-        if attention is None or mlp is None or isinstance(mlp, MixedMLP) or not self._is_fusible:
+        attention = None if self._attention is None else self._attention.weights
+        state = None if self.state is None else self.state.weights
+        if not self._is_fusible or isinstance(self._mlp, MixedMLP):
+            return None
+        scales = [each.output_scale for each in (attention, state) if each is not None]
+        if self._mixer_output_norm is not None and set(scales) != {1.0}:
             return None
         return LayerWeights(
             input_norm=self._input_norm,
-            attention=attention.weights,
+            attention=attention,
             mixer_output_norm=self._mixer_output_norm,
             mlp_norm=self._mlp_norm,
-            mlp=mlp.weights,
+            mlp=None if self._mlp is None else self._mlp.weights,
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
             cross=None if self.cross is None else self.cross.weights,
+            state=state,
         )
 
     @property

@@ -10,10 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata, BatchColumns, CacheGroup, CrossStep, StateMetadata, StepMedia
+from ...kernels.contract import (
+    AttentionMetadata,
+    BatchColumns,
+    CacheGroup,
+    CrossStep,
+    StateGroup,
+    StateMetadata,
+    StateViews,
+    StepMedia,
+)
 from ..machine.arrays import I32, I64
 from .kv_cache import KVCacheSpec
-from .state_cache import StateGroup, StateSpec, StateViews
+from .state_cache import StateSpec
 from .step_inputs import StepInputs
 
 

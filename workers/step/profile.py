@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ...ipc.messages.workers import RowSampling
 from ...ipc.spec.config.engine_spec import EngineSpec
+from ...kernels.contract import StateViews
 from ..sampling.logprobs import score_tokens
 from ..sampling.sampler import Sampler
 from ..sampling.sampling_columns import SamplingColumns
 from .model_step import Model, compute
-from .state_cache import StateViews
 from .step_inputs import GroupInputs, StateInputs, StepInputs
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels.contract import StateMetadata
+from ...kernels.contract import StateViews
 
 ALIGNMENT = 64  # bytes of a cache line
 
@@ -29,20 +28,6 @@ class StateShape:
     value_dim: int
     num_inputs: int
     num_channels: int
-
-
-class StateViews(NamedTuple):
-    """The states in the blocks of a group, by layer of the group: strided views of one buffer."""
-
-    scan: list[Tensor]  # [num_blocks, num_heads, key_dim, value_dim] float32
-    conv: list[Tensor]  # [num_blocks, num_inputs, num_channels] of the model's dtype
-
-
-class StateGroup(NamedTuple):
-    """The states of the layers that have one, and one step's metadata for them."""
-
-    views: StateViews
-    metadata: StateMetadata
 
 
 @dataclass(frozen=True)
