@@ -289,12 +289,21 @@ class AdapterSpace(Protocol):
         ...
 
 
+class ScaledGates(NamedTuple):
+    """A gated activation behind a linear layer, whose gates are multiplied by a factor before it."""
+
+    scale: float
+    activation: Activation
+
+
 @dataclass(frozen=True, eq=False)
 class MLPWeights:
-    """Weights of a dense MLP."""
+    """Weights of a dense MLP: x → output_scale * down(up(x))."""
 
-    up: PackedLinear  # packed with the activation, gated or not
+    up: PackedLinear  # packed with the activation, gated or not; if gates are scaled, gates and ups without it
     down: PackedLinear
+    scaled_gates: ScaledGates | None = None
+    output_scale: float = 1.0  # 1, if the layer has a norm of the output
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,7 +360,7 @@ class Rates:
 class StatePart(NamedTuple):
     """A part of a token in a mixer with a state: consecutive outputs of one of its input projections."""
 
-    index: int  # of the projection
+    projection: int  # its index
     start: int  # its first output
 
 

@@ -23,6 +23,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "gguf": "a GGUF file beside llama.cpp's own programs: prompts, decode, many requests",
     "kernels": "the CPU kernels over whole models",
     "states": "the CPU operations of layers with a state beside transformers' torch forms",
+    "hybrids": "models in which layers keep a state: as one call a step, layer by layer, and on transformers' layers",
     "packing": "the packing of quantized weights, from the blocks of a file and in plain torch",
     "sampling": "the cost of sampling parameters",
     "grammar": "the cost of structured output",

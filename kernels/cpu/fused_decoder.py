@@ -262,6 +262,8 @@ def layer_struct(
     weights: LayerWeights, experts: Structure | None = None, mixer: MixerStruct | None = None
 ) -> Structure:
     layer = c.Layer(
+        gate_scale=1.0,
+        mlp_output_scale=1.0,
         mixer=None if mixer is None else addressof(mixer.struct),
         experts=None if experts is None else addressof(experts),
         has_attention=weights.attention is not None,
@@ -279,4 +281,8 @@ def layer_struct(
         layer.cross_query, layer.cross_output = linear_struct(weights.cross.query), linear_struct(weights.cross.output)
     if isinstance(weights.mlp, MLPWeights):
         layer.up, layer.down = linear_struct(weights.mlp.up), linear_struct(weights.mlp.down)
+        layer.mlp_output_scale, gates = weights.mlp.output_scale, weights.mlp.scaled_gates
+        if gates is not None:
+            layer.gate_scale, layer.limit = gates.scale, gates.activation.limit
+            layer.activation = c.ACTIVATIONS[gates.activation.kind]
     return layer

@@ -11,6 +11,7 @@
  * both have read the stream before anything is added to it. An encoder's layer ends once all its rows have keys and
  * values, and begins before, in a step of other rows.
  */
+#include "activations.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "state.h"
@@ -31,6 +32,10 @@ typedef struct {
     Linear up, down;
     const Experts *experts; /* in place of up and down; or NULL */
     int32_t has_attention, has_mlp;
+    float gate_scale; /* not 1: `up` gives gates, then ups, and an activation follows with gates times this */
+    ActivationKind activation; /* of scaled gates, with the next one */
+    float limit;
+    float mlp_output_scale;
     Norm input_norm, mixer_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
     Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
@@ -94,6 +99,8 @@ typedef struct {
     Rows normed, scaled; /* panels; scaled: normed times a factor, without data if no layer needs it */
     element *attended; /* panel of the layer's width: what an output projection multiplies */
     element *inner; /* panel of the MLP's inner activation, as wide as the layer's */
+    element *wide; /* [num_tokens][gates_width]: gates and ups, if a layer scales its gates */
+    int64_t gates_width;
     element *qkv, *residual;
     element *delta; /* an output that its norm adds to the residual stream; NULL without such norms */
     int64_t qkv_width;
@@ -147,11 +154,19 @@ static bool has_output_norms(const Decoder *d) {
     return false;
 }
 
+/* Returns the columns of the widest gates and ups that a layer scales. */
+static int64_t gates_width(const Decoder *d) {
+    int64_t width = 0;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (d->layers[i].has_mlp && d->layers[i].gate_scale != 1) width = max64(width, d->layers[i].up.num_outputs);
+    return round_up(width, LINE);
+}
+
 /* Returns the elements of the dense layers' buffers, a whole number of lines. */
 static int64_t dense_elements(const Decoder *d, int64_t num_tokens) {
     int64_t lines = hidden_lines(d) * (has_scaled_input(d) ? 2 : 1) + attended_lines(d) + inner_lines(d);
     int64_t streams = (has_output_norms(d) ? 2 : 1) * num_tokens * d->hidden_size;
-    return num_tokens * (lines * LINE + qkv_width(d)) + round_up(streams, LINE);
+    return num_tokens * (lines * LINE + gates_width(d) + qkv_width(d)) + round_up(streams, LINE);
 }
 
 static int64_t experts_bytes(const Decoder *d, int64_t num_tokens) {
@@ -185,7 +200,9 @@ static Activations lay_out(const Decoder *d, element *scratch, int64_t num_token
         a.attended += num_tokens * hidden;
     }
     a.inner = a.attended + num_tokens * attended_lines(d) * LINE;
-    a.qkv = a.inner + num_tokens * inner_lines(d) * LINE;
+    a.wide = a.inner + num_tokens * inner_lines(d) * LINE;
+    a.gates_width = gates_width(d);
+    a.qkv = a.wide + num_tokens * a.gates_width;
     a.qkv_width = qkv_width(d);
     a.residual = a.qkv + num_tokens * a.qkv_width;
     a.delta = has_output_norms(d) ? a.residual + num_tokens * d->hidden_size : NULL;
@@ -410,16 +427,36 @@ static void attend_across(Run *run, int64_t index) {
                        &out);
 }
 
+/* Computes the inner activation of a layer that scales its gates. */
+static void run_scaled_gates(const Run *run, const Layer *layer, const Rows *inner) {
+    const Activations *a = run->a;
+    int64_t num_tokens = run->step->num_tokens, width = layer->up.num_outputs / 2;
+    Output to_wide = {STORE, {a->wide, a->gates_width, 0}, 0};
+    multiply(run, &layer->up, &a->normed, &to_wide);
+    for (Range range; take_share(run->team, num_tokens, &range); finish_share(run->team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++) {
+            const element *gates = a->wide + token * a->gates_width, *ups = gates + width;
+            for (int64_t i = 0; i < inner->stride; i += 16) {
+                Mask mask = lanes(width - i);
+                Floats gate = multiply16(load16(gates + i, mask), fill16(layer->gate_scale));
+                Floats v = activate_gated_16(layer->activation, layer->limit, gate, load16(ups + i, mask));
+                store16(rows_at(inner, token, i), 0xffff, keep(mask, v));
+            }
+        }
+    end_stage(run->team);
+}
+
 static void run_mlp(Run *run, const Layer *layer) {
     const Rows *x = &run->a->normed;
     int64_t num_tokens = run->step->num_tokens;
     Rows inner = {run->a->inner, layer->down.num_lines * LINE, num_tokens};
-    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm, 1);
+    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm, layer->mlp_output_scale);
     if (layer->experts != NULL) {
         mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->step->adapted, run->team);
         return;
     }
-    multiply(run, &layer->up, x, &to_inner);
+    if (layer->gate_scale != 1) run_scaled_gates(run, layer, &inner);
+    else multiply(run, &layer->up, x, &to_inner);
     multiply(run, &layer->down, &inner, &out);
 }
 

@@ -66,6 +66,7 @@ class FusedLayer(PackedModule):
             mlp=MLPWeights(mlp.up, mlp.down.packed),
             is_parallel=recipe.is_parallel,
             cross=None,
+            state=None,
             **recipe.found_norms(module),
         )
         is_whole = attention.output.split is None and mlp.down.split is None

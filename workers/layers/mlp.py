@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import ActivationConfig, TensorNames
-from ...kernels.contract import NO_ACTIVATION, Activation, MLPWeights
+from ...kernels.contract import NO_ACTIVATION, Activation, MLPWeights, ScaledGates
 from ..weights.loader import LayerLoader, Projection, stacked
 from .elementwise import scaled
 
@@ -26,9 +26,7 @@ class MLP:
         gate_scale: float = 1.0,
         output_scale: float = 1.0,
     ) -> None:
-        """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: factor of a gated block's gates;
-        with another than 1, here or below, the block cannot be fused."""
-        self.is_fusible = gate_scale == 1.0 and output_scale == 1.0
+        """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: factor of a gated block's gates."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
         if names.gate_up and activation.is_gated:
@@ -36,26 +34,26 @@ class MLP:
         else:
             parts = (names.gate, names.up) if activation.is_gated else (names.up,)
             projections = [Projection(f"{prefix}{part}", inner_size, [shard]) for part in parts]
-        self._gate_scale, self._output_scale = gate_scale, output_scale
-        self._activation, kernel = activation_of(activation), activation_of(activation)
+        kernel, scaled_gates = activation_of(activation), None
         if gate_scale != 1.0:
             assert activation.is_gated
-            kernel = NO_ACTIVATION
+            kernel, scaled_gates = NO_ACTIVATION, ScaledGates(gate_scale, kernel)
         up = loader.column_parallel(hidden_size, projections, has_bias, kernel, is_transposed=names.is_transposed)
         shape = (hidden_size, inner_size)
         down = loader.row_parallel(f"{prefix}{names.down}", shape, shard, has_bias, is_transposed=names.is_transposed)
-        self.weights = MLPWeights(up, down)
+        self.weights = MLPWeights(up, down, scaled_gates, output_scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
         """Compute this rank's summand of the block's output."""
-        inner = self._ops.linear(x, self.weights.up)
-        if self._gate_scale != 1.0:
-            inner[:, : inner.shape[1] // 2] *= self._gate_scale
-            inner = self._ops.activate(inner, self._activation)
-        return scaled(self._ops.linear(inner, self.weights.down), self._output_scale)
+        weights = self.weights
+        inner, gates = self._ops.linear(x, weights.up), weights.scaled_gates
+        if gates is not None:
+            inner[:, : inner.shape[1] // 2] *= gates.scale
+            inner = self._ops.activate(inner, gates.activation)
+        return scaled(self._ops.linear(inner, weights.down), weights.output_scale)
 
 
 def activation_of(config: ActivationConfig) -> Activation:

@@ -77,8 +77,6 @@ class DecoderLayer:
         if config.has_layer_scale:
             self._layer_scale = loader.checkpoint.load(TensorSlice(f"{prefix}{names.layer_scale}", (1,)))
         self._is_fusible = self._layer_scale is None and config.value_norm is None and own.kv_layer is None
-        if isinstance(self._mlp, MLP):
-            self._is_fusible &= self._mlp.is_fusible
 
         def norm(name: str, is_used: bool) -> Norm | None:
             if not name or not is_used:
@@ -102,6 +100,8 @@ class DecoderLayer:
             return None
         scales = [each.output_scale for each in (attention, state) if each is not None]
         if self._mixer_output_norm is not None and set(scales) != {1.0}:
+            return None
+        if self._mlp_output_norm is not None and isinstance(self._mlp, MLP) and self._mlp.weights.output_scale != 1.0:
             return None
         return LayerWeights(
             input_norm=self._input_norm,

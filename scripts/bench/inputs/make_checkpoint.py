@@ -22,6 +22,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from tokenloom.scripts.bench.inputs.hybrid_shapes import FINAL_NORMS, HYBRID_KINDS, layer_shapes, qwen_fields
+
 Config: TypeAlias = dict[str, object]  # config.json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,6 +52,7 @@ LLAMA3_ROPE: Config = {
 }
 
 KINDS: dict[str, Config] = {  # fields of config.json that a family adds to Llama's or replaces
+    **HYBRID_KINDS,
     "gemma3_text": {
         "architectures": ["Gemma3ForCausalLM"],
         "hidden_activation": "gelu_pytorch_tanh",
@@ -118,6 +121,16 @@ CONFIGS: dict[str, Config] = {
     "8b": config_of("qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
     "14b": config_of("qwen3", 5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
     "30b-a3b": config_of("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768),
+    "190m-qwen3.5": config_of("qwen3_5_text", 1024, 8, 8, 2, 3072, 32000, head_dim=128, **qwen_fields(8, 16, 16)),
+    "60m-qwen3.5": config_of("qwen3_5_text", 512, 8, 8, 2, 1536, 32000, **qwen_fields(8, 4, 8)),
+    "170m-bamba": config_of("bamba", 1024, 8, 16, 4, 3072, 32000, mamba_n_heads=32, attn_layer_indices=[3, 7]),
+    "140m-lfm2": config_of("lfm2", 1024, 8, 16, 4, 3072, 32000, layer_types=(["conv"] * 3 + ["full_attention"]) * 2),
+    "50m-granite-h": config_of(
+        *("granitemoehybrid", 512, 8, 8, 2, 1536, 32000),
+        mamba_n_heads=16,
+        shared_intermediate_size=1536,
+        layer_types=(["mamba"] * 3 + ["attention"]) * 2,
+    ),
     "20m-gemma3": config_of("gemma3_text", 256, 12, 4, 2, 1024, 32000, head_dim=64),
     "tiny-llama": config_of("llama", 96, 2, 3, 1, 200, 307),
     "tiny-mistral": config_of("mistral", 64, 2, 4, 2, 136, 331, sliding_window=48),
@@ -145,6 +158,11 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         return value
 
     hidden, vocab = number("hidden_size"), number("vocab_size")
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    if config["model_type"] in HYBRID_KINDS:
+        for layer in range(number("num_hidden_layers")):
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(config, layer).items()}
+        return shapes | {f"{FINAL_NORMS.get(str(config['model_type']), 'model.norm')}.weight": (hidden,)}
     head_dim = number("head_dim")
     query, key = number("num_attention_heads") * head_dim, number("num_key_value_heads") * head_dim
     is_qwen2 = config["model_type"] == "qwen2"
@@ -160,7 +178,6 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         vectors |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
     if config["model_type"] in ("gemma3_text", "qwen3", "qwen3_moe"):
         vectors |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(number("num_hidden_layers")):
         for name, (rows, columns, has_bias) in (matrices | _mlp_shapes(config, layer)).items():
             shapes[f"model.layers.{layer}.{name}.weight"] = (rows, columns)

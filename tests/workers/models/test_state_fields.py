@@ -102,7 +102,7 @@ def is_seen(case: Case, config: ModelConfig) -> bool:
 @pytest.mark.parametrize("family", some(FAMILIES, 2))
 def test_each_field_of_the_state_acts(family: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family, SHORT)
-    assert not is_seen(case, case.config)
+    assert not is_seen(case, case.config) and load(case.folder, case.config).is_fused
     assert [name for name, config in changes(case.config).items() if not is_seen(case, config)] == []
 
 
@@ -110,5 +110,6 @@ def test_each_field_of_the_state_acts(family: str, tmp_path: Path) -> None:
 def test_each_field_of_the_layers_acts(family: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family, SHORT)
     unused = {"gate_scale"} if not case.config.activation.is_gated else set()
+    assert load(case.folder, case.config).is_fused
     changed = model_changes(case.config)
     assert {name for name, config in changed.items() if not is_seen(case, config)} <= unused
