@@ -26,7 +26,7 @@ class MLP:
         gate_scale: float = 1.0,
         output_scale: float = 1.0,
     ) -> None:
-        """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: factor of a gated block's gates."""
+        """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: of a gated block's gates."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
         if names.gate_up and activation.is_gated:

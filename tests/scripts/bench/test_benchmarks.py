@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tokenloom.ipc.messages.base import LEASE_S
+from tokenloom.scripts.bench.cases.hybrids import CASES as HYBRID_STEPS
 from tokenloom.scripts.bench.cases.kernels import CASES as STEPS
 from tokenloom.scripts.bench.cases.states import CASES as STATE_STEPS
 from tokenloom.scripts.bench.engine_process import Engine
@@ -99,6 +100,12 @@ CASES = {
     "groups": Case("groups --chunks 2048 --draws 1", "what", ["bytes", *["pool"] * 3] * 2),
     "kernels": Case("kernels demo --rounds 1", "case", list(STEPS), ("least_ms", "share_of_limit")),
     "states": Case("states --rounds 1", "case", [name for name in STATE_STEPS for _ in range(7)], ("us_per_token",)),
+    "hybrids": Case(
+        "hybrids 50m-granite-h --rounds 1",
+        "case",
+        list(HYBRID_STEPS),
+        ("call_ms", "layers_to_call", "transformers_to_call"),
+    ),
     "transcripts": Case(
         f"multimodal {DEMO}/audio --audio --rounds 2 --clip-s 3 --transcript 9 --batch 2",
         "part",
