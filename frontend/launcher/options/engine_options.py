@@ -266,6 +266,10 @@ class EngineOptions(TypedDict, total=False):
     """client certificates: 0: none, 1: checked if given, 2: required (default: 0)"""
     http_timeout_s: float | None
     """an incomplete HTTP request is refused after so long without new bytes (default: 20.0)"""
+    sse_keep_alive_s: float | None
+    """no stream is silent for longer: it gets a comment meanwhile; 0: streams may be silent (default: 5.0)"""
+    sse_keep_alive_interval: float | None
+    """the same as sse_keep_alive_s"""
     access_log: Literal["off", "errors", "all"] | None
     """a line for each HTTP request at its end; errors: if it failed (default: errors)"""
     api_key: list[str] | Text | None

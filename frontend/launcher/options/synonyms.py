@@ -17,6 +17,7 @@ NAMES = {  # alias: option
     "speculative_config": "speculation",
     "sc": "speculation",
     "address": "listen",
+    "sse_keep_alive_interval": "sse_keep_alive_s",
     "q": "quantization",
     "mm": "mmproj",
     "num_gpu_blocks_override": "num_kv_blocks",

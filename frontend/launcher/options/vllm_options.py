@@ -102,7 +102,7 @@ REFUSED = {
     "template, roles and parts are those of the chat template": "response_role=assistant "
     "chat_template_content_format=auto|string",
     "answers carry no such thing": "enable_return_routed_experts? return_sampling_mask? "
-    "tokens_only? sse_keep_alive_interval=0 tool_strict_level=auto",
+    "tokens_only? tool_strict_level=auto",
     "there is one HTTP server": "grpc_port grpc? ssl_ciphers allow_credentials? enable_scale_out?",
     "the KV cache has one kind of numbers": "kv_cache_dtype_skip_layers*",
 }

@@ -17,6 +17,7 @@ from ...forms.anthropic.request_body import MessagesRequest, schema_field
 from ...forms.openai.errors import encode_json, stream_error
 from ...forms.openai.params import schema_errors_about
 from .continuation import current
+from .keep_alive import COMMENT
 from .openai.chat import ChatCompletion
 from .openai.events import event
 from .openai.run import Run
@@ -45,22 +46,25 @@ class MessageCreation:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded events of each turn (loop iteration) of the frontend that has deltas; the caller sends the
         `end`. An error before the first event is raised; a later error becomes an event."""
-        has_begun = current().is_resumed
+        continuation, has_begun = current(), False
         try:
             async with contextlib.aclosing(self._progress()) as progress:
                 async for events in progress:
-                    if events:
-                        yield _encoded(events)
+                    yield _encoded(events)
                     has_begun = True
             self._end_events = _encoded(self._closing)
         except Exception as error:
-            if not has_begun:
+            if not (has_begun or continuation.is_resumed):
                 raise
             self._end_events = event(message_error(stream_error(error))[0], "error")
 
     def end(self) -> bytes:
         """Return the events after those of `events`."""
         return self._end_events
+
+    def idle(self) -> bytes:
+        """Return the bytes for times without events: once the message has begun, Anthropic's event."""
+        return event({"type": "ping"}, "ping") if self._usage else COMMENT
 
     async def _progress(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events: one list per turn of the frontend that has deltas; then set those that end the message. An

@@ -53,6 +53,7 @@ class Continuation(msgspec.Struct):
     answers: dict[int, Answer] = {}  # by choice
     num_events: int = 0  # the last Shown's
     num_cached: int = 0  # the last Shown's
+    rendered_cached: int = 0  # the next Shown's num_cached
     seed: int = 0  # the last Shown's
     is_resumed: bool = False  # whether the client has bytes of the answer
     is_kept: bool = False  # whether somebody reads the Shown of each part; without a reader none is made
@@ -69,6 +70,7 @@ class Continuation(msgspec.Struct):
         """Return the state that the answer reaches with a part that holds all that is rendered so far. `num_events`:
         events in the part."""
         self.num_events += num_events
+        self.num_cached = self.rendered_cached
         shown = Shown([], [], self.num_events, self.num_cached, self.seed)
         for choice, delta in self.rendered:
             shown.tokens += [(choice, token_id) for token_id in decode_ids(delta.token_ids)]
@@ -76,6 +78,10 @@ class Continuation(msgspec.Struct):
                 shown.ended.append((choice, delta.finish_reason))
         self.rendered.clear()
         return shown
+
+    def nothing_shown(self) -> Shown:
+        """Return the state of the answer for a part that shows nothing."""
+        return Shown([], [], self.num_events, self.num_cached, self.seed)
 
     def submits(self, given: Sequence[Submit], new_seed: Callable[[], int]) -> list[Submit]:
         """Return the submits of a request with the tokens that its client has, if the request may have to go on in

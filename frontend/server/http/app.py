@@ -34,6 +34,7 @@ from ...forms.speech.families import prompts_of
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
 from ..api.anthropic import MessageCreation
+from ..api.keep_alive import KeepAlive
 from ..api.openai.background_response import BackgroundResponse
 from ..api.openai.chat import ChatCompletion
 from ..api.openai.chat_batch import ChatBatch
@@ -139,7 +140,7 @@ class GeneratingEndpoints:
                 model = await self._engine.model_of(parsed.body)
                 work = await start(parsed._replace(body=with_defaults(parsed.body, self._spec)), model)
             if not isinstance(work, Whole) and getattr(parsed.body, "stream", None):
-                return EventStream(work.events(), work.end)
+                return EventStream(work.events(), work.end, work.idle)
             report_tokens(request.scope)
             whole = await until_disconnect(request.receive, work.whole())
             if whole is None:
@@ -244,6 +245,7 @@ def new_app(
         open_requests,
         WebPages.of(config),
         frontend.note,
+        KeepAlive(config.sse_keep_alive_s),
     )
     if config.cors_origins is None:
         return middleware

@@ -14,9 +14,10 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -31,7 +32,8 @@ from ...forms.openai.errors import HttpError, json_response, to_http_error
 from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
 from ..api.continuation import current, working_on
-from ..api.openai.events import SERVER_SEND
+from ..api.keep_alive import KEEP_ALIVE, KeepAlive
+from ..api.openai.events import DONE, SERVER_SEND, EventStream, event
 from ..api.response_warnings import collect_warnings
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
@@ -64,6 +66,7 @@ class HttpMiddleware:
         open_requests: OpenRequests | None = None,
         pages: WebPages | None = None,
         note: ReadingNote | None = None,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
         """`on_refused` is called with the reason of each refusal (a metric label). `root_path` is removed from paths if
         the proxy has left it there. `note` records which request, probes excepted, is being worked on; None: a note in
@@ -75,6 +78,7 @@ class HttpMiddleware:
         self._root_path = root_path
         self._open_requests = open_requests or OpenRequests()
         self._pages = pages or WebPages()
+        self._keep_alive = keep_alive or KeepAlive(0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -109,6 +113,7 @@ class HttpMiddleware:
             await send(message)
 
         scope.setdefault(SERVER_SEND, send)
+        scope[KEEP_ALIVE] = self._keep_alive
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
         self._open_requests.add(1)
         try:
@@ -118,6 +123,8 @@ class HttpMiddleware:
             return
         except Exception as error:
             response = _error_response(error, scope)
+            if current().is_resumed:
+                response = in_stream(response, scope["path"])
             if not has_started:
                 await response(scope, receive, send_with_headers)
         finally:
@@ -213,6 +220,22 @@ def _error_response(error: Exception, scope: Scope) -> Response:
     has_form = has_message_errors(scope["path"], dict(scope["headers"]))
     body, status = message_error(answer) if has_form else (answer.body, answer.status)
     return json_response(body, status, answer.headers)
+
+
+def in_stream(error: Response, path: str) -> EventStream:
+    """Return an error as the end of a stream that an earlier frontend has begun."""
+    body = bytes(error.body)
+    end = event(msgspec.Raw(body)) + DONE
+    if has_ollama_errors(path):
+        end = body + b"\n"
+    elif path.endswith(("/v1/messages", "/v1/responses")):
+        end = event(msgspec.Raw(body), "error")
+    return EventStream(_no_chunks(), lambda: end)
+
+
+async def _no_chunks() -> AsyncGenerator[bytes, None]:
+    return
+    yield b""
 
 
 def shown_path(path: str) -> str:

@@ -126,7 +126,7 @@ class OllamaEndpoints:
 
     async def _answer(self, request: Request, answer: OllamaAnswer, *, is_streamed: bool) -> Response:
         if is_streamed:
-            return LineStream(answer.lines(), answer.end)
+            return LineStream(answer.lines(), answer.end, bytes)
         report_tokens(request.scope)
         return await _unless_gone(request, answer.whole(), partial(Response, media_type="application/json"))
 

@@ -263,6 +263,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_timeout_s: Annotated[float, _http("an incomplete HTTP request is refused after so long without new bytes")] = (
         20.0
     )
+    sse_keep_alive_s: Annotated[
+        float, _http("no stream is silent for longer: it gets a comment meanwhile; 0: streams may be silent")
+    ] = 5.0
     access_log: Annotated[
         Literal["off", "errors", "all"], _logging("a line for each HTTP request at its end; errors: if it failed")
     ] = "errors"
@@ -362,8 +365,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1e9:
                 raise ConfigError(f"{_flag(name)} must be in (0, 1e9] seconds, got {value}")
-        if not 0 <= self.drain_timeout_s <= 1e9:
-            raise ConfigError(f"--drain-timeout-s must be in [0, 1e9] seconds, got {self.drain_timeout_s}")
+        for name in ("drain_timeout_s", "sse_keep_alive_s"):
+            if not 0 <= getattr(self, name) <= 1e9:
+                raise ConfigError(f"{_flag(name)} must be in [0, 1e9] seconds, got {getattr(self, name)}")
         default_s, max_s = self.default_timeout_s, self.max_timeout_s
         if default_s is not None and max_s is not None and default_s > max_s:
             raise ConfigError(

@@ -18,6 +18,7 @@ from .....ipc.errors import Overloaded, RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.items import Event
 from ..continuation import current
+from ..keep_alive import COMMENT
 from .response_store import ResponseStore
 from .responses import ResponseCreation, encode_events
 
@@ -56,6 +57,10 @@ class BackgroundResponse:
     def end(self) -> bytes:
         """Return the events after those of `events`: none."""
         return b""
+
+    def idle(self) -> bytes:
+        """Return the bytes for times without events."""
+        return COMMENT
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """Yield the encoded events after sequence number `after` (-1: all events) until the stream ends. RequestError

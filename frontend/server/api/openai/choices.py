@@ -21,6 +21,7 @@ from ....forms.openai.errors import encode_json
 from ....forms.openai.generation import Generation
 from ....forms.openai.params import constraint_field, errors_about, prompt_errors_about
 from ..continuation import current
+from ..keep_alive import COMMENT
 from .events import DONE, TextEvents, event
 from .local_engine import LocalEngine
 from .run import Run
@@ -104,6 +105,10 @@ class EngineResponse(ABC):
     def pin_adapter(self, digest: bytes) -> None:
         """Use the adapter with this digest, even if its name stands for another adapter when the requests run."""
         self._submits = [msgspec.structs.replace(each, adapter_digest=digest) for each in self._submits]
+
+    def idle(self) -> bytes:
+        """Return the bytes for times without events."""
+        return COMMENT
 
     @abstractmethod
     async def whole(self) -> bytes | Response:

@@ -1,8 +1,8 @@
 """EventStream: a response of server-sent events, with one write per turn (loop iteration) of the frontend.
 
-The headers are sent with the first chunk: an error before it is raised and sets the status, a later error becomes an
-event. A disconnect of the client ends the stream. The code avoids task groups and objects per chunk, because every
-token takes this path.
+The headers are sent with the first chunk, or before it if a stream is silent for long: an error before them is raised
+and sets the status, a later error becomes an event. A disconnect of the client ends the stream. The code avoids task
+groups and objects per chunk, because every token takes this path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ....forms.openai.errors import HttpError, encode_json, stream_error
-from ..continuation import SHOWN, TOKENS, Continuation, Shown, current
+from ..continuation import SHOWN, TOKENS, Shown, current
+from ..keep_alive import COMMENT, KEEP_ALIVE, KeepAlive
 
 T = TypeVar("T")
 
@@ -50,7 +51,8 @@ class TextEvents:
 
 class EventStream(Response):
     """Response that sends `chunks`, each one or more whole events, and then the `end`. A disconnect closes `chunks` at
-    once. Chunks that are made while the request's continuation is muted are not sent."""
+    once. Chunks that are made while the request's continuation is muted are not sent. After the head an error is an
+    event."""
 
     separator = b"\n\n"  # after each event
     headers_sent = _HEADERS
@@ -60,45 +62,66 @@ class EventStream(Response):
         """Encode the error that ends a stream."""
         return event(error.body)
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], end: Callable[[], bytes]) -> None:
-        """`end` is called after the last chunk. It may return no bytes."""
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], end: Callable[[], bytes], idle: Callable[[], bytes] = lambda: COMMENT
+    ) -> None:
+        """`end` is called after the last chunk; it may return no bytes. `idle` returns bytes for times without events;
+        none: nothing is sent."""
         self._chunks = chunks
-        self._end = end
+        self._end, self._idle = end, idle
+        self._continuation = current()
+        self._has_head = False
+        self.num_parts = 0
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_disconnect(receive, self._serve(scope, receive, send))
+        await until_disconnect(receive, self._serve(scope, send))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        continuation, failure = current(), b""
-        has_begun = False
+    async def _serve(self, scope: Scope, send: Send) -> None:
+        self._send, self._send_part = send, scope.get(SERVER_SEND, send)
+        keep_alive = scope.get(KEEP_ALIVE) or KeepAlive(0)
+        continuation, failure = self._continuation, b""
         async with contextlib.aclosing(self._chunks):
-            try:
-                async for chunk in self._chunks:
-                    if continuation.is_muted:
-                        continue
-                    if not has_begun:
-                        has_begun = True
-                        await self._send_head(send)
-                        send = scope.get(SERVER_SEND, send)
-                    await send(self._part(chunk, continuation))
-            except Exception as error:
-                if not (has_begun or continuation.is_resumed):
-                    raise
-                failure = self.encode_error(stream_error(error))
-            if not has_begun:
-                await self._send_head(send)
-                send = scope.get(SERVER_SEND, send)
-            await send(self._part(failure + self._end(), continuation, has_more=False))
+            with keep_alive.watching(self):
+                try:
+                    async for chunk in self._chunks:
+                        if continuation.is_muted:
+                            continue
+                        if not self._has_head:
+                            await self._begin()
+                        self.num_parts += 1
+                        await self._send_part(self._part(chunk))
+                except Exception as error:
+                    if not continuation.is_resumed:
+                        raise
+                    failure = self.encode_error(stream_error(error))
+            if not self._has_head:
+                await self._begin()
+            await self._send_part(self._part(failure + self._end(), has_more=False))
 
-    async def _send_head(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(self.headers_sent)})
+    async def _begin(self) -> None:
+        """Send the head."""
+        self._has_head = self._continuation.is_resumed = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(self.headers_sent)})
 
-    def _part(self, body: bytes, continuation: Continuation, *, has_more: bool = True) -> Message:
+    def _part(self, body: bytes, *, has_more: bool = True) -> Message:
         part: Message = {"type": "http.response.body", "body": body, "more_body": has_more}
-        if continuation.is_kept:
-            part[SHOWN] = continuation.take_shown(body.count(self.separator))
+        if self._continuation.is_kept:
+            part[SHOWN] = self._continuation.take_shown(body.count(self.separator))
         return part
+
+    async def fill_silence(self) -> None:
+        """Send the bytes for times without events; they show nothing."""
+        idle = self._idle()
+        if not idle:
+            return
+        if not self._has_head:
+            await self._begin()
+        self.num_parts += 1
+        part: Message = {"type": "http.response.body", "body": idle, "more_body": True}
+        if self._continuation.is_kept:
+            part[SHOWN] = self._continuation.nothing_shown()
+        await self._send_part(part)
 
 
 def report_tokens(scope: Scope) -> None:

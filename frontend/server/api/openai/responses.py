@@ -19,6 +19,7 @@ from ....forms.openai.params import errors_about, schema_errors_about
 from ....forms.openai.prompts import response_id
 from ....forms.openai.response_body import ResponsesRequest, schema_field, tool_names
 from ..continuation import current
+from ..keep_alive import COMMENT
 from .chat import ChatCompletion
 from .events import event
 from .local_engine import LocalEngine
@@ -87,6 +88,10 @@ class ResponseCreation:
     def end(self) -> bytes:
         """Return the events after those of `events`."""
         return self._end
+
+    def idle(self) -> bytes:
+        """Return the bytes for times without events."""
+        return COMMENT
 
     async def progress(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events in order: one list, possibly empty, per turn of the frontend, and a last list that ends the

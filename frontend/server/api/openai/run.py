@@ -126,7 +126,7 @@ class Run:
         """Return deltas that are about to be rendered; note them if the answer may have to go on elsewhere."""
         if self._continuation.is_kept:
             self._continuation.rendered += deltas
-            self._continuation.num_cached = self.num_cached_tokens
+            self._continuation.rendered_cached = self.num_cached_tokens
         return deltas
 
     def _take(self) -> ChoiceDeltas:

@@ -7,6 +7,7 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenloom.frontend.forms.openai.errors import json_response
+from tokenloom.frontend.forms.openai.errors import HttpError, json_response
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
 from tokenloom.frontend.listening.open_requests import OpenRequests
+from tokenloom.frontend.server.api.continuation import Continuation, working_on
 from tokenloom.frontend.server.api.openai.body_reader import BodyReader
 from tokenloom.frontend.server.helpers.intake import new_intake_helper
 from tokenloom.frontend.server.helpers.pool import HelperPool
@@ -255,3 +257,35 @@ def test_a_task_that_is_made_for_a_request_is_noted_under_its_key() -> None:
         return [await of_request, await asyncio.create_task(work())]
 
     assert asyncio.run(main()) == [key, NONE]
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "end"),
+    [
+        ("/v1/chat/completions", b'data: {"error":', b"data: [DONE]\n\n"),
+        ("/v1/messages", b'event: error\ndata: {"type":"error",', b"}\n\n"),
+        ("/v1/responses", b'event: error\ndata: {"error":', b"}\n\n"),
+        ("/api/chat", b'{"error":', b"}\n"),
+    ],
+)
+def test_an_error_of_a_stream_that_an_earlier_frontend_has_begun_ends_the_stream(
+    path: str, begin: bytes, end: bytes
+) -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise HttpError(503, "the engine drains")
+
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    app = HttpMiddleware(fails, None, 99, lambda why: None)
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    with working_on(Continuation(nonce=b"n", created=0.0, is_resumed=True)):
+        asyncio.run(app(scope, receive, send))
+    head, last = messages
+    assert head["status"] == 200 and not any(name == b"content-length" for name, _ in head["headers"])
+    assert last["body"].startswith(begin) and last["body"].endswith(end) and not last["more_body"]
