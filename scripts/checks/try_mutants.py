@@ -19,11 +19,13 @@ Exit code 1 and one line for each mutant without its text in the file, or that a
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,6 +37,10 @@ from tokenloom.tests.support.run_record import OPTION, RunRecord
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts/checks/mutants"
 LIMIT_S = 600  # of the tests of one mutant: it may hang them
+
+# Python takes a compiled file for current if size and second of change are those of the source. No two texts of a file
+# may have the same second, so that compiled files can be kept from one mutant to the next.
+_changed_at = itertools.count(int(time.time()) + 1)
 
 
 class Mutant(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,13 +86,18 @@ def main() -> int:
     num_faults = 0
     with tempfile.TemporaryDirectory() as place:
         tree = Path(place, "tokenloom")
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"))
+        copy_tree(tree)
         for mutant in mutants:
             for fault in try_mutant(tree, mutant, with_left=options.left):
                 num_faults += 1
                 print(f"{mutant.file}: {mutant.new.strip()!r}: {fault}", flush=True)
     print(f"{len(mutants)} mutants tried, {num_faults} faults")
     return int(num_faults > 0)
+
+
+def copy_tree(tree: Path) -> None:
+    """Copy the working tree, with its compiled files."""
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.egg-info"))
 
 
 def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
@@ -96,13 +107,19 @@ def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
     if text.count(mutant.old) != 1:
         yield f"its old text stands there {text.count(mutant.old)} times"
         return
-    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    _write(path, text.replace(mutant.old, mutant.new))
     try:
         yield from survivors(tree, mutant.red)
         if with_left and mutant.left:
             yield from (f"{fault}, though it left" for fault in survivors(tree, mutant.left, "-m", ""))
     finally:
-        path.write_text(text, encoding="utf-8")
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    changed_at = next(_changed_at)
+    os.utime(path, (changed_at, changed_at))
 
 
 def survivors(tree: Path, laws: Sequence[str], *arguments: str) -> list[str]:
@@ -111,7 +128,8 @@ def survivors(tree: Path, laws: Sequence[str], *arguments: str) -> list[str]:
         record = Path(place, "record.json")
         plugin = ["-p", "tokenloom.tests.support.run_record", OPTION, str(record)]
         command = [sys.executable, "-m", "pytest", "-q", *plugin, *arguments, *laws]
-        environment = os.environ | {"PYTHONPATH": str(tree.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": str(tree.parent)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         try:
             run = subprocess.run(command, cwd=tree, env=environment, timeout=LIMIT_S, capture_output=True, check=False)
         except subprocess.TimeoutExpired:

@@ -71,6 +71,17 @@ def test_a_law_that_a_mutant_does_not_turn_red_is_a_fault(tmp_path: Path, monkey
         assert list(try_mutant(tmp_path, mutant, with_left=False)) == [f"its old text stands there {count} times"]
 
 
+def test_each_text_of_a_file_has_a_second_of_its_own_so_that_no_compiled_file_of_another_is_taken(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text("def add(a, b):\n    return a + b\n")
+    mutant = Mutant("sums.py", "a + b", "a - b", ["test_none.py::test_none"])
+    before = file.stat().st_mtime
+    changed = [file.stat().st_mtime for _ in try_mutant(tmp_path, mutant, with_left=False)]
+    assert len({int(each) for each in (before, *changed, file.stat().st_mtime)}) == 3
+
+
 def test_every_mutant_fits_the_code_and_names_laws_of_the_default_run() -> None:
     """By their texts; `try_mutants.py` runs them."""
     root, faults = FOLDER.parents[2], []
