@@ -2,19 +2,22 @@
 
 A wheel has a library per level and element type in `prebuilt/`, with the digests of their sources and flags; a library
 is used only if the digest still matches. In a cache folder the digest, which also covers the compiler, is the name of a
-library's folder; a finished library appears there by a rename. Knows nothing of processors or of the functions.
+library's folder; a finished library appears there by a rename. Of several processes that lack a library one compiles it
+and the others wait. Knows nothing of processors or of the functions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .compiler import (
@@ -90,19 +93,39 @@ def cached_library(level: str, is_bf16: bool, root: Path, sources: Path = SOURCE
     library = folder / LIBRARY_NAME
     _make_private(root)
     if not _is_private(library):
-        shutil.rmtree(folder, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".build-", ignore_cleanup_errors=True) as scratch:
-            made = Path(scratch) / "library"
-            made.mkdir(mode=0o700)
-            compile_library(compiler, level, is_bf16, FOR_THIS_MACHINE, made / LIBRARY_NAME, sources)
-            (made / LIBRARY_NAME).chmod(0o700)
-            try:
-                made.rename(folder)
-            except OSError:
-                if not _is_private(library):  # if it is, another process compiled it first
-                    raise
-        _drop_old(root, time.time())
+        with _locked(root):
+            if not _is_private(library):  # else another process compiled it meanwhile
+                _compile_into(folder, level, is_bf16, compiler, sources)
+                _drop_old(root, time.time())
     return library
+
+
+def _compile_into(folder: Path, level: str, is_bf16: bool, compiler: str, sources: Path) -> None:
+    """Compile a library of a cache folder; `folder` appears when it is finished."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-", ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / "library"
+        made.mkdir(mode=0o700)
+        compile_library(compiler, level, is_bf16, FOR_THIS_MACHINE, made / LIBRARY_NAME, sources)
+        (made / LIBRARY_NAME).chmod(0o700)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not _is_private(folder / LIBRARY_NAME):  # if it is, a process on another machine compiled it first
+                raise
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold the lock of a cache folder, which the end of a process releases. A file system without locks goes without:
+    then two processes may compile the same library, and one of the two stays."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_private(root: Path) -> None:

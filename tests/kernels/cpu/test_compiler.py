@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ from tokenloom.kernels.cpu.loader import load_kernels, load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
+from tokenloom.tests.support.waiting import wait_until
 
 CPU = torch.device("cpu")
 HERE = instruction_levels()
+LOCKS = Path("/proc/locks")  # "->" marks those that wait
 needs_kernels = pytest.mark.skipif(not HERE, reason="the processor has no AVX2")
 
 
@@ -88,6 +91,29 @@ def test_a_library_is_compiled_once(sources: Path, tmp_path: Path) -> None:
     assert cached_library(HERE[-1], True, root, sources) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in root.iterdir()] == [first.parent.name]  # no other files
+
+
+def test_several_that_lack_a_library_compile_it_once(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here two threads: a lock belongs to an open file."""
+    root, calls, gate = tmp_path / "cache", tmp_path / "calls", tmp_path / "gate"
+    os.mkfifo(gate)
+    fake_compiler(tmp_path, f'for last; do :; done\necho call >> {calls}\nread line < {gate}\necho ours > "$last"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def is_contended() -> bool:
+        """Whether one waits for the other, or both compile."""
+        started = len(calls.read_text().splitlines()) if calls.exists() else 0
+        waits = any("->" in line and f":{root.stat().st_ino} " in line for line in LOCKS.read_text().splitlines())
+        return started == 2 or (started == 1 and waits)
+
+    with gate.open("r+b", buffering=0) as lines, ThreadPoolExecutor() as pool:
+        made = [pool.submit(cached_library, "AVX2", True, root, sources) for _ in range(2)]
+        wait_until(is_contended)
+        lines.write(b"go\n" * 4)  # one for each run of the compiler
+    assert made[0].result() == made[1].result()
+    assert len(calls.read_text().splitlines()) == 2, "a source and the library of it"
 
 
 @pytest.mark.parametrize("harm", ["mode", "owner", "folder"])
