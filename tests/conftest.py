@@ -1,14 +1,16 @@
 """Selects Triton's interpreter if there is no GPU, before anything imports triton, and sleeping waits for OpenMP.
-A slow machine fails no property test. The end of a run prints the day of its cases.
+A slow machine fails no property test. The end of a run prints the day of its cases. What the collection makes is not
+searched for garbage, since it stays to the end.
 
 Temporary folders have short names, since engines put sockets there.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,16 @@ def no_ignored_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -356,12 +356,12 @@ def _name(dtype: torch.dtype) -> str:
     return {BF16: "bf16", FP16: "fp16", FP32: "fp32"}[dtype]
 
 
-def compile_forms(architecture: int, is_quick: bool, third: int | None) -> Iterator[Report]:
-    """Yield a report for each kernel that the forms, or every third of them, launch, once per kernel."""
+def compile_forms(architecture: int, is_quick: bool, first: int, every: int) -> Iterator[Report]:
+    """Yield a report for each kernel that the forms, of `every` one from number `first` on, launch, once per kernel."""
     triton.runtime.driver.set_active(NoDevice(architecture))
     launched: list[str] = []  # label of the form of each launch
     with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as kernels:
-        for form, launch in itertools.islice(forms(architecture, is_quick), third, None, 1 if third is None else 3):
+        for form, launch in itertools.islice(forms(architecture, is_quick), first, None, every):
             launch()
             launched.extend([form] * (len(kernels) - len(launched)))
     for form, kernel in zip(launched, kernels.values(), strict=True):
@@ -392,14 +392,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Compile the Triton kernels ahead of time and print their resources.")
     parser.add_argument("--architectures", type=int, nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--quick", action="store_true", help="attention in one form only")
-    parser.add_argument("--third", type=int, choices=range(3), help="every third form, from this one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first form")
+    parser.add_argument("--every", type=int, default=1, help="compile one of so many forms")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args(arguments)
     if not options.json:
         print(f"{'kernel':48} {'sm':>3} {'registers':>9} {'spill B':>8} {'shared B':>9} wgmma")
     with torch.inference_mode():
         for architecture in options.architectures:
-            for report in compile_forms(architecture, options.quick, options.third):
+            for report in compile_forms(architecture, options.quick, options.first, options.every):
                 print(json.dumps(asdict(report)) if options.json else _line(report), flush=True)
 
 

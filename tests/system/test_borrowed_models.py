@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recurrent_checkpoint(tmp_path_factory.mktemp("lfm2"), "lfm2", seed=3)
 
 
-@pytest.fixture(scope="module", params=["transformers", "native"])
+@pytest.fixture(scope="module", params=some(["transformers", "native"], 1))
 def implementation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.oracle import GreedyOracle
 from tokenloom.tests.system.spread_windows import OPTIONS, check_windows, oracle, windowed
 
@@ -34,15 +35,11 @@ def engine(network: Network, windowed: Path) -> Iterator[SpreadEngine]:
         engine.end()
 
 
-def test_two_hosts_answer_a_model_with_windows_as_transformers_do(engine: SpreadEngine, oracle: GreedyOracle) -> None:
-    assert engine.find("worker 1") is None, "the second rank runs on the head"
-    check_windows(engine, oracle, seed=1)
-
-
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rank", some([0, 1], 1))
 def test_a_killed_rank_of_a_model_with_windows_changes_no_answer(
     rank: int, engine: SpreadEngine, network: Network, oracle: GreedyOracle
 ) -> None:
+    assert engine.find("worker 1") is None, "the second rank runs on the head"
     worker = network.wait_agent().wait_rank() if rank else engine.child("worker 0")
     check_windows(engine, oracle, 2 + rank, worker.kill)
     assert not worker.is_running()

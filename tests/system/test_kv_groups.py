@@ -4,6 +4,7 @@ changes."""
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,7 @@ def models_of(folder: Path, family: str) -> tuple[Path, Path]:
     return made, made
 
 
-@pytest.mark.parametrize("role", ["core", "worker 0"])
-@pytest.mark.parametrize("family", some(FAMILIES, 1))
+@pytest.mark.parametrize(("family", "role"), some(list(product(FAMILIES, ["core", "worker 0"])), 1))
 def test_a_kill_beside_drafts_and_two_ranks_changes_no_answer(family: str, role: str, tmp_path: Path) -> None:
     folder, reference = models_of(tmp_path / "m", family)
     rng, vocab_size = random.Random(len(family)), load_model_config(folder).vocab_size

@@ -10,7 +10,8 @@ import pytest
 from tokenloom import RequestOutput
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, check_equal
-from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
+from tokenloom.tests.support.ray_network import RAY_PORT, RayEngine, RayNetwork, obstacle
+from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import Deadline, wait_until
 from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_long, work
 
@@ -105,14 +106,20 @@ def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(
     assert sorted(found) == ["10.44.0.1=0,1", "10.44.0.2=0,1"]
 
 
-def test_an_impossible_placement_ends_the_start_with_what_is_asked_and_free(
-    engine: RayEngine, network: RayNetwork
+@pytest.mark.parametrize(
+    ("num_ranks", "port", "words"),
+    some(
+        [
+            (8, RAY_PORT, "CPU 4 and 4, each on a node of its own, within 1 s; free beside the reserved"),
+            (2, 1, "no Ray cluster at {address}"),
+        ],
+        1,
+    ),
+)
+def test_a_start_without_room_or_cluster_ends_with_what_is_asked_and_free_or_the_address(
+    engine: RayEngine, network: RayNetwork, num_ranks: int, port: int, words: str
 ) -> None:
-    with RayEngine(network, "--tp", "8", "--hosts", "2", "--start-timeout-s", "10") as other:
-        assert "CPU 4 and 4, each on a node of its own, within 1 s; free beside the reserved" in other.refusal()
-
-
-def test_a_wrong_address_is_refused(network: RayNetwork) -> None:
-    address = f"{network.addresses[0]}:1"
-    with RayEngine(network, "--tp", "2", "--hosts", "2", changes=[("RAY_ADDRESS", address)]) as other:
-        assert f"no Ray cluster at {address}" in other.refusal()
+    address = f"{network.addresses[0]}:{port}"
+    arguments = ["--tp", str(num_ranks), "--hosts", "2", "--start-timeout-s", "10"]
+    with RayEngine(network, *arguments, changes=[("RAY_ADDRESS", address)]) as other:
+        assert words.format(address=address) in other.refusal()

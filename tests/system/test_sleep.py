@@ -12,7 +12,7 @@ from tokenloom import LLM, Client, InternalError, RequestError, RequestOutput, S
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.support.today import at_night
+from tokenloom.tests.support.today import at_night, some
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, reconnecting, serve
 
 OPTIONS = ["--max-model-len", "1200", "--num-kv-blocks", "256"]
@@ -82,7 +82,7 @@ def test_sleep_frees_memory_and_requests_wait(engine: Engine, client: Client, le
     assert client.health().num_restarts == num_restarts
 
 
-@pytest.mark.parametrize("role", ["worker 0", *at_night("core", "frontend")])
+@pytest.mark.parametrize("role", some(["worker 0", "core", "frontend"], 1))
 def test_a_process_killed_during_sleep_is_replaced_asleep(engine: Engine, client: Client, role: str) -> None:
     future, expected = begin(engine, client)
     awake = resident_bytes(engine)
@@ -98,11 +98,7 @@ def test_a_process_killed_during_sleep_is_replaced_asleep(engine: Engine, client
 
 @pytest.mark.parametrize(
     ("role", "is_waking"),
-    [
-        ("worker 0", True),
-        ("core", False),
-        *at_night(("worker 0", False), ("core", True), ("frontend", False), ("frontend", True)),
-    ],
+    some([(role, is_waking) for role in ("worker 0", "core", "frontend") for is_waking in (False, True)], 1),
 )
 def test_a_process_killed_during_a_sleep_or_wake_up_reaches_the_new_state(
     engine: Engine, client: Client, role: str, is_waking: bool

@@ -109,7 +109,7 @@ def host(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield engine, client
 
 
-@pytest.mark.parametrize("role", ["", "core", "worker 0", "tier"])
+@pytest.mark.parametrize("role", some(["", "core", "worker 0", "tier"], 2))
 def test_turns_come_back_from_slots_whatever_is_killed(host: tuple[TierEngine, Client], calm: Calm, role: str) -> None:
     engine, client = host
     outputs = ask(client, STEMS, PARAMS)

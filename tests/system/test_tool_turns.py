@@ -30,7 +30,7 @@ def asked(where: str) -> list[Any]:
     return [{"role": "user", "content": f"In {where}: {QUESTION}"}]
 
 
-@pytest.fixture(scope="module", params=some([*FORMS], num_today=2))
+@pytest.fixture(scope="module", params=some([*FORMS], num_today=1))
 def form(request: pytest.FixtureRequest) -> ToolForm:
     return FORMS[request.param]
 

@@ -14,8 +14,10 @@ from tokenloom.ipc.messages.grammar import AdvanceGrammars
 from tokenloom.ipc.messages.workers import SchedulerOutput, TokenMask
 from tokenloom.tests.core.features.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import Harness
+from tokenloom.tests.support.today import some
 
 PROMPT, LENGTH = [1, 2, 3], 60
+EVERY = 6  # of the moments of an answer one is tried in a test
 GRAMMAR = "7,6,1"  # a call: its first token, and five of every seventh
 CALLS = [ConstraintBegin(token_ids=encode_ids([token]), is_included=True) for token in range(0, 997, 11)]
 THOUGHT_ENDS = [ConstraintBegin(token_ids=encode_ids([token])) for token in range(5, 997, 7)]
@@ -138,12 +140,13 @@ def preempt(harness: GrammarHarness) -> None:
 
 @pytest.mark.parametrize("trouble", [lose_helper, lose_core, lose_worker, preempt])
 @pytest.mark.parametrize("num_ahead", [1, 2])
+@pytest.mark.parametrize("first", some(range(1, EVERY + 1), 1))
 def test_parts_stay_where_they_are_whenever_something_is_lost(
-    trouble: Callable[[GrammarHarness], None], num_ahead: int
+    trouble: Callable[[GrammarHarness], None], num_ahead: int, first: int
 ) -> None:
     begins = [*CALLS, THOUGHT]
     expected, _ = expected_with_grammar(GRAMMAR, PROMPT, 0, LENGTH, [], begins, repeats=True)
-    for at in range(1, LENGTH, 2):
+    for at in range(first, LENGTH, EVERY):
         harness = GrammarHarness(steps_in_flight=num_ahead)
         harness.ask(0, PROMPT, LENGTH, GRAMMAR, constraint_begins=begins, constraint_repeats=True)
         while harness.core.num_requests:
@@ -155,9 +158,10 @@ def test_parts_stay_where_they_are_whenever_something_is_lost(
         assert (harness.tokens[0], harness.finished[0].reason) == (expected, "length")
 
 
-def test_a_resumed_answer_is_read_again_from_its_first_call_on() -> None:
+@pytest.mark.parametrize("first", some(range(EVERY), 1))
+def test_a_resumed_answer_is_read_again_from_its_first_call_on(first: int) -> None:
     expected, _ = expected_with_grammar(GRAMMAR, PROMPT, 0, LENGTH, [], CALLS, repeats=True)
-    for num_known in range(LENGTH):
+    for num_known in range(first, LENGTH, EVERY):
         harness = GrammarHarness()
         harness.ask(
             0, PROMPT, LENGTH, GRAMMAR, constraint_begins=CALLS, constraint_repeats=True, outputs=expected[:num_known]
@@ -265,12 +269,13 @@ def test_masks_end_where_the_text_leaves_a_call_that_a_trigger_may_begin(begins:
 
 @pytest.mark.parametrize("begins", [[], THOUGHT_ENDS], ids=["prose", "thought"])
 @pytest.mark.parametrize("trouble", [lose_helper, lose_core, lose_worker, preempt])
+@pytest.mark.parametrize("first", some(range(1, EVERY + 1), 1))
 def test_triggered_parts_stay_where_they_are_whenever_something_is_lost(
-    trouble: Callable[[GrammarHarness], None], begins: list[ConstraintBegin]
+    trouble: Callable[[GrammarHarness], None], begins: list[ConstraintBegin], first: int
 ) -> None:
     triggers = decode_ids(TRIGGERS)
     expected, _ = expected_with_grammar(LEAVING, PROMPT, 0, LENGTH, [], begins, repeats=True, triggers=triggers)
-    for at in range(1, LENGTH, 2):
+    for at in range(first, LENGTH, EVERY):
         harness = GrammarHarness()
         ask_with_triggers(harness, begins)
         while harness.core.num_requests:

@@ -20,7 +20,7 @@ from tokenloom.tests.core.features.tiers.settling import make_slow, settle
 from tokenloom.tests.core.harness import TURN_S, Harness, random_sizes
 from tokenloom.tests.core.kv.group_sets import SETS, Groups
 from tokenloom.tests.core.random_operations import RandomOperations
-from tokenloom.tests.support.today import seeds
+from tokenloom.tests.support.today import seeds, some
 
 DISK = 2  # place
 SALTS = (None, None, "a", "b")
@@ -162,12 +162,12 @@ class TierOperations(RandomOperations):
         self.seen |= Counter(counts)
 
 
-@pytest.mark.parametrize("seed", seeds(4, 196))
+@pytest.mark.parametrize("seed", seeds(3, 197))
 def test_random_operations_with_tiers_keep_every_invariant(seed: int, tmp_path: Path) -> None:
     TierOperations(seed, tmp_path / "blocks").run(400)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some(list(SETS), 4))
 @pytest.mark.parametrize("seed", seeds(1, 49))
 def test_random_operations_with_tiers_and_groups_keep_every_invariant(seed: int, name: str, tmp_path: Path) -> None:
     TierOperations(seed, tmp_path / "blocks", name).run(300)
