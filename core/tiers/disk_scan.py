@@ -9,13 +9,14 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 NAMESPACE_NAME, _FOLDER = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{2}")
 OBJECT_NAME = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{1,16}))?")
 
 
-class ScannedFile(NamedTuple):
+class ScannedFile(msgspec.Struct, frozen=True, gc=False):
     """File whose name is that of an object."""
 
     stamp: int  # time of last use, unix seconds

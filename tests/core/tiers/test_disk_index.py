@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from tokenloom.core.tiers.disk_index import DiskIndex, NoRoom, Reserved, Victim
@@ -122,7 +123,8 @@ def test_an_object_larger_than_a_limit_is_refused_and_removes_nothing() -> None:
 
 def test_a_scan_knows_the_sizes_of_objects() -> None:
     index = DiskIndex([SIZE, 17], 100)
-    files = [scanned(number, number)._replace(num_bytes=size) for number, size in enumerate((17, SIZE, 11, 17))]
+    sizes = (17, SIZE, 11, 17)
+    files = [msgspec.structs.replace(scanned(number, number), num_bytes=size) for number, size in enumerate(sizes)]
     index.add(files, is_foreign=False, now=NOW)
     index.sort()
     assert len(index) == 3 and index.held_bytes == 55
