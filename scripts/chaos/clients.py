@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -39,7 +40,8 @@ class Clients:
         self.tally = Tally([0.0] * num)
         self._work, self._calm, self._seed = work, calm, seed
         self._is_stopping = False
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         target = address.removeprefix("ipc://")
         self._proxies = [Proxy(f"{folder}/client-{i}.sock", target) for i in range(num)]
         self._holds: set[asyncio.Task[None]] = set()
@@ -59,10 +61,15 @@ class Clients:
         self._loop.call_soon_threadsafe(self._proxies[client].cut)
 
     def stop(self) -> int:
-        """Let each client finish its open requests; return 1 if any did not finish in time, else 0."""
+        """Let each client finish its open requests; return 1 if any did not finish in time, else 0. These are
+        cancelled."""
         self._is_stopping = True
         self._thread.join(STOP_S)
-        return int(self._thread.is_alive())
+        is_hung = self._thread.is_alive()
+        if is_hung:
+            self._loop.call_soon_threadsafe(self._streams.cancel)
+            self._thread.join()
+        return int(is_hung)
 
     def _hold(self, client: int, seconds: float) -> None:
         task = self._loop.create_task(self._proxies[client].hold(seconds))
@@ -70,18 +77,21 @@ class Clients:
         task.add_done_callback(self._holds.discard)
 
     def _live(self) -> None:
-        try:
-            self._loop.run_until_complete(self._run())
-        finally:
-            self._loop.close()
+        """Run the clients, and cancel what is left of them and of the proxies before the loop is closed: else it would
+        end later, without a loop."""
+        with self._runner, contextlib.suppress(asyncio.CancelledError):
+            self._runner.run(self._run())
 
     async def _run(self) -> None:
         for proxy in self._proxies:
             await proxy.start()
-        await asyncio.gather(*(self._stream(client) for client in range(self.num)))
-        await asyncio.gather(*self._holds)
-        for proxy in self._proxies:
-            await proxy.close()
+        self._streams = asyncio.gather(*(self._stream(client) for client in range(self.num)))
+        try:
+            await self._streams
+            await asyncio.gather(*self._holds)
+        finally:
+            for proxy in self._proxies:
+                await proxy.close()
 
     async def _stream(self, number: int) -> None:
         rng, tally = random.Random(f"{self._seed} {number}"), self.tally
