@@ -29,6 +29,7 @@ from tokenloom.tests.support.waiting import wait_until
 
 RAY_PORT = 6379
 STORE_BYTES = 80_000_000
+START_S = 180.0  # of an engine: on a busy machine the processes that Ray starts one after the other wait in turn
 WAIT_NODES = """
 import sys, threading, ray
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
@@ -151,6 +152,9 @@ class RayEngine(Engine):
         runtime.mkdir(parents=True)
         options = ["--device", "cpu", "--num-threads", "1", "--distributed-executor-backend", "ray", *arguments]
         super().__init__(runtime, options, network.environment | dict(changes), prefix=network.prefix(0))
+
+    def wait_ready(self, timeout_s: float = START_S) -> str:
+        return super().wait_ready(timeout_s)
 
     def refusal(self) -> str:
         """Wait until its start has failed for its configuration and return its last line."""
