@@ -2,11 +2,13 @@
  *
  * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
  * weights (an online softmax), weighted values. Memory is as slow as all of that together, so the next chunk's keys and
- * values are prefetched evenly over the work on this one. Splits of decode tokens store their largest score, sum and
+ * values are prefetched evenly over the work on this one. With VNNI, a cache of int8 has its own scores and weighted values
+ * (int8_attention.h). Splits of decode tokens store their largest score, sum and
  * weighted values; a second stage merges them.
  */
 #include "attention.h"
 #include "avx2.h"
+#include "int8_attention.h"
 
 #include <math.h>
 
@@ -17,12 +19,6 @@
 #else
 #define SCORED 32 /* a pair of tiles */
 #endif
-
-/* Bytes to prefetch. */
-typedef struct {
-    const char *from;
-    int64_t num_bytes;
-} Span;
 
 typedef struct {
     int64_t num_rows; /* query rows: token by token, each with its heads */
@@ -35,8 +31,10 @@ typedef struct {
     _Alignas(64) float key_scales[CHUNK], value_scales[CHUNK]; /* in a cache of bytes */
     const element *scored[SCORED]; /* keys as elements, whose scores are computed next */
     _Alignas(64) element widened[SCORED * MAX_HEAD_DIM]; /* those of a cache of bytes */
-    Span next[4 * CHUNK]; /* keys, then values, of the next chunk or task, prefetched line by line */
-    int64_t num_next, next_span, next_offset;
+    Prefetch next;
+#ifdef HAS_INT8_ATTENTION
+    Int8Rows int8; /* of a cache of int8 */
+#endif
 #if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #elif !defined(__AVX512F__)
@@ -45,7 +43,7 @@ typedef struct {
 } Task;
 
 static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *task, const element *query,
-                       int64_t query_stride, const Scoring *scoring) {
+                       int64_t query_stride, CacheKind kind, const Scoring *scoring) {
     t->num_rows = (int64_t)task->num_tokens * task->num_heads;
     for (int64_t row = 0; row < t->num_rows; row++) {
         int64_t token = row / task->num_heads, head = task->first_head + row % task->num_heads;
@@ -56,6 +54,14 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
         t->sum[row] = t->largest[row] == -INFINITY ? 0 : 1;
         memset(t->values[row], 0, (size_t)round_up(plan->head_dim, 32) * sizeof(float));
     }
+#ifdef HAS_INT8_ATTENTION
+    if (kind == INT8_CACHE) {
+        for (int64_t row = 0; row < t->num_rows; row++) round_query(&t->int8, row, t->queries[row], plan->head_dim);
+        return;
+    }
+#else
+    (void)kind;
+#endif
 #if defined(HAS_TILES)
     int64_t num_lines = divide_up(plan->head_dim, LINE);
     memset(t->query_tiles, 0, (size_t)num_lines * sizeof t->query_tiles[0]);
@@ -201,15 +207,6 @@ static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring,
     }
 }
 
-/* Prefetches in the order of memory, which the hardware prefetcher follows. */
-INLINE void fetch_next(Task *t) {
-    if (t->next_span >= t->num_next) return;
-    const Span *span = &t->next[t->next_span];
-    _mm_prefetch(span->from + t->next_offset, _MM_HINT_T1);
-    t->next_offset += 64;
-    if (t->next_offset >= span->num_bytes) t->next_offset = 0, t->next_span++;
-}
-
 #ifdef __AVX512F__
 
 #define HELD_ROWS 8 /* rows whose sums of 32 elements stay in registers */
@@ -230,7 +227,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head
             b[row] = load_floats(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
-            fetch_next(t);
+            fetch_next(&t->next);
             Floats32 value = load_value(t->value_rows[i], d, head_dim - d, kind);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
@@ -277,7 +274,7 @@ INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim, const
     int64_t num_lines = divide_up(count, LINE);
     for (int64_t d = 0; d < head_dim; d += 32) {
         for (int64_t i = 0; i < num_lines * LINE; i += LINE / 16) {
-            fetch_next(t), fetch_next(t);
+            fetch_next(&t->next), fetch_next(&t->next);
             pack_values(t, tiles + i / LINE * 2 * TILE + i % LINE * 16, i, count, d, head_dim - d, kind);
         }
         multiply_near(t->values[0] + d, HEAD_STRIDE, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
@@ -290,7 +287,7 @@ INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t coun
                         const int64_t head_dim, const CacheKind kind) {
     int64_t num_lines = SCORED * divide_up(numbers_bytes(kind, head_dim), 64) + (kind != ELEMENT_CACHE);
     for (int64_t at = 0; at < count; at += SCORED) {
-        for (int64_t i = 0; i < num_lines; i++) fetch_next(t);
+        for (int64_t i = 0; i < num_lines; i++) fetch_next(&t->next);
         find_keys(t, at, count, head_dim, kind);
 #ifdef HAS_TILES
         if (kind != ELEMENT_CACHE && head_dim % 16 == 0) {
@@ -308,30 +305,60 @@ INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t coun
     add_all_values(t, count, head_dim, kind);
 }
 
+#ifdef HAS_INT8_ATTENTION
+
+/* The same for a cache of int8, as integers. */
+INLINE void attend_int8(Task *t, int64_t first, int64_t count, const Scoring *scoring, const int64_t head_dim) {
+    const int64_t num_lines = SCORED_KEYS * divide_up(head_dim, 64) + 2; /* the scales of keys and of values, too */
+    for (int64_t i = count; i < round_up(count, SCORED_KEYS); i++) {
+        t->keys[i] = t->keys[count - 1];
+        t->value_rows[i] = t->value_rows[count - 1];
+    }
+    for (int64_t at = 0; at < count; at += SCORED_KEYS) {
+        for (int64_t i = 0; i < num_lines; i++) fetch_next(&t->next);
+        score_int8(t->scores, at, &t->int8, t->num_rows, t->keys + at, head_dim);
+    }
+    weigh(t, first, count, scoring, head_dim, true);
+    for (int64_t row = 0; row < t->num_rows; row++) round_weights(&t->int8, row, t->scores[row], round_up(count, LINE));
+    add_int8_values(t->values, &t->int8, t->num_rows, t->value_rows, round_up(count, JOINED_VALUES), head_dim, &t->next);
+}
+
+#endif
+
 /* With code of its own for the usual sizes of heads. */
 static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring) {
     int64_t head_dim = cache->head_dim;
     if (cache->kind == E4M3_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, E4M3_CACHE);
+#ifdef HAS_INT8_ATTENTION
+    else if (cache->kind == INT8_CACHE && head_dim == 64) attend_int8(t, first, count, scoring, 64);
+    else if (cache->kind == INT8_CACHE && head_dim == 128) attend_int8(t, first, count, scoring, 128);
+    else if (cache->kind == INT8_CACHE) attend_int8(t, first, count, scoring, head_dim);
+#else
     else if (cache->kind == INT8_CACHE && head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, INT8_CACHE);
     else if (cache->kind == INT8_CACHE && head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, INT8_CACHE);
     else if (cache->kind == INT8_CACHE) attend_keys(t, cache, first, count, scoring, head_dim, INT8_CACHE);
+#endif
     else if (head_dim == 64) attend_keys(t, cache, first, count, scoring, 64, ELEMENT_CACHE);
     else if (head_dim == 128) attend_keys(t, cache, first, count, scoring, 128, ELEMENT_CACHE);
     else attend_keys(t, cache, first, count, scoring, head_dim, ELEMENT_CACHE);
 }
 
-/* Lists the memory of keys or values [first, first + count), from to[0] on; returns the number of spans. */
-static int64_t list_spans(Span *to, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache, int side,
-                          int64_t first, int64_t count) {
+/* Lists the memory of keys and values [first, first + count). */
+static void list_spans(Prefetch *to, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache, int64_t first,
+                       int64_t count) {
     int64_t num_bytes = numbers_bytes(cache->kind, cache->head_dim), num_spans = 0;
-    for (int64_t i = 0; i < count;) {
-        Piece piece = piece_at(plan, task, cache, side, first + i, count - i);
-        to[num_spans++] = (Span){piece.tile + piece.offset * num_bytes, piece.count * num_bytes};
-        if (cache->kind != ELEMENT_CACHE)
-            to[num_spans++] = (Span){(const char *)(scales_of(cache, piece.tile) + piece.offset), piece.count * 4};
-        i += piece.count;
-    }
-    return num_spans;
+    for (int side = 0; side < 2; side++)
+        for (int64_t i = 0; i < count;) {
+            Piece piece = piece_at(plan, task, cache, side, first + i, count - i);
+            const int64_t scale_bytes = cache->kind == ELEMENT_CACHE ? 0 : piece.count * (int64_t)sizeof(float);
+            const bool is_whole = piece.count == cache->block_size; /* its scales follow it */
+            int64_t adjacent = piece.count * num_bytes + (is_whole ? scale_bytes : 0);
+            to->spans[num_spans++] = (Span){piece.tile + piece.offset * num_bytes, adjacent};
+            if (scale_bytes && !is_whole)
+                to->spans[num_spans++] = (Span){(char *)(scales_of(cache, piece.tile) + piece.offset), scale_bytes};
+            i += piece.count;
+        }
+    to->num_spans = num_spans, to->span = to->offset = 0;
 }
 
 /* Stores 32 elements of a query row's output, of which `left` exist, in the order of load_value. */
@@ -364,7 +391,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
                      const Cache *cache, const Scoring *scoring, const Rows *out, const AttentionTask *next,
                      bool is_fetched) {
     Task t;
-    begin_task(&t, plan, task, query, query_stride, scoring);
+    begin_task(&t, plan, task, query, query_stride, cache->kind, scoring);
 #ifdef HAS_TILES
     configure_tiles();
 #endif
@@ -374,17 +401,13 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         if (follower == next && next != NULL) after = first_chunk(next);
         int64_t num_after = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
         if (!is_fetched) {
-            int64_t num_spans = list_spans(t.next, plan, task, cache, 0, key, count);
-            num_spans += list_spans(t.next + num_spans, plan, task, cache, 1, key, count);
-            for (int64_t i = 0; i < num_spans; i++) prefetch(t.next[i].from, t.next[i].num_bytes);
+            list_spans(&t.next, plan, task, cache, key, count);
+            for (int64_t i = 0; i < t.next.num_spans; i++) prefetch(t.next.spans[i].from, t.next.spans[i].num_bytes);
         }
         locate(t.keys, t.key_scales, plan, task, cache, 0, key, count);
         locate(t.value_rows, t.value_scales, plan, task, cache, 1, key, count);
-        t.num_next = t.next_span = t.next_offset = 0;
-        if (follower != NULL) {
-            t.num_next = list_spans(t.next, plan, follower, cache, 0, after, num_after);
-            t.num_next += list_spans(t.next + t.num_next, plan, follower, cache, 1, after, num_after);
-        }
+        if (follower != NULL) list_spans(&t.next, plan, follower, cache, after, num_after);
+        else t.next.num_spans = 0;
         is_fetched = true;
         attend_chunk(&t, cache, key, count, scoring);
     }

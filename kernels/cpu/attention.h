@@ -109,6 +109,27 @@ INLINE void prefetch(const char *from, int64_t num_bytes) {
     for (int64_t i = 0; i < num_bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T1);
 }
 
+/* Bytes to prefetch. */
+typedef struct {
+    const char *from;
+    int64_t num_bytes;
+} Span;
+
+/* The keys, then values, of the next chunk or task, prefetched line by line. */
+typedef struct {
+    Span spans[4 * CHUNK];
+    int64_t num_spans, span, offset;
+} Prefetch;
+
+/* Prefetches in the order of memory, which the hardware prefetcher follows. */
+INLINE void fetch_next(Prefetch *next) {
+    if (next->span >= next->num_spans) return;
+    const Span *span = &next->spans[next->span];
+    _mm_prefetch(span->from + next->offset, _MM_HINT_T1);
+    next->offset += 64;
+    if (next->offset >= span->num_bytes) next->offset = 0, next->span++;
+}
+
 /* Applies scale and soft cap to `count` scores at a multiple of 64 bytes. */
 static inline void cap_scores(float *scores, int64_t count, const Scoring *scoring) {
     Floats inner = fill16(scoring->scale / scoring->softcap), cap = fill16(scoring->softcap);

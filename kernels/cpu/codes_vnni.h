@@ -69,12 +69,6 @@ INLINE __m512i load_levels(const Codes *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->levels));
 }
 
-/* sums += codes of 4 inputs x 16 outputs times these inputs. The inputs stay in memory: with its own choice of
- * instruction forms the compiler runs out of registers. */
-INLINE void add_products(__m512i *sums, __m512i codes, const int8_t *inputs) {
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(*sums) : "v"(codes), "m"(*(const int32_t *)(const void *)inputs));
-}
-
 /* The same for a line whose scales are those of its outputs, or of their groups. sums: of the first tile, of the second. */
 INLINE void add_line(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_t *inputs, const LineScale *scales,
                      const Group *numbers, __m512i levels, const int count, const int num_bits, const NumberKind kind) {
@@ -88,8 +82,8 @@ INLINE void add_line(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_t 
         __m512i two = load_step(at + 64, step, num_bits, kind == LEVELS, levels);
 #pragma GCC unroll 6
         for (int i = 0; i < count; i++) {
-            add_products(&a[i], one, inputs + i * LINE + 4 * step);
-            add_products(&b[i], two, inputs + i * LINE + 4 * step);
+            add_byte_products(&a[i], one, inputs + i * LINE + 4 * step);
+            add_byte_products(&b[i], two, inputs + i * LINE + 4 * step);
         }
     }
 #pragma GCC unroll 6
@@ -130,7 +124,7 @@ INLINE void add_halves(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_
             for (int step = LINE_STEPS / 2 * half; step < LINE_STEPS / 2 * (half + 1); step++) {
                 __m512i codes = load_step(at + side * 64, step, num_bits, false, zero_words());
 #pragma GCC unroll 6
-                for (int i = 0; i < count; i++) add_products(&products[i], codes, inputs + i * LINE + 4 * step);
+                for (int i = 0; i < count; i++) add_byte_products(&products[i], codes, inputs + i * LINE + 4 * step);
             }
 #pragma GCC unroll 6
             for (int i = 0; i < count; i++)

@@ -50,32 +50,6 @@ static void stage_queries(Scratch *s, const AttentionTask *task, const element *
     }
 }
 
-/* Moves lane j of row i to lane i of row j. */
-INLINE void transpose_16x16(__m512i r[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 4; i++) {
-            t[8 * half + i] = _mm512_shuffle_i32x4(r[8 * half + i], r[8 * half + 4 + i], 0x88);
-            t[8 * half + 4 + i] = _mm512_shuffle_i32x4(r[8 * half + i], r[8 * half + 4 + i], 0xdd);
-        }
-    for (int i = 0; i < 4; i++) { /* column 4c + i lies in 128-bit lane c */
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-
 /* Packs 32 keys from `at` on into pairs of tiles, one pair for each line of them. */
 INLINE void pack_keys(Scratch *s, int64_t at, int64_t head_dim, const CacheKind kind) {
     element *tile = s->keys + at / 32 * divide_up(head_dim, LINE) * 2 * TILE;

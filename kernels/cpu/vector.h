@@ -125,6 +125,40 @@ INLINE Ints high_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0x
 INLINE Ints even_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0x88); }
 INLINE Ints odd_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0xdd); }
 
+/* Moves lane j of row i to lane i of row j. */
+INLINE void transpose_16x16(__m512i r[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < 4; i++) {
+            t[8 * half + i] = _mm512_shuffle_i32x4(r[8 * half + i], r[8 * half + 4 + i], 0x88);
+            t[8 * half + 4 + i] = _mm512_shuffle_i32x4(r[8 * half + i], r[8 * half + 4 + i], 0xdd);
+        }
+    for (int i = 0; i < 4; i++) { /* column 4c + i lies in 128-bit lane c */
+        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+}
+
+#ifdef __AVX512VNNI__
+/* sums += 4 unsigned bytes of each lane times the same 4 signed bytes. These stay in memory: with its own choice of
+ * instruction forms the compiler runs out of registers. */
+INLINE void add_byte_products(Ints *sums, Ints bytes, const int8_t *others) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(*sums) : "v"(bytes), "m"(*(const int32_t *)(const void *)others));
+}
+#endif
+
 #else
 
 INLINE Floats zero16(void) { return (Floats){_mm256_setzero_ps(), _mm256_setzero_ps()}; }

@@ -115,6 +115,27 @@ def test_large_heads_and_contexts_of_several_splits(ops: CpuOps, stored: torch.d
 
 
 @KINDS
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_queries_that_are_hard_to_round_have_the_answers_of_their_floats(
+    ops: CpuOps, stored: torch.dtype, head_dim: int
+) -> None:
+    """Heads with an outlier, of zeros, of tiny and of huge magnitudes, and one whose weights are nearly all alike; those
+    with NaN or infinities have answers of NaN, and no other head has."""
+    torch.manual_seed(head_dim)
+    query = torch.randn(1, 8, head_dim)
+    query[0, 0, 5], query[0, 1], query[0, 4] = 90, 0, query[0, 4] * 1e-3
+    query[0, 2], query[0, 3] = query[0, 2] * 1e-38, query[0, 3] * 1e3
+    query[0, 6, 7], query[0, 7, 9] = torch.nan, torch.inf
+    cache = as_bytes(torch.randn(66, 1, 2, 2, 16, head_dim), stored)
+    metadata, spec = make_metadata([(998, 1, list(range(1, 64)))], 16), AttentionSpec(head_dim**-0.5)
+    query = query.to(ops.dtype)
+    answer = ops.paged_attention(query, cache, 0, metadata, spec)[0].view(8, head_dim)
+    exact = ReferenceOps().paged_attention(query.float(), cache, 0, metadata, spec)[0].view(8, head_dim)
+    assert answer[6:].isnan().all()
+    check(answer[:6], exact[:6], atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 2e-5)
+
+
+@KINDS
 def test_stale_bytes_past_a_rows_end_count_nothing(ops: CpuOps, stored: torch.dtype) -> None:
     torch.manual_seed(1)
     metadata = make_metadata([(18, 1, [1, 2]), (0, 19, [3, 4])], 16)
