@@ -21,6 +21,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "served": "random arrivals over HTTP, by the client of vLLM, at this engine and at vLLM in turn",
     "compare": "tokenloom, transformers, vLLM, llama.cpp and the limits of the machine",
     "gguf": "a GGUF file beside llama.cpp's own programs: prompts, decode, many requests",
+    "slots": "a GGUF file under load over HTTP, beside llama-server with slots",
     "kernels": "the CPU kernels over whole models",
     "states": "the CPU operations of layers with a state beside transformers' torch forms",
     "hybrids": "models in which layers keep a state: as one call a step, layer by layer, and on transformers' layers",

@@ -119,8 +119,8 @@ def test_large_heads_and_contexts_of_several_splits(ops: CpuOps, stored: torch.d
 def test_queries_that_are_hard_to_round_have_the_answers_of_their_floats(
     ops: CpuOps, stored: torch.dtype, head_dim: int
 ) -> None:
-    """Heads with an outlier, of zeros, of tiny and of huge magnitudes, and one whose weights are nearly all alike; those
-    with NaN or infinities have answers of NaN, and no other head has."""
+    """Heads with an outlier, of zeros, of tiny and of huge magnitudes, and one with nearly equal weights. Those with
+    NaN or infinities have answers of NaN, and no other head has."""
     torch.manual_seed(head_dim)
     query = torch.randn(1, 8, head_dim)
     query[0, 0, 5], query[0, 1], query[0, 4] = 90, 0, query[0, 4] * 1e-3

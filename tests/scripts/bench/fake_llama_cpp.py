@@ -32,6 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answer = {"tokens_predicted": 1, "tokens": [7] * asked.get("n_predict", 0)}
         answer["timings"] = {"prompt_n": len(asked.get("prompt", ""))}
         body = json.dumps(answer).encode()
+        if asked.get("stream"):
+            body = b'data: {"choices": [{"text": "a"}]}\\n\\n' * asked["max_tokens"] + b"data: [DONE]\\n\\n"
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

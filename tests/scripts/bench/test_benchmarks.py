@@ -250,6 +250,19 @@ def test_a_file_is_measured_beside_the_programs_of_llama_cpp(tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
+def test_servers_of_a_file_are_measured_under_load(tmp_path: Path) -> None:
+    file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
+    sizes = f"9 6 --llama-bin {programs} --slots 2 --rate inf --requests 3 --rounds 1"
+    rows, notes = measure(tmp_path, f"slots {file} {sizes} {SMALL_ENGINE}")
+    assert [row["server"] for row in rows] == ["tokenloom", "llama-server"]
+    assert all(0 < row["ttft_p50_ms"] <= row["ttft_p99_ms"] for row in rows)
+    assert rows[0]["tpot_p50_ms"] > 0 < rows[0]["out_tokens_per_s"]
+    assert len(notes["out_tokens_per_s at inf/s, of llama-server's"]) == 3
+    (call,) = calls_of(tmp_path)
+    assert call[call.index("-np") + 1] == "2" and call[call.index("-c") + 1] == str(2 * (9 + 6))
+
+
+@pytest.mark.nightly
 def test_a_start_is_measured_beside_llama_server(tmp_path: Path) -> None:
     file, programs = random_file(tmp_path), write_llama_cpp(tmp_path, everything())
     rows, notes = found = measure(
