@@ -115,7 +115,9 @@ INLINE float *state_at(const Part *part, int64_t block) {
 /* Loads the key or the query of a token for the part's head; numbers behind key_dim become 0. */
 INLINE void load_vector(float *to, const Part *part, const void *from, int64_t stride, int64_t token) {
     const Scan *scan = part->scan;
-    int64_t first = token * stride + part->head * scan->key_heads / scan->value_heads * scan->key_dim;
+    int64_t head = part->head * scan->key_heads / scan->value_heads;
+    if (scan->are_keys_tiled) head = (scan->first_key + part->head) % scan->key_heads;
+    int64_t first = token * stride + head * scan->key_dim;
     for (int64_t i = 0; i < scan->key_dim; i += 16)
         store_floats(to + i, load_number16(from, first + i, lanes(scan->key_dim - i), scan->has_floats));
 }

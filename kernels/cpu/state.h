@@ -53,10 +53,12 @@ typedef struct {
     float *states; /* [blocks][value_heads][key_dim][value_dim] */
     int64_t block_stride; /* floats between blocks */
     int64_t key_heads, value_heads;
+    int64_t first_key; /* with `are_keys_tiled` value head h reads key head (first_key + h) % key_heads, else as many read
+                        * each key head, one after the other */
     int64_t key_dim; /* at most MAX_KEY_DIM */
     int64_t value_dim; /* a multiple of 16 */
     void *out; /* [num_tokens][value_heads][value_dim] */
-    int32_t has_floats, has_float_out;
+    int32_t are_keys_tiled, has_floats, has_float_out;
 } Scan;
 
 void scan_states(const Scan *scan, const Segments *segments, Team *team);

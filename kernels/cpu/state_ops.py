@@ -197,6 +197,8 @@ class MixerStruct:
         struct.scan = c.Scan(
             key_heads=scan.key_heads,
             value_heads=scan.num_heads,
+            first_key=scan.first_key or 0,
+            are_keys_tiled=scan.first_key is not None,
             key_dim=scan.key_dim,
             value_dim=scan.value_dim,
             skip=None if scan.skip is None else scan.skip.data_ptr(),

@@ -51,6 +51,7 @@ class Mamba2:
         state, shape = self._state, self.shape
         scan = ScanWeights(
             key_heads=len(self._input.heads.order),
+            first_key=self._input.heads.first_key,
             num_heads=shape.num_heads,
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,

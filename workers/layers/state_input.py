@@ -33,12 +33,14 @@ from .elementwise import scaled
 
 @dataclass(frozen=True)
 class StateHeads:
-    """The heads of one rank. `read`: heads of queries and keys that are loaded. `order`: which of these each head of
-    the scan is: the same number of value heads reads each. All ranks have equally many."""
+    """The heads of one rank. `read`: heads of queries and keys that are loaded. `order`: which of these each computed
+    head is; all ranks have equally many. `first_key`: value head i of the rank reads the computed head first_key + i,
+    and again from the first one; None: each is read by the same number of value heads, one after the other."""
 
     values: range
     read: range
     order: Sequence[int]
+    first_key: int | None = None
 
     @classmethod
     def of(cls, state: StateConfig, group: ParallelGroup) -> StateHeads:
@@ -47,6 +49,10 @@ class StateHeads:
         if not state.key_heads:
             return cls(values, range(0), ())
         num_sharing = state.num_heads // state.key_heads
+        if state.are_key_heads_tiled and num_sharing > 1:
+            numbers = [head % state.key_heads for head in values]
+            read = range(min(numbers), max(numbers) + 1)
+            return cls(values, read, range(len(read)), numbers[0] - read.start)
         read = range(values.start // num_sharing, (values.stop - 1) // num_sharing + 1)
         if len(values) % num_sharing == 0 or num_sharing % len(values) == 0:
             return cls(values, read, range(len(read)))
@@ -68,6 +74,10 @@ class StateInput:
         """`prefix`: the prefix of the layer's tensor names, with the dot."""
         self._ops, self._state = loader.ops, state
         self.heads = StateHeads.of(state, loader.group)
+        self._scanned: Tensor | None = None
+        if self.heads.first_key is not None:
+            places = self.heads.first_key + torch.arange(len(self.heads.values), device=loader.checkpoint.device)
+            self._scanned = places % len(self.heads.read)
         block = f"{prefix}{state.names.block}."
         tensor_by_part = {part: (name, parts) for name, parts in state.projections.items() for part in parts}
         # Quantized checkpoints have floats in tensors of a and b alone, which would make floats of all in one product.
@@ -97,11 +107,14 @@ class StateInput:
         return found
 
     def convolve(self, x: Tensor, states: Tensor, metadata: StateMetadata) -> dict[str, Tensor]:
-        """Convolve `conv_parts` of the tokens, x [T, channels]; return these parts by letter, views of one tensor.
-        states: see Ops.causal_conv."""
+        """Convolve `conv_parts` of the tokens, x [T, channels]; return these parts by letter, with the queries and keys
+        that each value head reads. states: see Ops.causal_conv."""
         mixed = self._ops.causal_conv(x, self._weight, self._bias, self._activation, states, metadata)
         sizes = [self._size(part) for part in self._state.conv_parts]
-        return dict(zip(self._state.conv_parts, torch.split(mixed, sizes, dim=1), strict=True))
+        found = dict(zip(self._state.conv_parts, torch.split(mixed, sizes, dim=1), strict=True))
+        if self._scanned is not None:
+            found |= {part: as_heads(found[part], self._state.key_dim)[:, self._scanned].flatten(1) for part in "qk"}
+        return found
 
     def weights(self, output: PackedLinear, index: int, scan: ScanWeights | None = None) -> StateWeights:
         """Return the weights of a mixer with this input, for a fused decoder."""
@@ -142,7 +155,8 @@ class StateInput:
         for part in parts:
             name, parts_of_tensor = tensor_by_part[part]
             num_outputs = sum(map(state.part_size, parts_of_tensor))
-            projections.append(Projection(f"{block}{name}", num_outputs, self._outputs_of(part, parts_of_tensor)))
+            rows = self._outputs_of(part, parts_of_tensor, name in state.by_key_head)
+            projections.append(Projection(f"{block}{name}", num_outputs, rows))
         linear = loader.column_parallel(
             hidden_size, projections, state.has_projection_bias, row_order=self._row_order(parts)
         )
@@ -204,11 +218,11 @@ class StateInput:
         heads, width = self.heads.read if part in "qk" else self.heads.values, self._width(part)
         return range(heads.start * width, heads.stop * width)
 
-    def _outputs_of(self, part: str, parts: str) -> list[range]:
+    def _outputs_of(self, part: str, parts: str, is_by_key_head: bool) -> list[range]:
         """Return which outputs of a tensor with `parts` are those of this rank in `part`."""
         state = self._state
         before = sum(map(state.part_size, parts[: parts.index(part)]))
-        if not state.is_by_key_head:
+        if not is_by_key_head:
             return [_moved(self._elements(part), before)]
         stride = sum(map(state.part_size, parts)) // state.key_heads  # outputs of a key head
         before //= state.key_heads

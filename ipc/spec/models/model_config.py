@@ -103,7 +103,8 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["gated_delta", "mamba2", "conv"]
     num_heads: int  # of values; of kind "conv": hidden_size
-    key_heads: int = 0  # each is read by num_heads / key_heads heads, one after the other; 0: there is no scan
+    key_heads: int = 0  # each is read by num_heads / key_heads heads; 0: there is no scan
+    are_key_heads_tiled: bool = False  # head h reads key head h % key_heads, not h // (num_heads / key_heads)
     key_dim: int = 0
     value_dim: int = 1
     conv_size: int  # inputs of the convolution, the token's own included
@@ -123,7 +124,7 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_scale: float = 1.0
     part_scales: dict[str, float] = {}  # factors of parts, before the convolution
     projections: dict[str, str]  # tensor → the parts that it gives, such as "qkvz"
-    is_by_key_head: bool = False  # a tensor has its parts of the first key head, then of the second, …
+    by_key_head: tuple[str, ...] = ()  # tensors that have their parts of the first key head, then of the second, …
     names: StateNames
 
     def part_size(self, part: str) -> int:

@@ -38,7 +38,8 @@ OTHERS: dict[str, Callable[[Any], Any]] = {  # of each field of StateConfig: ano
     "output_scale": lambda scale: scale * 1.5,
     "part_scales": lambda scales: {**scales, "v": 1.5},
     "projections": lambda tensors: rotated(tensors),
-    "is_by_key_head": lambda flag: not flag,
+    "are_key_heads_tiled": lambda flag: not flag,
+    "by_key_head": lambda names: () if names else ("in_proj", "in_proj_qkv"),
     "names": lambda names: msgspec.structs.replace(names, conv="other"),
 }
 MAMBA_ALONE = {"min_dt", "max_dt", "norm_groups", "has_skip"}
@@ -46,7 +47,7 @@ SCAN_ALONE = {"beta_scale", "gate", "norm", *MAMBA_ALONE}
 UNUSED = {
     "gated_delta": MAMBA_ALONE,
     "mamba2": {"beta_scale"},
-    "conv": {*SCAN_ALONE, "key_heads", "key_dim", "is_by_key_head"},
+    "conv": {*SCAN_ALONE, "key_heads", "key_dim", "by_key_head", "are_key_heads_tiled"},
 }
 FAMILIES = ("qwen3_next", "olmo_hybrid", "bamba", "falcon_h1_scaled", "lfm2")
 
@@ -68,7 +69,9 @@ def changes(config: ModelConfig) -> dict[str, ModelConfig]:
     assert state is not None
     fields = OTHERS.keys() - UNUSED[state.kind]
     if max(map(len, state.projections.values())) == 1:
-        fields -= {"is_by_key_head"}  # it is an order of the parts of one tensor
+        fields -= {"by_key_head"}  # it is an order of the parts of one tensor
+    if state.num_heads == state.key_heads or state.key_heads == 1:
+        fields -= {"are_key_heads_tiled"}  # both orders are one
     if "{part}" in state.names.conv:
         fields -= {"conv_parts"}  # in another order they have the same weights
     changed = {name: msgspec.structs.replace(state, **{name: OTHERS[name](getattr(state, name))}) for name in fields}

@@ -13,6 +13,11 @@ from ..model_fields import rope_field
 from .layer_mixers import layer_kinds, mixed_layers
 
 KINDS = ("linear_attention", "full_attention")
+# Fields of ours, for orders of rows in GGUF files:
+APART = (
+    "linear_qkv_and_z_apart"  # Qwen3-Next has its parts q, k and v in one tensor, all heads of each, and z in another
+)
+TILED = "linear_key_heads_tiled"  # Qwen3.5's value heads are in the order of StateConfig.are_key_heads_tiled
 
 
 def delta_net(
@@ -21,7 +26,8 @@ def delta_net(
     names: StateNames,
     norm: NormConfig,
     *,
-    is_by_key_head: bool = False,
+    by_key_head: tuple[str, ...] = (),
+    are_key_heads_tiled: bool = False,
     beta_scale: float = 1.0,
 ) -> StateConfig:
     """Parse the sizes of gated delta nets. ConfigError if value heads do not divide among key heads."""
@@ -41,7 +47,8 @@ def delta_net(
         beta_scale=beta_scale,
         norm=norm,
         projections=projections,
-        is_by_key_head=is_by_key_head,
+        by_key_head=by_key_head,
+        are_key_heads_tiled=are_key_heads_tiled,
         names=names,
     )
 
@@ -69,13 +76,19 @@ def next_layers(file: ConfigFile) -> list[LayerConfig]:
 
 
 def next_net(file: ConfigFile) -> StateConfig:
+    """Return the gated delta nets. Files have parts by key head, but GGUF files only those of decay and beta."""
     projections = {"in_proj_qkvz": "qkvz", "in_proj_ba": "ba"}
-    return delta_net(file, projections, StateNames(block="linear_attn"), rms()(file), is_by_key_head=True)
+    by_key_head = tuple(projections)
+    if file.flag(APART):
+        projections = {"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_ba": "ba"}
+        by_key_head = ("in_proj_ba",)
+    return delta_net(file, projections, StateNames(block="linear_attn"), rms()(file), by_key_head=by_key_head)
 
 
 def qwen_net(file: ConfigFile) -> StateConfig:
     projections = {"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_b": "b", "in_proj_a": "a"}
-    return delta_net(file, projections, StateNames(block="linear_attn"), rms()(file))
+    is_tiled, names = file.flag(TILED), StateNames(block="linear_attn")
+    return delta_net(file, projections, names, rms()(file), are_key_heads_tiled=is_tiled)
 
 
 def has_ropes(file: ConfigFile) -> bool:
