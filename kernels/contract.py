@@ -379,9 +379,7 @@ class ScanWeights:
     query_norm: Norm | None = None  # of heads, this and the next; None: there is none
     key_norm: Norm | None = None
     beta_scale: float = 1.0
-    first_key: int | None = (
-        None  # head h of v has head (first_key + h) % key_heads of q and k; None: see Ops.state_scan
-    )
+    first_key: int | None = None  # head h of v has (first_key + h) % key_heads of q and k; None: see Ops.state_scan
     skip: Tensor | None = None  # [num_heads] float32: times v, is added to what is read
 
 

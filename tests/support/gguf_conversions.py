@@ -30,6 +30,7 @@ from tokenloom.scripts.bench.inputs.write_gguf import (
 
 from .families import Config
 
+FLOATS = ("_norm.weight", "conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d")  # are never quantized
 NUMBERED = re.compile(r"(.*\.(?:experts|norms))\.(\d+)(\..*)")  # tensors of one expert, or of one head's norm
 Tensors = Iterable[tuple[str, Any]]  # names and elements
 
@@ -347,6 +348,20 @@ def convert(folder: Path, file: Path, *, is_fused: bool = False, pre: str | None
         write_gguf.convert(folder, file, "F32", pre=pre)
         return
     config |= config.get("text_config", {})
+    write_file(folder, file, config, conversion, is_fused=is_fused, pre=pre)
+
+
+def write_file(
+    folder: Path,
+    file: Path,
+    config: Config,
+    conversion: Conversion,
+    *,
+    is_fused: bool = False,
+    pre: str | None = None,
+    form: str = "F32",
+) -> None:
+    """Write the file by a conversion, with matrices in `form`."""
     writer = gguf.GGUFWriter(file, conversion.architecture)
     conversion.write(writer, config)
     if pre is None:
@@ -355,7 +370,7 @@ def convert(folder: Path, file: Path, *, is_fused: bool = False, pre: str | None
         write_gguf.write_vocabulary(writer, folder, config, pre)
     tensors = _named(folder, config, conversion)
     for name, values in _fused(tensors) if is_fused else tensors:
-        data, kind = stored_as(name, values, "F32")
+        data, kind = stored_as(name, values, "F32" if name.endswith(FLOATS) else form)
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

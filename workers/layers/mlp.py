@@ -29,7 +29,10 @@ class MLP:
         """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: of a gated block's gates."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
-        if names.gate_up and activation.is_gated:
+        is_fused = (
+            bool(names.gate_up) and f"{prefix}{names.gate}.weight" not in loader.checkpoint
+        )  # not in all GGUF files
+        if is_fused and activation.is_gated:
             projections = stacked(f"{prefix}{names.gate_up}", [inner_size] * 2, [shard] * 2)
         else:
             parts = (names.gate, names.up) if activation.is_gated else (names.up,)

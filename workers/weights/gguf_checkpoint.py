@@ -146,6 +146,8 @@ class GgufCheckpoint(Checkpoint):
         for first in range(rows.start, rows.stop, step):
             data = self._rows(tensor, range(first, min(first + step, rows.stop)))
             values = dequantize(tensor.kind, data).view(-1, *tensor.shape[1:])
+            if tensor.is_decay:
+                values = torch.log(-values.float())
             yield first - rows.start, values.float() + tensor.added if tensor.added else values
 
     def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....ipc.spec.models.config_file import MAX_LAYERS
+from ....ipc.spec.models.config_file import MAX_LAYERS, MAX_SIZE, is_whole
 from .metadata import Metadata
 from .rope import rope_of
 
@@ -25,7 +25,7 @@ class Architecture:
     fields: Fields = field(default_factory=dict)  # further fields: values, or functions of the metadata
     is_rotated: bool = False  # in rows of query and key, the two rotary halves of a head alternate
     added: float = 0.0  # is to be added to the weights of norms
-    renamed: Mapping[str, str] = field(default_factory=dict)  # replaces entries of tensors.IN_LAYER
+    renamed: Mapping[str, str] = field(default_factory=dict)  # replaces entries of tensors.WHOLE and tensors.IN_LAYER
     rope: Callable[[Metadata, int], dict[str, Any]] = rope_of  # fields of rotary embeddings, from the size of heads
     scaling: Fields = field(default_factory=dict)  # further fields of rope_scaling
     unset: tuple[
@@ -47,6 +47,18 @@ def head_dim(data: Metadata) -> int:
     return data.count("attention.key_length", data.count("embedding_length") // heads, least=1)
 
 
+def by_layer(data: Metadata, key: str, *, least: int = 1) -> list[int]:
+    """Return the value of a key for each layer; a file may have one for all."""
+    value, num_layers = data.whole(key), data.count("block_count", most=MAX_LAYERS)
+    values = value if isinstance(value, list) else [value] * num_layers
+    if len(values) != num_layers or not all(is_whole(each) and least <= each <= MAX_SIZE for each in values):
+        data.refuse(
+            f"{data.architecture}.{key} must be a whole number of at least {least}, or a list with one for each layer, "
+            f"{num_layers}, it is {value!r:.100}"
+        )
+    return values
+
+
 def known_number(name: str) -> Callable[[Metadata], float | None]:
     return lambda data: data.known_number(name)
 
@@ -57,6 +69,11 @@ def scaled(name: str, default: float = 1.0) -> Callable[[Metadata], float]:
 
 def present(*tensors: str) -> Callable[[Metadata], bool]:
     return lambda data: all(map(data.has, tensors))
+
+
+def in_any_layer(tensor: str) -> Callable[[Metadata], bool]:
+    """Return the rule for whether some layer has a tensor of this name."""
+    return lambda data: any(name.startswith("blk.") and name.endswith(f".{tensor}") for name in data.tensors)
 
 
 def query_scalar(num_layers: int) -> Callable[[Metadata], int]:

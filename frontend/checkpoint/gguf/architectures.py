@@ -24,6 +24,7 @@ from .architecture import (
     scaled,
 )
 from .expert_architectures import EXPERT_ARCHITECTURES, MIXTRAL
+from .hybrid_architectures import HYBRID_ARCHITECTURES
 from .metadata import Metadata
 
 
@@ -139,7 +140,7 @@ DENSE: dict[str, Architecture] = {
         },
     ),
 }
-ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES}.items()))
+ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES, **HYBRID_ARCHITECTURES}.items()))
 VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], Architecture], ...]] = {
     "falcon": ((present("blk.0.attn_norm_2.weight"), FALCON_40B),),
     "llama": ((lambda data: data.get("expert_count"), MIXTRAL),),

@@ -33,6 +33,12 @@ def layers_that_run(data: Metadata) -> int:
     return num_layers - num_further
 
 
+def further_layers(data: Metadata) -> range:
+    """Return the layers that predict further tokens, which are not run."""
+    num_layers = data.count("block_count", most=MAX_LAYERS)
+    return range(num_layers - data.count(NEXTN, 0, num_layers), num_layers)
+
+
 def sigmoid(data: Metadata) -> str:
     """Return the score of experts. ConfigError if the file asks for another one than the architecture has."""
     if (value := data.get("expert_gating_func", SIGMOID_KEY)) != SIGMOID_KEY:

@@ -29,6 +29,7 @@ from .choice import PART, first_parts
 from .choice import SUFFIX as SUFFIX
 from .config import architecture_of, config_of, eos_ids
 from .end_tokens import END_TOKENS
+from .expert_architectures import further_layers
 from .metadata import Metadata
 from .mmproj.mmproj_file import ARCHITECTURE as MMPROJ_ARCHITECTURE
 from .mmproj.mmproj_file import MmprojFile, mmproj_errors
@@ -40,7 +41,7 @@ from .tokenizer import write_tokenizer
 logger = logging.getLogger("tokenloom.supervisor")
 
 REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
-FORM = 4  # version of the files in the folder: another number makes new folders
+FORM = 5  # version of the files in the folder: another number makes new folders
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -169,7 +170,8 @@ def _write(folder: Path, parts: list[Path], mmproj: Path | None) -> None:
         data.refuse(f"{_reason(error, folder).removesuffix(LEAVE_OUT)}: take the model's safetensors")
     except ConfigError as error:
         data.refuse(_reason(error, folder))
-    index = index_of(tensors, model, architecture_of(data)) | ({} if encoder is None else encoder.index())
+    index = index_of(tensors, model, architecture_of(data), further_layers(data))
+    index |= {} if encoder is None else encoder.index()
     for link, path in links.items():
         (folder / link).symlink_to(path.resolve())
     (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))

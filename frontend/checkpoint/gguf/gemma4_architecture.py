@@ -5,25 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....ipc.spec.models.config_file import MAX_LAYERS, MAX_SIZE, is_whole
-from .architecture import WINDOWS, Architecture, Fields, count, known_number, layer_types, present
+from ....ipc.spec.models.config_file import MAX_LAYERS
+from .architecture import WINDOWS, Architecture, Fields, by_layer, count, known_number, layer_types, present
 from .metadata import Metadata
 
 SLIDING = "sliding_attention"
 SHARED = "attention.shared_kv_layers"  # the last layers, which use the keys and values of earlier ones
 UNROTATED = 1e29  # a frequency that is divided by more than that turns nothing
-
-
-def by_layer(data: Metadata, key: str) -> list[int]:
-    """Return the value of a key for each layer; a file may have one for all."""
-    value, num_layers = data.whole(key), data.count("block_count", most=MAX_LAYERS)
-    values = value if isinstance(value, list) else [value] * num_layers
-    if len(values) != num_layers or not all(is_whole(each) and 1 <= each <= MAX_SIZE for each in values):
-        data.refuse(
-            f"{data.architecture}.{key} must be a whole number of at least 1, or a list with one for each layer, "
-            f"{num_layers}, it is {value!r:.100}"
-        )
-    return values
 
 
 def kinds(data: Metadata) -> list[str]:

@@ -36,15 +36,29 @@ IN_LAYER = {
     "gate_up": "ffn_up",
     "down": "ffn_down",
 }
+PROJECTIONS = {  # parts that a projection of StateConfig gives → name in a file
+    "qkv": "attn_qkv",
+    "z": "attn_gate",
+    "b": "ssm_beta",
+    "a": "ssm_alpha",
+    "ba": "ssm_ba",
+    "qkvz": "ssm_in",
+    "zvkqa": "ssm_in",
+    "uzv": "shortconv.in_proj",
+}
 BESIDE_MLP_NORMS = ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")  # as TensorNames.beside_mlp_norms
 PARTS = ("gate", "up", "down")  # an expert's matrices; stored for all in one: ffn_gate_exps [experts, out, in]
 
 
-def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture) -> dict[str, GgufTensor]:
-    """Return the tensors by the names of config.json's model; a tensor unknown to the model keeps its own name."""
+def index_of(
+    tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture, further: range
+) -> dict[str, GgufTensor]:
+    """Return the tensors by the names of config.json's model; a tensor unknown to the model keeps its own name.
+    `further`: layers that are not run, of which nothing is returned."""
     names = config.names
-    whole = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
+    whole = {architecture.renamed.get(ours, theirs): getattr(names, ours) for ours, theirs in WHOLE.items()}
     in_layer = _names_in_layer(config, architecture)
+    of_state = _names_of_state(config)
     parameters = _parameters(config)
     found: dict[str, GgufTensor] = {}
     for name, tensor in tensors.items():
@@ -55,12 +69,16 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
         place, _, inner = module.partition(".")
         layer, _, inner = inner.partition(".")
         here = f"{names.layers}.{layer}."
-        if here in names.ignored:
+        number = int(layer) if layer.isdecimal() else -1
+        if number in further:
             continue
+        has_state = 0 <= number < config.num_layers and config.layers[number].has_state
         if place != "blk":
             found[f"{whole[module]}.{kind}" if module in whole else name] = tensor
-        elif parameter := parameters.get(f"{inner}.{kind}"):
+        elif parameter := parameters.get(f"{inner}.{kind}".removeprefix(".")):
             found[here + parameter] = tensor
+        elif has_state and inner in of_state:
+            found[f"{here}{of_state[inner]}.{kind}"] = tensor
         elif parts := _parts(inner, tensor, config):
             found |= {f"{here}{part}.{kind}": each for part, each in parts.items()}
         elif inner in in_layer:
@@ -74,14 +92,29 @@ def _names_in_layer(config: ModelConfig, architecture: Architecture) -> dict[str
     """Return the model's names of a layer's modules by those of a file."""
     names = config.names
     theirs = {**IN_LAYER, **architecture.renamed}
-    found = {theirs[ours]: getattr(names, ours) for ours in theirs if getattr(names, ours)}
+    found = {theirs[ours]: getattr(names, ours) for ours in theirs if theirs[ours] and getattr(names, ours)}
     if config.experts is not None:
         block = _block(config)
         found |= {"ffn_gate_inp": block + names.router, "ffn_gate_inp_shexp": block + names.shared_gate}
-        shared = f"{block}{names.shared_expert}."
-        found |= {f"ffn_{part}_shexp": shared + each for part, each in zip(PARTS, names.expert_matrices, strict=True)}
+        shared = [names.gate, names.up, names.down]
+        if names.shared_expert:
+            shared = [f"{block}{names.shared_expert}.{matrix}" for matrix in names.expert_matrices]
+        found |= {f"ffn_{part}_shexp": each for part, each in zip(PARTS, shared, strict=True)}
         found |= dict(zip(BESIDE_MLP_NORMS, names.beside_mlp_norms, strict=True))
     return found
+
+
+def _names_of_state(config: ModelConfig) -> dict[str, str]:
+    """Return the model's names of the modules of a layer's mixer with a state by those of a file."""
+    state = config.state
+    if state is None:
+        return {}
+    block = f"{state.names.block}."
+    found = {PROJECTIONS[parts]: block + name for name, parts in state.projections.items() if parts in PROJECTIONS}
+    if state.kind == "conv":
+        return found | {"shortconv.conv": block + state.names.conv, "shortconv.out_proj": block + state.names.output}
+    modules = {"ssm_conv1d": state.names.conv, "ssm_norm": state.names.norm, "ssm_out": state.names.output}
+    return found | {theirs: block + ours for theirs, ours in modules.items()}
 
 
 def _parameters(config: ModelConfig) -> dict[str, str]:
@@ -91,10 +124,18 @@ def _parameters(config: ModelConfig) -> dict[str, str]:
     found = {
         "attn_sinks.weight": names.sinks,
         "layer_output_scale.weight": names.layer_scale,
+        "ffn_norm": f"{names.mlp_norm}.weight",  # Falcon-H1's have no ending in a file
         "exp_probs_b.bias": block + names.choice_bias,
         "ffn_gate_inp.scale": block + names.router_scale,
         "ffn_down_exps.scale": block + names.expert_scales,
     }
+    if config.state is not None:
+        mixer, of_state = f"{config.state.names.block}.", config.state.names
+        found |= {
+            "ssm_a": mixer + of_state.decay,
+            "ssm_d": mixer + of_state.skip,
+            "ssm_dt.bias": mixer + of_state.dt_bias,
+        }
     biases = zip(PARTS, names.expert_matrices, strict=True)
     return found | {f"ffn_{part}_exps.bias": f"{block}experts.{matrix}_bias" for part, matrix in biases}
 
@@ -104,7 +145,7 @@ def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, Gg
     names = config.names
     for part, matrix in zip(PARTS, names.expert_matrices, strict=True):
         if module == f"ffn_{part}_exps":
-            return {f"{_block(config)}experts.{i}.{matrix}": each for i, each in enumerate(_each(tensor))}
+            return {f"{_experts(config)}{i}.{matrix}": each for i, each in enumerate(_each(tensor))}
     if module == "ffn_gate_up_exps":
         return dict(_gates_and_ups(tensor, config))
     for norm, name in (("attn_q_norm", names.query_norm), ("attn_k_norm", names.key_norm)):
@@ -112,7 +153,7 @@ def _parts(module: str, tensor: GgufTensor, config: ModelConfig) -> dict[str, Gg
             return {name.format(head=head): each for head, each in enumerate(_each(tensor))}
     if module == "attn_qkv" and not names.qkv:
         keys = config.num_kv_heads * config.head_dim
-        rows = _rows(tensor, (config.num_heads * config.head_dim, keys, keys))
+        rows = _rows(tensor, (config.num_heads * config.head_dim * (1 + config.has_output_gate), keys, keys))
         return dict(zip((names.query, names.key, names.value), rows, strict=True))
     return {}
 
@@ -122,12 +163,18 @@ def _gates_and_ups(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[st
     sizes = [tensor.shape[1] // 2] * 2
     for i, expert in enumerate(_each(tensor)):
         for matrix, part in zip(config.names.expert_matrices, _rows(expert, sizes), strict=False):
-            yield f"{_block(config)}experts.{i}.{matrix}", part
+            yield f"{_experts(config)}{i}.{matrix}", part
 
 
 def _block(config: ModelConfig) -> str:
     """Return the prefix of a layer's modules beside its experts."""
     return f"{config.names.experts}." if config.names.experts else ""
+
+
+def _experts(config: ModelConfig) -> str:
+    """Return the prefix of an expert's number."""
+    expert_list = config.names.expert_list
+    return _block(config) + (f"{expert_list}." if expert_list else "")
 
 
 def _each(stacked: GgufTensor) -> list[GgufTensor]:
@@ -157,6 +204,10 @@ def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: A
     if name.endswith(".exp_probs_b.bias"):  # converters have kept or dropped an axis of 1
         shape = (1, tensor.num_elements) if config.names.is_choice_bias_row else (tensor.num_elements,)
         return msgspec.structs.replace(tensor, shape=shape)
+    if name.endswith(".ssm_a"):
+        return msgspec.structs.replace(tensor, is_decay=True)
+    if name.endswith(".ssm_norm.weight"):  # [groups, n] in Mamba2
+        return tensor.reshaped((tensor.num_elements,))
     if architecture.added and name.endswith("norm.weight"):
         return msgspec.structs.replace(tensor, added=architecture.added)
     return tensor

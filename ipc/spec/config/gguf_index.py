@@ -97,6 +97,7 @@ class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         0,
     )  # query and KV heads, if the model has for each KV head its queries, key and value
     added: float = 0.0  # is to be added to each element
+    is_decay: bool = False  # the elements are -exp(x) of the model's elements x
     parts: tuple[GgufTensor, ...] = ()  # tensors that make it up along `axis`; `file` and `kind` are the first one's
     axis: int = 0
 

@@ -30,6 +30,14 @@ SHAPE = {
     "attention.head_count_kv": 2,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
+OF_STATES = {  # keys of layers that keep a state
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+    "shortconv.l_cache": 3,
+}
 TENSORS = ("token_embd.weight", "output_norm.weight")
 
 
@@ -55,10 +63,12 @@ def windows(model: ModelConfig) -> list[int | None]:
     return [layer.window for layer in model.layers]
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"gpt2", "gemma4"}))  # none, two
+@pytest.mark.parametrize(
+    "architecture", sorted(ARCHITECTURES.keys() - {"gpt2", "nemotron_h", "gemma4"})
+)  # none, none, two
 def test_all_of_a_head_turns_unless_a_size_is_given(architecture: str) -> None:
     more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention__scale": 0.1}
-    more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16}
+    more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16, **OF_STATES}
     ropes = model_of(metadata(architecture, **more)).ropes
     assert all(rope.rotary_dim in (0, 16) for rope in ropes) and ropes
     half = model_of(metadata(architecture, rope__dimension_count=8, **more)).ropes
@@ -273,7 +283,9 @@ def test_hostile_metadata_are_refused_by_their_keys(architecture: str) -> None:
     more |= {"attention.key_length_swa": 16, "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 0}
     more |= {"expert_shared_count": 1, "leading_dense_block_count": 1, "interleave_moe_layer_step": 1}
     more |= {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 2, "expert_group_count": 1}
-    more |= {"expert_group_used_count": 1, "attention.clamp_kqv": 8.0, "use_parallel_residual": True}
+    more |= {"expert_group_used_count": 1, "attention.clamp_kqv": 8.0, "use_parallel_residual": True, **OF_STATES}
+    more |= {"attention.recurrent_layers": [True, True, True, False], "full_attention_interval": 4}
+    more |= {"rope.scaling.finetuned": True}
     values = {f"{architecture}.{name}": value for name, value in {**SHAPE, **more}.items()}
     values |= {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1}
     where = GgufTensor(file="1", kind="F32", shape=(100, 64), offset=0)
