@@ -33,6 +33,14 @@ class Answer(msgspec.Struct):
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None  # if it has ended
+    num_shown: int | None = None  # tokens that the client has; None: all, and the end
+    is_end_shown: bool = False  # with `num_shown`: whether the client knows that it has ended
+
+    def has_shown(self, delta: Delta) -> bool:
+        """Return whether the client has a delta of this answer that comes again."""
+        if self.num_shown is None:
+            return True
+        return delta.start < self.num_shown if delta.token_ids else self.is_end_shown
 
 
 class Shown(msgspec.Struct):

@@ -66,9 +66,13 @@ from .openapi import document
 from .peers import Peers
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
+from .streams.endpoints import StreamEndpoints
+from .streams.resumable import ResumableStreams
 from .web.pages import PageEndpoints
 
 logger = logging.getLogger("tokenloom.http")
+
+EXPOSED_HEADERS = ("x-request-id", "warning", "endpoint-load-metrics", "metadata", "x-stream-id")
 
 Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
 Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription
@@ -217,12 +221,14 @@ def new_app(
     """Return the ASGI app: routes, with HttpMiddleware around them. CORS, if set, is outermost, so that errors have its
     headers too."""
     template = engine.inputs.chat_template
+    streams = ResumableStreams(lambda scope, receive, send: router(scope, receive, send), f"{peers.index}-")
     others = (
         AdminEndpoints(engine, frontend, spec, peers),
         ControlEndpoints(engine, frontend, spec),
         InfoEndpoints(frontend, spec, None if template is None else template.source),
         PageEndpoints(engine, frontend, spec, peers),
         Invocations(generating),
+        StreamEndpoints(streams, peers),
     )
     endpoints = [*generating, *(each for group in others for each in group.endpoints())]
 
@@ -237,7 +243,7 @@ def new_app(
     router = Router(routes(endpoints))
     config = spec.config
     middleware = HttpMiddleware(
-        router,
+        streams,
         config.api_key,
         config.max_body_bytes,
         frontend.metrics.on_refused,
@@ -254,5 +260,5 @@ def new_app(
         allow_origins=comma_list(config.cors_origins),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "warning", "endpoint-load-metrics", "metadata", *TraceContext._fields],
+        expose_headers=[*EXPOSED_HEADERS, *TraceContext._fields],
     )

@@ -48,7 +48,7 @@ OPEN_PAGES = frozenset(  # static: they hold no data
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
-_STORED = re.compile(r"/v1/responses/(?!input_tokens(?![^/]))[^/]+")
+_STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
@@ -234,13 +234,13 @@ def in_stream(error: Response, path: str) -> EventStream:
 
 
 async def _no_chunks() -> AsyncGenerator[bytes, None]:
-    return
-    yield b""
+    for chunk in list[bytes]():
+        yield chunk
 
 
 def shown_path(path: str) -> str:
-    """Return a path for the log, without the id of a stored response: the id alone protects the response."""
-    return _STORED.sub("/v1/responses/ID", path)
+    """Return a path for the log, without the id of a stored response or a stream, which alone protects it."""
+    return _STORED.sub(r"\1ID", path)
 
 
 def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:

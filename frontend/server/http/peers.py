@@ -32,11 +32,11 @@ class Peers:
     def __init__(self, spec: EngineSpec, index: int) -> None:
         self.index = index
         self._folder = Path(spec.run_directory)
-        self._others = [each for each in range(spec.config.api_server_count) if each != index]
+        self.others = [each for each in range(spec.config.api_server_count) if each != index]
 
     def listen(self) -> list[socket.socket]:
         """Return the listening socket for other frontends, in a list; empty if there are no others."""
-        if not self._others:
+        if not self.others:
             return []
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
@@ -49,7 +49,7 @@ class Peers:
     async def ask_all(self, request: Request, body: bytes) -> Response | None:
         """Return the first successful answer of another frontend to the request; None if none succeeds, or if the
         request was passed on already."""
-        for index in self._others if PASSED_ON not in request.headers else ():
+        for index in self.others if PASSED_ON not in request.headers else ():
             with contextlib.suppress(HttpError):
                 response = await self.ask(request, index, body)
                 if response.status_code < 400:

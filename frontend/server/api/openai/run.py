@@ -39,7 +39,10 @@ class Echo:
             if answer is None or choice not in self._open:
                 self.rest.append((choice, delta))
                 continue
-            self.deltas.append((choice, delta))
+            if answer.has_shown(delta):
+                self.deltas.append((choice, delta))
+            else:
+                self.rest.append((choice, delta))
             self._missing[choice] -= num_ids(delta.token_ids)
             has_end = delta.finish_reason is not None
             if self._missing[choice] > 0 and has_end:
@@ -105,7 +108,7 @@ class Run:
         while self._echo.is_open:
             await self._arrival()
             self._echo.add(self._take())
-        if self._echo.deltas:
+        if self._echo.deltas or self._echo.rest:
             continuation.is_muted = True
             yield self._echo.deltas
             continuation.is_muted = False
