@@ -1,6 +1,6 @@
 """Break the code in known ways and show that the default tests go red.
 
-    python scripts/checks/try_mutants.py                 all mutants: some minutes
+    python scripts/checks/try_mutants.py                 all mutants: some 20 minutes of CPU time
     python scripts/checks/try_mutants.py core workers    those of two rooms
     python scripts/checks/try_mutants.py --left          shows too that the laws that left the default run went red
 
@@ -21,12 +21,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -81,23 +83,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", help="files in scripts/checks/mutants, without .toml")
     parser.add_argument("--left", action="store_true", help="run the laws that left the default run too")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     options = parser.parse_args()
     mutants = read_mutants(options.rooms).mutant
     num_faults = 0
-    with tempfile.TemporaryDirectory() as place:
-        tree = Path(place, "tokenloom")
-        copy_tree(tree)
-        for mutant in mutants:
-            for fault in try_mutant(tree, mutant, with_left=options.left):
-                num_faults += 1
-                print(f"{mutant.file}: {mutant.new.strip()!r}: {fault}", flush=True)
+    for mutant, faults in try_all(mutants, options.processes, with_left=options.left):
+        num_faults += len(faults)
+        for fault in faults:
+            print(f"{mutant.file}: {mutant.new.strip()!r}: {fault}", flush=True)
     print(f"{len(mutants)} mutants tried, {num_faults} faults")
     return int(num_faults > 0)
 
 
-def copy_tree(tree: Path) -> None:
-    """Copy the working tree, with its compiled files."""
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.egg-info"))
+def try_all(mutants: Sequence[Mutant], num_processes: int, *, with_left: bool) -> Iterator[tuple[Mutant, list[str]]]:
+    """Yield each mutant with its faults, in order. Each process has a copy of the tree, with its compiled files."""
+    trees = queue.SimpleQueue[Path]()
+
+    def faults_of(mutant: Mutant) -> list[str]:
+        tree = trees.get()
+        try:
+            return list(try_mutant(tree, mutant, with_left=with_left))
+        finally:
+            trees.put(tree)
+
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(num_processes) as threads:
+        for number in range(num_processes):
+            tree = Path(place, str(number), "tokenloom")
+            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.egg-info"))
+            trees.put(tree)
+        yield from zip(mutants, threads.map(faults_of, mutants), strict=True)
 
 
 def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
