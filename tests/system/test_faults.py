@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -117,9 +118,10 @@ def test_a_resumed_supervisor_reports_no_process_as_hung(engine: Engine, client:
     num_restarts, supervisor = client.health().num_restarts, psutil.Process(engine.process.pid)
     for action, seconds in ((supervisor.suspend, 1.5 * HANG_S), (supervisor.resume, HANG_S)):
         action()
-        until = time.monotonic() + seconds
+        until, pause = time.monotonic() + seconds, threading.Event()
         while time.monotonic() < until:
-            client.generate(PROMPT, GREEDY, use_tqdm=False)
+            client.generate(PROMPT, GREEDY.replace(max_tokens=2), use_tqdm=False)
+            pause.wait(0.1)
     assert client.health().num_restarts == num_restarts
 
 

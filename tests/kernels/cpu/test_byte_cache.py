@@ -86,7 +86,7 @@ def attend(ops: CpuOps, query: Tensor, cache: Tensor, metadata: AttentionMetadat
 
 
 @KINDS
-@pytest.mark.parametrize("seed", some(range(24), 6))
+@pytest.mark.parametrize("seed", some(range(24), 4))
 def test_attention_is_that_over_the_dequantized_keys_and_values(
     library: KernelLibrary, kind: tuple[torch.dtype, str], stored: torch.dtype, seed: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_attention_is_that_over_the_dequantized_keys_and_values(
 
 
 @KINDS
-@pytest.mark.parametrize("head_dim", [272, 500, 512])
+@pytest.mark.parametrize("head_dim", some([272, 500, 512], 1))
 def test_large_heads_and_contexts_of_several_splits(ops: CpuOps, stored: torch.dtype, head_dim: int) -> None:
     torch.manual_seed(head_dim)
     rows = [(799, 1, list(range(1, 51))), (20, 40, list(range(51, 55)))]
@@ -149,7 +149,7 @@ def test_stale_bytes_past_a_rows_end_count_nothing(ops: CpuOps, stored: torch.dt
 
 
 @KINDS
-@pytest.mark.parametrize("seed", some(range(40, 46), 2))
+@pytest.mark.parametrize("seed", some(range(40, 46), 1))
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_a_tokens_attention_does_not_depend_on_the_rows_beside_it(
     library: KernelLibrary, kind: tuple[torch.dtype, str], stored: torch.dtype, is_batch_invariant: bool, seed: int
