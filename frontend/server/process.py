@@ -43,7 +43,6 @@ from ...ipc.sockets.keys import Keys
 from ...ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES, bind, new_socket, receive_uncopied
 from ...ipc.spec.config.engine_spec import EngineSpec, frontend_name, identity_of
 from ..listening.client_sender import ClientSender
-from ..listening.open_requests import OpenRequests, path_of
 from .cores.local_cores import NEVER, LocalCores
 from .cores.remote_cores import RemoteCores
 from .requests.frontend import Frontend
@@ -69,12 +68,19 @@ class FrontendProcess:
     _frontend: Frontend
 
     def __init__(
-        self, spec: EngineSpec, address: str, http_fds: Sequence[int] = (), *, index: int = 0, number: int = 0
+        self,
+        spec: EngineSpec,
+        address: str,
+        http_fds: Sequence[int] = (),
+        kept_fds: tuple[int, int] = (-1, -1),
+        *,
+        index: int = 0,
+        number: int = 0,
     ) -> None:
         """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; if
-        empty, there is no HTTP server. `index`: number of this frontend among those of the engine. `number`: how many
-        frontends had this index before."""
-        self._spec, self._address, self._http_fds = spec, address, http_fds
+        empty, there is no HTTP server. `kept_fds`: of the journal, and of the channel to the supervisor. `index`:
+        number of this frontend among those of the engine. `number`: how many frontends had this index before."""
+        self._spec, self._address, self._http_fds, self._kept_fds = spec, address, http_fds, kept_fds
         self._index, self._number = index, number
         self._identity = identity = identity_of(frontend_name(index), number)  # on the sockets to supervisor and cores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -136,15 +142,10 @@ class FrontendProcess:
     def _serve_http(self) -> None:
         """Run the turns in the event loop of the HTTP server. Only this imports the HTTP server."""
         begun = time.monotonic()
-        from .http.server import run_with_http
+        from .http.server import KeptFds, run_with_http
 
-        try:
-            open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
-        except OSError as error:  # a full disk
-            logger.warning("requests that the loss of this frontend would cut are not counted: %s", error)
-            open_requests = OpenRequests()
         self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
-        run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests, self._index)
+        run_with_http(self, self._frontend, self._spec, self._http_fds, KeptFds(*self._kept_fds), self._index)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -311,13 +312,16 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=0, help="of frontends with this index before it")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
+    parser.add_argument("--journal-fd", type=int, default=-1, help="memory for the HTTP connections")
+    parser.add_argument("--keeper-fd", type=int, default=-1, help="channel to the supervisor, which keeps them")
     arguments = parser.parse_args()
     return_large_blocks()
 
     def new_child(spec: EngineSpec) -> FrontendProcess:
         index, number = arguments.index, arguments.number
         address = arguments.address or spec.endpoints.clients_of(index)
-        return FrontendProcess(spec, address, arguments.http_fd, index=index, number=number)
+        kept_fds = (arguments.journal_fd, arguments.keeper_fd)
+        return FrontendProcess(spec, address, arguments.http_fd, kept_fds, index=index, number=number)
 
     return run_child(frontend_name(arguments.index), new_child, before_exit=_remove_files)
 

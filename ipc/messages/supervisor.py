@@ -169,7 +169,8 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     speculation: SpeculationProgress | None = None  # None: it is off
     num_restarts: int = 0  # this and the following are added by the supervisor
     frontends: list[str] = []  # identities of the frontends that are ready
-    num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
+    num_http_answers_resumed: int = 0  # HTTP answers that went on after the loss of their frontend
+    num_http_answers_cut: dict[str, int] = {}  # those that did not, by reason
     worker_memory_bytes: list[int] = []  # resident memory of each rank
     last_failure: str = ""
     is_core_up: bool = True

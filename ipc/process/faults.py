@@ -27,6 +27,7 @@ POINTS = (
     "intake.read",
     "adapter.store",
     "media.read",
+    *("http.read", "http.journal", "http.write", "http.written", "http.adopt"),
 )
 
 

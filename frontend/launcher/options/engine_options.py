@@ -270,6 +270,10 @@ class EngineOptions(TypedDict, total=False):
     """no stream is silent for longer: it gets a comment meanwhile; 0: streams may be silent (default: 5.0)"""
     sse_keep_alive_interval: float | None
     """the same as sse_keep_alive_s"""
+    keep_connections: bool | None
+    """HTTP connections and their answers go on after the loss of a frontend (default: True)"""
+    http_journal_bytes: int | None
+    """memory for that, of each frontend (default: 268435456)"""
     access_log: Literal["off", "errors", "all"] | None
     """a line for each HTTP request at its end; errors: if it failed (default: errors)"""
     api_key: list[str] | Text | None

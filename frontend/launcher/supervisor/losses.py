@@ -13,7 +13,6 @@ from ....ipc.errors import EngineDead
 from ....ipc.messages import supervisor as messages
 from ....ipc.notes.deadly import DeadlyRequests
 from ....ipc.sockets.addresses import RunDirectory
-from ...listening.open_requests import path_of, take_left
 from .children import Child, Children
 from .launcher import Unit
 from .replica import Replica
@@ -42,7 +41,6 @@ class Losses:
         self._on_replica_lost, self._on_frontend_lost = on_replica_lost, on_frontend_lost
         self._deadly = DeadlyRequests(run_directory.path)
         self.rest_s, self.max_delay_s = REST_S, MAX_DELAY_S
-        self.num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
         self.last = ""  # reason of the last one
         self.failure: EngineDead | None = None
 
@@ -108,7 +106,6 @@ class Losses:
             logger.error("the %s ends again and again: %sit is started again in %.0f s", unit.name, others, delay_s)
         self.replace(unit, delay_s)
         self._deadly.on_loss(identity.decode(), is_to_blame=not was_killed)
-        self.num_requests_cut += take_left(path_of(str(self._run_directory.path), identity.decode()))
         self._children.broadcast(messages.FrontendDown(identity=identity), "core")
         self._on_frontend_lost(identity)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...listening.http_listeners import HttpListeners
+from .kept_connections import KeptConnections
 from .launcher import ProcessSpec, Unit
 from .replica import Replica
 
@@ -13,8 +14,10 @@ from .replica import Replica
 class ProcessSpecs:
     """Composer of each process's command. It starts no process."""
 
-    def __init__(self, spec: EngineSpec, replicas: Sequence[Replica], listeners: HttpListeners) -> None:
-        self._spec, self._replicas, self._listeners = spec, replicas, listeners
+    def __init__(
+        self, spec: EngineSpec, replicas: Sequence[Replica], listeners: HttpListeners, kept: KeptConnections
+    ) -> None:
+        self._spec, self._replicas, self._listeners, self._kept = spec, replicas, listeners, kept
 
     def of(self, unit: Unit, numbers: Mapping[Unit, int], addresses: Sequence[str]) -> list[ProcessSpec]:
         """Return the processes to start: all ranks of a worker group, the tier process of each host, or the one process
@@ -59,7 +62,8 @@ class ProcessSpecs:
         ]
 
     def _frontend(self, unit: Unit, number: int, address: str) -> ProcessSpec:
-        fds = self._listeners.fds
+        fds, kept = self._listeners.fds, self._kept.renew(unit.place)
         arguments = [f"--index={unit.place}", f"--number={number}", f"--address={address}"]
         arguments += [f"--http-fd={fd}" for fd in fds]
-        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=fds)
+        arguments += [f"{flag}={fd}" for flag, fd in zip(("--journal-fd", "--keeper-fd"), kept, strict=False)]
+        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*fds, *kept])

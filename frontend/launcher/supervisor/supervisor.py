@@ -34,6 +34,7 @@ from .children import Child, Children
 from .drain import DrainWatch
 from .engine_state import state_lines
 from .health_monitor import HealthMonitor
+from .kept_connections import KeptConnections
 from .launcher import Launcher, Unit
 from .losses import Losses
 from .orders import Orders
@@ -74,7 +75,8 @@ class Supervisor:
         self._report = StartReport(announce, self._clock)
         self._children = Children(spec.endpoints.control, launcher)
         self._roster = Roster(spec, self._children)
-        self._specs = ProcessSpecs(spec, self._roster.replicas, listeners)
+        self._kept = KeptConnections(len(self._roster.frontends) if listeners.fds else 0, self._children.poller)
+        self._specs = ProcessSpecs(spec, self._roster.replicas, listeners, self._kept)
         self.losses = Losses(run_directory, self._children, self._roster, self._on_replica_lost, self._on_frontend_lost)
         self._search = CheckpointSearch(spec, self._wake)
         self._orders = Orders(
@@ -154,6 +156,7 @@ class Supervisor:
         self._children.poll(self._poll_timeout_ms(timeout_s))
         if self._signals is not None and self._signals.take_state_request():
             self._log_state()
+        self._kept.receive()
         self._roster.report_lost_arenas()
         for child, message in self._children.receive():
             self._on_message(child, message)
@@ -330,7 +333,10 @@ class Supervisor:
     def _full_progress(self) -> messages.Progress:
         """Return the last Progress of the cores, added up, with the fields that the supervisor knows."""
         return msgspec.structs.replace(
-            self._roster.progress(), num_http_requests_cut=self.losses.num_requests_cut, last_failure=self.losses.last
+            self._roster.progress(),
+            num_http_answers_resumed=self._kept.num_resumed,
+            num_http_answers_cut=self._kept.num_cut,
+            last_failure=self.losses.last,
         )
 
     def _log_state(self) -> None:
@@ -352,6 +358,7 @@ class Supervisor:
         """End all children within STOP_TIMEOUT_S, or at once if the engine has not started; close the HTTP sockets and
         remove all files. May be called twice."""
         self._listeners.close()
+        self._kept.close()
         for replica in self._roster.replicas:
             replica.arena.close()
         self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))

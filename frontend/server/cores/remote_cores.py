@@ -125,7 +125,8 @@ class RemoteCores:
         return msgspec.structs.replace(
             add_up([core.progress for core in self._cores]),
             num_restarts=own.num_restarts,
-            num_http_requests_cut=own.num_http_requests_cut,
+            num_http_answers_resumed=own.num_http_answers_resumed,
+            num_http_answers_cut=own.num_http_answers_cut,
             frontends=own.frontends,
             last_failure=own.last_failure,
             is_core_up=any(core.is_used for core in self._cores),

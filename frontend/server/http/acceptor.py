@@ -35,7 +35,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        new_protocol: Callable[[], asyncio.Protocol],
+        new_protocol: Callable[[socket.socket], asyncio.Protocol],
         on_exhausted: Callable[[], None],
         num_open: Callable[[], int],
         tls: SSLContext | None = None,
@@ -107,9 +107,11 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept_all)
 
     async def _set_up(self, connection: socket.socket) -> None:
+        protocol = self._new_protocol(connection)
         try:
             await self._loop.connect_accepted_socket(
-                self._new_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
+                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
             )
-        except (TimeoutError, OSError):  # the client has closed, or does not speak TLS
+        except (TimeoutError, OSError) as error:  # the client has closed, or does not speak TLS
+            protocol.connection_lost(error)
             connection.close()

@@ -31,7 +31,6 @@ from ...forms.openai.response_body import ResponsesRequest, chat_request, schema
 from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest
 from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
 from ...forms.speech.families import prompts_of
-from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
 from ..api.anthropic import MessageCreation
 from ..api.keep_alive import KeepAlive
@@ -216,7 +215,6 @@ def new_app(
     spec: EngineSpec,
     generating: list[Endpoint],
     peers: Peers,
-    open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
     """Return the ASGI app: routes, with HttpMiddleware around them. CORS, if set, is outermost, so that errors have its
     headers too."""
@@ -248,7 +246,6 @@ def new_app(
         config.max_body_bytes,
         frontend.metrics.on_refused,
         config.root_path,
-        open_requests,
         WebPages.of(config),
         frontend.note,
         KeepAlive(config.sse_keep_alive_s),

@@ -18,6 +18,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from uvicorn.config import Config
@@ -27,6 +28,8 @@ from uvicorn.server import ServerState
 from ....ipc.process.descriptors import descriptor_limit
 from ....ipc.process.log import is_worth_a_line
 from ...forms.openai.errors import HttpError, encode_json
+from ...listening.journal.record import State
+from .kept.connection import Kept, NotKept
 from .middleware import LOCAL, OVER_LIMIT
 
 if TYPE_CHECKING:
@@ -141,15 +144,14 @@ class Connections:
 
 
 class WithoutChunks:
-    """App for clients older than HTTP/1.1, which do not know chunked encoding: a body of unknown length ends with the
-    connection, which uvicorn closes after the answer."""
+    """App of one request, for clients older than HTTP/1.1, which do not know chunked encoding: a body of unknown length
+    ends with the connection, which uvicorn closes after the answer."""
 
-    def __init__(self, app: ASGI3Application) -> None:
-        self._app = app
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
-        has_length = True
+        cycle, has_length = self._cycle, True
 
         async def send_whole(message: ASGISendEvent) -> None:
             nonlocal has_length
@@ -166,8 +168,15 @@ class WithoutChunks:
 class HttpConnection(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on the client's time and sizes."""
 
-    def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
-        """`is_local`: whether only processes of this machine can connect."""
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        connections: Connections,
+        is_local: bool,
+        kept: Kept | None = None,
+    ) -> None:
+        """`is_local`: whether only processes of this machine can connect. `kept`: its journal."""
         super().__init__(config, server_state, {}, connections.loop)
         self._connections = connections
         self._stage = Stage.NEW
@@ -177,7 +186,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_head_bytes = self._num_headers = 0  # of the head, as passed on by the parser
         self._num_unread_bytes = 0  # given to the parser since it last passed on a head or a part of a body
         self._body_parts: list[bytes] = []  # found in the data that is being parsed
-        self._new_app, self._old_app = self.app, WithoutChunks(self.app)  # for HTTP/1.1, and before it
+        self._kept = kept or NotKept()
         self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
     def _enter(self, stage: Stage) -> None:
@@ -188,19 +197,25 @@ class HttpConnection(HttpToolsProtocol):
     # ── events of the socket ──
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(self._kept.wrap(transport))
         if not self._connections.open(self):
             self._marks[OVER_LIMIT] = True
         self._enter(Stage.NEW)
+        if request := self._kept.replayed():  # here, before more is read
+            self._parse(request)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.close(self)
         self._end_answers()  # uvicorn itself ends only the answer of `cycle`
         super().connection_lost(exc)
+        self._kept.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
+        if not self._is_refused:
+            self._kept.put_in(data, is_early=self._stage is Stage.ANSWER)
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         if self._stage in (Stage.NEW, Stage.IDLE):
             self._enter(Stage.HEAD)
         else:
@@ -215,6 +230,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._stage is not Stage.HEAD or self._is_answering_earlier:
+            self._kept.on_pipelined()
         self._num_head_bytes = self._num_headers = self._num_unread_bytes = 0
         self.scope.update(self._marks)  # type: ignore[typeddict-item]
         if self._stage is not Stage.HEAD:  # the next request of a pipeline
@@ -234,13 +251,27 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("the connection has too many requests")  # which makes the parser stop
         is_old = self.parser.get_http_version() < "1.1"
-        self.app = self._old_app if is_old else self._new_app
-        self.expect_100_continue &= not is_old  # RFC 9110, 10.1.1
+        self.expect_100_continue &= not (is_old or self._kept.has_answer)  # RFC 9110, 10.1.1
         super().on_headers_complete()  # raises for a bad URL
         if not self.pipeline:
             self._answered = self.cycle
         self._num_body_bytes = self._num_unread_bytes = 0
         self._enter(Stage.BODY)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] < "1.1":
+            app = WithoutChunks(app, cycle)
+        app = self._kept.answer(app, cycle, partial(self._state_after, cycle))  # type: ignore[assignment, arg-type]
+        super()._start_asgi_task(cycle, app)
+
+    def _state_after(self, cycle: RequestResponseCycle) -> State:
+        """Return the state after the answer that is about to end. A connection with bytes of the next request is
+        lost, and one with the rest of this request still to come can only be closed."""
+        if not cycle.keep_alive:
+            return State.CLOSING
+        if self.pipeline or self._stage is Stage.HEAD:
+            return State.LOST
+        return State.CLOSING if self._stage is Stage.BODY else State.IDLE
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -260,6 +291,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_unread_bytes = 0
         # If the answer came before the end of the body, the rest has stopped uvicorn's keep-alive timer: use ours.
         self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
+        self._kept.on_request_end()
 
     def on_response_complete(self) -> None:
         following = self.pipeline[-1][0] if self.pipeline else None
@@ -329,6 +361,13 @@ class HttpConnection(HttpToolsProtocol):
         text = f"URL and headers of a request may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers: send less"
         self._refuse(431, text, "head")
 
+    def refuse_lost(self, *, is_final: bool) -> None:
+        """Refuse the request that a lost frontend has left. `is_final`: it must not be sent again."""
+        if is_final:
+            self._refuse(500, "the server was lost several times with this request", "lost")
+        else:
+            self._refuse(503, "a part of the request was lost with a process: send it again", "lost")
+
     def _refuse(self, status: int, message: str, why: str) -> None:
         """Send an error without the app, and close the connection.
 
@@ -341,8 +380,10 @@ class HttpConnection(HttpToolsProtocol):
             self._connections.on_refused(self, error, why)
             body = encode_json(error.body)
             length = b"content-length: %d\r\n" % len(body)
-            head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
-            self.transport.write(head + body)
+            again = b"retry-after: 0\r\n" if status == 503 else b""
+            form = b"content-type: application/json\r\nconnection: close\r\n"
+            self._kept.expect_last()
+            self.transport.write(STATUS_LINE[status] + form + again + length + b"\r\n" + body)
         self._end_answers()  # so that the app sends nothing after the error or to a closed connection
         if not may_send or status == 408:
             self.transport.close()

@@ -29,7 +29,6 @@ from ....ipc.process.faults import maybe_fail
 from ...forms.anthropic.errors import has_message_errors, message_error
 from ...forms.ollama.errors import has_ollama_errors, ollama_error
 from ...forms.openai.errors import HttpError, json_response, to_http_error
-from ...listening.open_requests import OpenRequests
 from ...listening.web_pages import WebPages
 from ..api.continuation import current, working_on
 from ..api.keep_alive import KEEP_ALIVE, KeepAlive
@@ -63,7 +62,6 @@ class HttpMiddleware:
         max_body_bytes: int,
         on_refused: Callable[[str], None],
         root_path: str = "",
-        open_requests: OpenRequests | None = None,
         pages: WebPages | None = None,
         note: ReadingNote | None = None,
         keep_alive: KeepAlive | None = None,
@@ -76,7 +74,6 @@ class HttpMiddleware:
         self._api_keys = [key.encode() for key in api_keys or ()]
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
-        self._open_requests = open_requests or OpenRequests()
         self._pages = pages or WebPages()
         self._keep_alive = keep_alive or KeepAlive(0)
 
@@ -97,13 +94,10 @@ class HttpMiddleware:
         is_anthropic = has_message_errors(scope["path"], headers)
         extra = _headers_to_add(headers, trace, is_anthropic)
         warnings = collect_warnings()
-        has_started, is_open = False, True
+        has_started = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal has_started, is_open
-            if message["type"] == "http.response.body" and not message.get("more_body") and is_open:
-                is_open = False  # before the client has the whole response, which a loss now no longer cuts
-                self._open_requests.add(-1)
+            nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
                 message["headers"] = [*message.get("headers", ()), *extra]
@@ -115,7 +109,6 @@ class HttpMiddleware:
         scope.setdefault(SERVER_SEND, send)
         scope[KEEP_ALIVE] = self._keep_alive
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
-        self._open_requests.add(1)
         try:
             self._check(scope, headers)
             await self._run(scope, receive, send_with_headers)
@@ -128,8 +121,6 @@ class HttpMiddleware:
             if not has_started:
                 await response(scope, receive, send_with_headers)
         finally:
-            if is_open:
-                self._open_requests.add(-1)
             del scope[SERVER_SEND]  # it refers to the scope: break the cycle
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import uvicorn
 import uvloop
@@ -28,9 +28,13 @@ from ....ipc.errors import TokenloomError
 from ....ipc.notes.deadly import NONE, ReadingNote
 from ....ipc.spec.config.engine_config import EngineConfig
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ....ipc.version import tokenloom_version
 from ...forms.openai.errors import HttpError
 from ...listening.http_listeners import is_loopback
-from ...listening.open_requests import OpenRequests
+from ...listening.journal.journal import MAX_SLOTS, HttpJournal
+from ...listening.journal.pages import JournalLimits
+from ...listening.journal.record import Reason
+from ...listening.keeper import Keeper
 from ...listening.tls import new_ssl_context
 from ..api.openai.local_engine import LocalEngine
 from ..api.openai.response_store import ResponseStore
@@ -39,6 +43,8 @@ from .acceptor import Acceptor
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
+from .kept.adoption import adopt
+from .kept.connection import ConnectionKeeper, Kept
 from .peers import Peers
 
 logger = logging.getLogger("tokenloom.http")
@@ -47,6 +53,13 @@ T = TypeVar("T")
 
 IDLE_S = 75  # keep-alive time of a connection without a request
 FAREWELL_S = 2  # time for unfinished answers to end when the engine stops
+
+
+class KeptFds(NamedTuple):
+    """Descriptors inherited from the supervisor."""
+
+    journal: int
+    channel: int
 
 
 class TurnTaker(Protocol):
@@ -79,7 +92,7 @@ def run_with_http(
     frontend: Frontend,
     spec: EngineSpec,
     fds: Sequence[int],
-    open_requests: OpenRequests,
+    kept_fds: KeptFds,
     index: int = 0,
 ) -> None:
     """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process stops. `index`: the
@@ -89,7 +102,14 @@ def run_with_http(
         each.set_inheritable(False)  # child processes must not inherit them
         each.setblocking(False)
     peers = Peers(spec, index)
-    uvloop.run(_serve(process, frontend, spec, [*listeners, *peers.listen()], open_requests, peers))
+    channel = Keeper(socket.socket(fileno=kept_fds.channel))
+    limits = JournalLimits(
+        min(connection_limit(), MAX_SLOTS), spec.config.max_body_bytes, spec.config.http_journal_bytes
+    )
+    journal = HttpJournal(kept_fds.journal, limits, tokenloom_version())
+    keeper = ConnectionKeeper(journal, channel, is_on=spec.config.keep_connections)
+    kept = list(channel.take_kept())
+    uvloop.run(_serve(process, frontend, spec, [*listeners, *peers.listen()], keeper, kept, peers))
 
 
 async def _serve(
@@ -97,7 +117,8 @@ async def _serve(
     frontend: Frontend,
     spec: EngineSpec,
     listeners: Sequence[socket.socket],
-    open_requests: OpenRequests,
+    keeper: ConnectionKeeper,
+    kept: Sequence[tuple[int, socket.socket]],
     peers: Peers,
 ) -> None:
     asyncio.get_running_loop().set_task_factory(partial(_new_task, frontend.note))
@@ -111,7 +132,7 @@ async def _serve(
     )
     store = ResponseStore(spec, peers.index)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
-    app = new_app(engine, frontend, spec, generating.endpoints(), peers, open_requests)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
@@ -125,7 +146,8 @@ async def _serve(
 
     learning = asyncio.ensure_future(_learn_form(frontend))
     await generating.responses.resume()
-    server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
+    await adopt(keeper, kept, partial(_new_adopted, server, connections))
+    server.servers = [accept(each, server, connections, spec.config, on_exhausted, keeper) for each in listeners]  # type: ignore[misc]
     await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
     learning.cancel()
     process.stop()
@@ -177,18 +199,29 @@ def accept(
     connections: Connections,
     config: EngineConfig,
     on_exhausted: Callable[[], None],
+    keeper: ConnectionKeeper,
 ) -> Acceptor:
     """Accept connections from `listener` until the returned Acceptor is closed, which leaves the listener open.
     `on_exhausted` is called when descriptors run out."""
     is_unix = listener.family == socket.AF_UNIX
     is_local = is_unix or is_loopback(listener.getsockname()[0])
 
-    def new_connection() -> HttpConnection:
-        return HttpConnection(server.config, server.server_state, connections, is_local)
-
     tls = None if is_unix else new_ssl_context(config)
+    uncovered = Reason.UNIX if is_unix else Reason.NONE if tls is None else Reason.TLS
+
+    def new_connection(connection: socket.socket) -> HttpConnection:
+        kept = keeper.open(connection, uncovered)
+        return HttpConnection(server.config, server.server_state, connections, is_local, kept)
+
     handshake_s = None if tls is None else config.http_timeout_s
     return Acceptor(listener, new_connection, on_exhausted, lambda: connections.num_open, tls, handshake_s)
+
+
+def _new_adopted(
+    server: uvicorn.Server, connections: Connections, kept: Kept, connection: socket.socket
+) -> HttpConnection:
+    is_local = is_loopback(connection.getsockname()[0])
+    return HttpConnection(server.config, server.server_state, connections, is_local, kept)
 
 
 class TurnLoop:

@@ -30,7 +30,12 @@ class CoreMetrics:
         self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
         self.step_seconds = Counter("step_seconds_total", "Time of steps by phase.", ["phase"])
         self.restarts = Counter("process_restarts_total", "Restarts of processes of the engine.")
-        self.requests_cut = Counter("http_requests_cut_total", "HTTP requests cut off by the loss of their frontend.")
+        self.answers_resumed = Counter(
+            "http_answers_resumed_total", "HTTP answers that went on after the loss of their frontend."
+        )
+        self.answers_cut = Counter(
+            "http_answers_cut_total", "HTTP answers cut off by the loss of their frontend.", ["reason"]
+        )
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
         about = "Tokens per step: of completed prompts, and generated."
         self.step_tokens = Histogram(step_tokens_name, about, STEP_TOKENS)
@@ -46,7 +51,9 @@ class CoreMetrics:
         """Add the increase of the core's totals."""
         self.groups.on_progress(progress.kv_groups)
         self.restarts.raise_to(progress.num_restarts)
-        self.requests_cut.raise_to(progress.num_http_requests_cut)
+        self.answers_resumed.raise_to(progress.num_http_answers_resumed)
+        for reason, count in progress.num_http_answers_cut.items():
+            self.answers_cut.raise_to(count, reason)
         totals: tuple[tuple[Counter, tuple[str, ...], float], ...] = (
             (self.steps, (), progress.step),
             (self.preemptions, (), progress.num_preemptions),

@@ -266,6 +266,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sse_keep_alive_s: Annotated[
         float, _http("no stream is silent for longer: it gets a comment meanwhile; 0: streams may be silent")
     ] = 5.0
+    keep_connections: Annotated[
+        bool, _http("HTTP connections and their answers go on after the loss of a frontend")
+    ] = True
+    http_journal_bytes: Annotated[int, _http("memory for that, of each frontend")] = 256 << 20
     access_log: Annotated[
         Literal["off", "errors", "all"], _logging("a line for each HTTP request at its end; errors: if it failed")
     ] = "errors"

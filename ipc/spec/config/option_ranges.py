@@ -18,6 +18,7 @@ INT_RANGES = (
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),
     ("max_body_bytes", 1, 1 << 30),
+    ("http_journal_bytes", 0, 1 << 40),
     ("response_store_bytes", 0, 1 << 40),
     ("response_store_count", 1, 1_000_000),
     ("port", 0, 65535),

@@ -17,8 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.cli.batch import HttpResponse, call
 from tokenloom.frontend.forms.openai.errors import json_response
+from tokenloom.frontend.listening.journal.journal import HttpJournal
+from tokenloom.frontend.listening.journal.pages import JournalLimits, new_pages
+from tokenloom.frontend.listening.keeper import Keeper
 from tokenloom.frontend.listening.tls import new_ssl_context
 from tokenloom.frontend.server.http.connections import Connections
+from tokenloom.frontend.server.http.kept.connection import ConnectionKeeper
 from tokenloom.frontend.server.http.server import accept, new_server
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
@@ -92,12 +96,15 @@ async def ask(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     connections = Connections(5.0, 10, lambda *refused: None)
-    server = accept(listener, new_server(app), connections, config, lambda: None)
+    ours, theirs = socket.socketpair()
+    limits = JournalLimits(num_slots=10, max_body_bytes=1 << 20, max_bytes=1 << 20)
+    keeper = ConnectionKeeper(HttpJournal(new_pages(), limits, "v"), Keeper(ours), is_on=True)
+    server = accept(listener, new_server(app), connections, config, lambda: None, keeper)
     try:
         return await client(listener.getsockname()[1])
     finally:
-        server.close()
-        listener.close()
+        for each in (server, listener, ours, theirs):
+            each.close()
 
 
 def run(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:

@@ -93,7 +93,7 @@ class PageEndpoints:
             "waiting": health.num_waiting,
             "restarts": health.num_restarts,
             "last_failure": health.last_failure,
-            "requests_cut": metrics.core.requests_cut.sum,
+            "requests_cut": metrics.core.answers_cut.sum,
             "kv_use": metrics.kv_use,
             "kv_blocks": metrics.num_kv_blocks,
             "block_size": self._spec.config.block_size,

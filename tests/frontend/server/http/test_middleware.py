@@ -18,14 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tokenloom.frontend.forms.openai.errors import HttpError, json_response
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
-from tokenloom.frontend.listening.open_requests import OpenRequests
 from tokenloom.frontend.server.api.continuation import Continuation, working_on
 from tokenloom.frontend.server.api.openai.body_reader import BodyReader
 from tokenloom.frontend.server.helpers.intake import new_intake_helper
 from tokenloom.frontend.server.helpers.pool import HelperPool
 from tokenloom.frontend.server.http.middleware import OPEN_PATHS, OVER_LIMIT, HttpMiddleware
 from tokenloom.frontend.server.http.server import _new_task
-from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.notes.deadly import LOSSES_TO_REFUSE, NONE, DeadlyRequests, ReadingNote
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -195,19 +193,6 @@ def test_the_proxys_root_path_is_removed_if_present_also_from_that_of_a_probe(pa
     assert answer_of(HttpMiddleware(echo_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
     with_key = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
     assert answer_of(with_key, "/llm/health")[0] == 200
-
-
-def test_a_request_counts_as_open_until_its_answer_or_error_is_sent() -> None:
-    requests = OpenRequests()
-    counts: list[int] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        counts.append(requests.count)
-        raise RequestError("no")
-
-    middleware = HttpMiddleware(app, None, 100, lambda why: None, open_requests=requests)
-    assert answer_of(middleware)[0] == 400
-    assert (counts, requests.count) == ([1], 0)
 
 
 def test_a_request_is_noted_under_its_path_query_and_body_and_refused_once_it_is_deadly(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""KeptConnections: the supervisor's duplicates of the HTTP connections, and the frontends' journals.
+
+Each frontend has its own: its successor inherits the journal, and gets the connections when it asks for them. The
+supervisor reads no byte of them (listening/keeper.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+
+import zmq
+
+from ...listening.journal.journal import read_counts
+from ...listening.journal.pages import new_pages
+from ...listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
+
+MAX_PACKETS = 1000  # read from a channel at a time
+
+
+class _Kept:
+    """One frontend's journal, channel and connections."""
+
+    def __init__(self) -> None:
+        self.journal_fd = new_pages()
+        self.channel, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.fd_by_slot: dict[int, int] = {}
+
+    def receive(self) -> None:
+        """Take the messages that wait."""
+        self.channel.setblocking(False)
+        for _ in range(MAX_PACKETS):
+            try:
+                data, fds, _, _ = socket.recv_fds(self.channel, MAX_PACKET_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                return
+            if not data:
+                return
+            self._take(*parse(data), fds)
+
+    def _take(self, kind: int, slots: Sequence[int], fds: Sequence[int]) -> None:
+        if kind == REPORT:
+            self._report(slots[0])
+            return
+        for slot in slots:
+            if (fd := self.fd_by_slot.pop(slot, None)) is not None:
+                os.close(fd)
+        if kind == OPENED:
+            self.fd_by_slot.update(zip(slots, fds, strict=False))
+
+    def _report(self, first: int) -> None:
+        slots = sorted(slot for slot in self.fd_by_slot if slot >= first)[:MAX_FDS]
+        with contextlib.suppress(OSError):  # the frontend has ended
+            socket.send_fds(self.channel, [packet(KEPT, slots)], [self.fd_by_slot[slot] for slot in slots])
+
+    def reopen(self) -> None:
+        """Take the last messages of a frontend that has ended, and make a channel for its successor."""
+        self.receive()
+        self.channel.close()
+        self.child_end.close()
+        self.channel, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def close(self) -> None:
+        for fd in (self.journal_fd, *self.fd_by_slot.values()):
+            os.close(fd)
+        self.fd_by_slot.clear()
+        self.channel.close()
+        self.child_end.close()
+
+
+class KeptConnections:
+    """Owner of the descriptors. Registers the channels with `poller`; call `receive` when it wakes."""
+
+    def __init__(self, num_frontends: int, poller: zmq.Poller) -> None:
+        """`num_frontends`: number of those that serve HTTP."""
+        self._poller = poller
+        self._kept = [_Kept() for _ in range(num_frontends)]
+        for each in self._kept:
+            poller.register(each.channel.fileno(), zmq.POLLIN)
+
+    def renew(self, index: int) -> Sequence[int]:
+        """Return the descriptors that the next frontend with this index inherits: of its journal, and of its end of the
+        channel. The one before must have ended."""
+        if not self._kept:
+            return ()
+        kept = self._kept[index]
+        self._poller.unregister(kept.channel.fileno())
+        kept.reopen()
+        self._poller.register(kept.channel.fileno(), zmq.POLLIN)
+        return kept.journal_fd, kept.child_end.fileno()
+
+    def receive(self) -> None:
+        """Take the messages of all frontends."""
+        for each in self._kept:
+            each.receive()
+
+    @property
+    def num_resumed(self) -> int:
+        """Number of open answers that went on after the loss of their frontend."""
+        return sum(read_counts(each.journal_fd).num_resumed for each in self._kept)
+
+    @property
+    def num_cut(self) -> dict[str, int]:
+        """Number of open answers that did not, by reason."""
+        total = Counter[str]()
+        for each in self._kept:
+            total.update(read_counts(each.journal_fd).num_cut)
+        return dict(total)
+
+    def close(self) -> None:
+        """Close all descriptors, which ends the connections that no frontend has."""
+        for each in self._kept:
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(each.channel.fileno())
+            each.close()
+        self._kept.clear()

@@ -1,0 +1,241 @@
+"""KeptConnection: an HTTP connection that a successor of this frontend can go on with.
+
+Its bytes are in the journal (listening/journal/), and the supervisor has a duplicate of its socket. NotKept stands in
+where there is no journal. KeptAnswer is the way of one answer's messages to uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .....ipc.process.faults import maybe_fail
+from ....listening.journal.journal import HttpJournal
+from ....listening.journal.record import Reason, State
+from ....listening.journal.slot import Slot
+from ....listening.keeper import Keeper
+from ...api.continuation import SHOWN, TOKENS, Answer, Continuation, new_continuation, working_on
+from .transport import KeptTransport
+
+if TYPE_CHECKING:
+    from .....ipc.messages.base import FinishReason
+
+
+class Cycle(Protocol):
+    """The part of uvicorn's RequestResponseCycle that is used here."""
+
+    disconnected: bool
+
+    async def send(self, message: Any) -> None: ...
+
+
+class Kept(Protocol):
+    """The journal of a connection, as HttpConnection uses it."""
+
+    def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
+        """Return the transport to write to. Begin with the bytes that a lost frontend has left."""
+
+    def put_in(self, data: bytes, *, is_early: bool) -> None:
+        """Keep bytes that were read. `is_early`: the answer to an earlier request is open."""
+
+    def replayed(self) -> bytes:
+        """Return the bytes of the open request that a lost frontend has read; b"" if there is none."""
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether bytes of the open request's answer were written."""
+
+    def on_pipelined(self) -> None:
+        """A request begins amid the bytes that were read last, or before the answer to an earlier one."""
+
+    def on_request_end(self) -> None:
+        """The rest of a request that was answered before its end has come."""
+
+    def expect_last(self) -> None:
+        """The next write is an answer without the app, and the connection closes after it."""
+
+    def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
+        """Return an app that answers a request by `app`, piece by piece through the journal. `state_after`: returns the
+        connection's state after the answer."""
+
+    def close(self) -> None:
+        """End with the connection."""
+
+
+class NotKept:
+    """A connection without a journal."""
+
+    has_answer = False
+
+    def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
+        return transport
+
+    def put_in(self, data: bytes, *, is_early: bool) -> None: ...
+
+    def replayed(self) -> bytes:
+        return b""
+
+    def on_pipelined(self) -> None: ...
+
+    def on_request_end(self) -> None: ...
+
+    def expect_last(self) -> None: ...
+
+    def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
+        return app
+
+    def close(self) -> None: ...
+
+
+class KeptConnection:
+    """A connection with a slot. `uncovered` ones have one too, to count the answers that a loss cuts."""
+
+    transport: KeptTransport  # set by `wrap`
+
+    def __init__(
+        self,
+        keeper: ConnectionKeeper,
+        slot: Slot,
+        connection: socket.socket,
+        unsent: bytes = b"",
+        replayed: bytes = b"",
+    ) -> None:
+        """`unsent`, `replayed`: bytes that a lost frontend has left to be written, and to be read."""
+        self.slot, self.keeper = slot, keeper
+        self.socket, self._unsent, self._replayed = connection, unsent, replayed
+
+    def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
+        if self._unsent:
+            transport.write(self._unsent)
+            self._unsent = b""
+        self.transport = KeptTransport(transport, self.slot)
+        return self.transport  # type: ignore[return-value]
+
+    def put_in(self, data: bytes, *, is_early: bool) -> None:
+        maybe_fail("http.read")
+        if is_early:
+            self.slot.lose(Reason.PIPELINE)
+        self.slot.put_in(data, self.transport.get_write_buffer_size())
+
+    def replayed(self) -> bytes:
+        request, self._replayed = self._replayed, b""
+        return request
+
+    @property
+    def has_answer(self) -> bool:
+        return self.slot.record.out_end > self.slot.record.answer_begin
+
+    def on_pipelined(self) -> None:
+        self.slot.lose(Reason.PIPELINE)
+
+    def on_request_end(self) -> None:
+        if self.slot.record.state is State.CLOSING and not self.transport.is_closing():
+            self.slot.end(State.IDLE)
+
+    def expect_last(self) -> None:
+        self.transport.expect_piece(None, State.CLOSING)
+
+    def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
+        return KeptAnswer(app, cycle, self, state_after)
+
+    def continuation(self) -> Continuation:
+        """Return the state of the open request, with which its handler begins or goes on."""
+        record = self.slot.record
+        if record.state is not State.OPEN:
+            return new_continuation()
+        answers = self.slot.answers() if record.tokens_len else {}
+        return Continuation(
+            nonce=record.nonce,
+            created=record.created,
+            answers={
+                choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason))
+                for choice, each in answers.items()
+            },
+            num_events=record.num_events,
+            num_cached=record.num_cached,
+            seed=record.seed,
+            is_resumed=record.has_head,
+            is_kept=True,
+        )
+
+    def close(self) -> None:
+        self.keeper.close(self)
+
+
+class KeptAnswer:
+    """ASGI app around the answer to one request: the messages of `app` become pieces of the journal."""
+
+    def __init__(self, app: ASGIApp, cycle: Cycle, kept: KeptConnection, state_after: Callable[[], State]) -> None:
+        self._app, self._cycle, self._kept, self._state_after = app, cycle, kept, state_after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with working_on(self._kept.continuation()):
+            await self._app(scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        kind, kept = message["type"], self._kept
+        if kind == TOKENS:
+            kept.slot.put_tokens(message[SHOWN])
+            return
+        if kind == "http.response.start":
+            await self._send_head(message)
+            return
+        shown = message.get(SHOWN)
+        if message.get("more_body", False):
+            if shown is None:
+                kept.slot.lose(Reason.ENDPOINT)
+            kept.transport.expect_piece(shown, None)
+            await self._cycle.send(message)
+        else:
+            kept.transport.expect_piece(shown, self._state_after())
+            await self._cycle.send(message)
+            kept.transport.flush()
+
+    async def _send_head(self, message: Message) -> None:
+        """Send a head, or only prepare uvicorn for the rest of a stream if the client has its head already. Only a
+        successful stream can go on with the rest."""
+        kept = self._kept
+        is_muted = kept.slot.record.has_head
+        is_stream = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+        if is_muted and (message["status"] != 200 or not is_stream):
+            kept.keeper.journal.count_cut(Reason.CHANGED)
+            self._cycle.disconnected = True  # uvicorn sends nothing more
+            kept.transport.abort()
+            return
+        kept.transport.expect_head(is_muted=is_muted)
+        await self._cycle.send(message)
+
+
+class ConnectionKeeper:
+    """Owner of the journal and of the channel to the supervisor."""
+
+    def __init__(self, journal: HttpJournal, keeper: Keeper, *, is_on: bool) -> None:
+        """`is_on`: whether connections are kept; otherwise the answers are counted that losses cut."""
+        self.journal, self._keeper, self._is_on = journal, keeper, is_on
+
+    def open(self, connection: socket.socket, uncovered: Reason) -> Kept:
+        """Return the journal of a connection that was accepted just now. `uncovered`: why it cannot be kept, or
+        NONE."""
+        slot = self.journal.open_slot(uncovered if self._is_on else Reason.OFF)
+        if slot is None:
+            return NotKept()
+        if slot.uncovered is Reason.NONE:
+            self._keeper.keep(slot.number, connection)
+        return KeptConnection(self, slot, connection)
+
+    def drop(self, number: int) -> None:
+        """Let the supervisor close a connection that has ended."""
+        self._keeper.drop(number)
+
+    def close(self, kept: KeptConnection) -> None:
+        """End with a connection that was kept. The supervisor's descriptor would hold back its end."""
+        if kept.slot.uncovered is Reason.NONE:
+            with contextlib.suppress(OSError):
+                kept.socket.shutdown(socket.SHUT_RDWR)
+            self._keeper.drop(kept.slot.number)
+        self.journal.free_slot(kept.slot)
