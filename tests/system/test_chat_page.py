@@ -312,3 +312,44 @@ def test_on_a_phone_the_list_is_a_drawer(chat: Browser) -> None:
     chat.evaluate("document.getElementById('hide-side').click()")
     assert chat.evaluate(visible) == "hidden"
     chat.resize(1280, 900, False)
+
+
+def long_answer(browser: Browser) -> str:
+    """Ask for an answer of many tokens; return all of its text."""
+    set_value(browser, "max_tokens", "1500")
+    say(browser, "Tell me a story.")
+    wait_answers(browser, 1)
+    (text,) = texts(browser, ".assistant .text")
+    click(browser, "New chat")
+    return text
+
+
+def test_an_answer_goes_on_after_a_reload_and_is_stopped_by_its_button(chat: Browser, url: str) -> None:
+    whole = long_answer(chat)
+    say(chat, "Tell me a story.")
+    wait_for(chat, "document.querySelector('.assistant .text')?.textContent.length > 20")
+    assert chat.evaluate("!document.getElementById('stop').hidden"), "the answer still comes"
+    chat.evaluate("window.isOld = true; location.reload()")
+    wait_for(chat, "!window.isOld && " + READY["chat"])
+    wait_answers(chat, 1)
+    assert texts(chat, ".assistant .text") == [whole]
+    say(chat, "And another.")
+    wait_for(chat, "document.querySelectorAll('.assistant').length === 2")
+    click(chat, "Stop")
+    wait_answers(chat, 2)
+
+
+def test_an_answer_goes_on_after_the_network_was_lost(chat: Browser) -> None:
+    whole = long_answer(chat)
+    chat.evaluate(
+        "(() => { const plain = window.fetch; let count = 0; window.fetch = async (path, options) => { count += 1; "
+        "if (count === 2) throw new TypeError('Failed to fetch'); const answer = await plain(path, options); "
+        "if (count > 3) return answer; let parts = 0; const torn = answer.body.pipeThrough(new TransformStream({"
+        "transform(part, out) { parts += 1; if (parts > 3) out.error(new TypeError('network error')); "
+        "else out.enqueue(part); }})); window.numAsked = () => count; "
+        "return new Response(torn, {status: answer.status, headers: answer.headers}); }; })()"
+    )
+    say(chat, "Tell me a story.")
+    wait_answers(chat, 1)
+    assert texts(chat, ".assistant .text") == [whole]
+    assert chat.evaluate("window.numAsked()") >= 3, "the request, one that fails, and the one that reads on"

@@ -75,6 +75,7 @@ function open(found) {
   stored(sessionStorage, "loom-open", conversation.id);
   if (cards.length) drawModels();
   draw();
+  readOn();
   closeSide();
   $("message").focus();
 }
@@ -119,11 +120,22 @@ function requestBody() {
   for (const name of ["temperature", "top_p", "max_tokens"]) if ($(name).value !== "") body[name] = Number($(name).value);
   return body;
 }
-async function answer() {
+function answer() {
+  const body = requestBody(), message = {role: "assistant", text: "", thought: "", calls: []};
+  conversation.messages.push(message);
+  receive(message, (signal, onStream) => engine.stream(body, signal, onStream));
+}
+// Read the last answer from its begin, if the page was left while it came.
+function readOn() {
+  const message = conversation.messages[conversation.messages.length - 1];
+  if (!message?.stream) return;
+  Object.assign(message, {text: "", thought: "", calls: []});
+  $("log").lastChild.remove();
+  receive(message, signal => engine.rest(message.stream, signal));
+}
+async function receive(message, start) {
   const asked = conversation, begun = performance.now(), controller = new AbortController();
-  const message = {role: "assistant", text: "", thought: "", calls: []}, turn = new AnswerTurn(message, () => again(asked.messages.indexOf(message)));
-  const body = requestBody();
-  asked.messages.push(message);
+  const turn = new AnswerTurn(message, () => again(asked.messages.indexOf(message)));
   running = {controller};
   const mine = running;
   $("log").append(turn.node);
@@ -132,7 +144,7 @@ async function answer() {
   setBusy(true);
   let first = 0, count = 0, usage = null, finish = "";
   try {
-    for await (const event of engine.stream(body, controller.signal)) {
+    for await (const event of start(controller.signal, id => { message.stream = id; conversations.save(asked); })) {
       usage = event.usage || usage;
       finish = event.finish || finish;
       const {content, reasoning, reasoning_content, tool_calls} = event.delta, thought = reasoning || reasoning_content;
@@ -145,13 +157,16 @@ async function answer() {
       if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
-    if (error.name === "AbortError") finish = "stopped";
-    else {
+    if (error.name === "AbortError") {
+      finish = "stopped";
+      if (message.stream) engine.drop(message.stream);
+    } else {
       if (error instanceof engine.Locked) $("locked").hidden = false;
       finish = "error";
       message.error = error.message;
     }
   }
+  delete message.stream;
   message.note = noteOf(finish, usage ? usage.completion_tokens : count, first, begun);
   turn.body.classList.remove("cursor");
   turn.node.removeAttribute("aria-busy");
@@ -160,6 +175,7 @@ async function answer() {
   if (running === mine) { running = null; setBusy(false); }
   say(finish === "error" ? message.error : `Answer ${finish === "stopped" ? "stopped" : "complete"}.`);
   if (asked.messages.length) await conversations.save(asked);
+  else await conversations.forget(asked);
   if (asked === conversation) $("export").hidden = false;
 }
 // What was refused is not part of the next request; it goes back to the box, so that it can be changed.

@@ -23,6 +23,11 @@ export class Conversations {
     this.draw();
     await store.put(conversation);
   }
+  async forget(conversation) {
+    this.all = this.all.filter(each => each !== conversation);
+    this.draw();
+    await store.remove(conversation.id);
+  }
   show(id) {
     this.current = id;
     this.draw();
@@ -58,10 +63,8 @@ export class Conversations {
     box.select();
   }
   async remove(conversation) {
-    this.all = this.all.filter(each => each !== conversation);
+    await this.forget(conversation);
     if (this.current === conversation.id) this.onOpen(null);
-    this.draw();
-    await store.remove(conversation.id);
     const [text, undo] = this.toast.children;
     text.textContent = `“${conversation.title}” was deleted.`;
     this.toast.hidden = false;

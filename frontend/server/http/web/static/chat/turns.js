@@ -1,7 +1,7 @@
 // Turns of a conversation as nodes.
 //
 // A user's message is {role, text, files}; an answer is {role, text, thought, calls, note, error}. A file is {name, kind,
-// url}, kind image or audio, url a data: URL.
+// url}, kind image or audio, url a data: URL. While an answer comes it has `stream`, by which the engine knows it.
 
 import {button, copy, make, render} from "./text.js";
 
