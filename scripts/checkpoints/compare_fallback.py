@@ -4,20 +4,21 @@
 
 Both have equal weights. Each round times a step of both in turn: the time by the clock, or on one thread its CPU time.
 `ratio` is the median of fallback / native; `differs` is the largest difference of their logits, as a share of the
-largest logit. Models as in workload.py.
+largest logit. Decode steps follow each other. Models as in
+workload.py.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import torch
 
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE, step_of
+from tokenloom.scripts.bench.cases.hybrids import MAX_MODEL_LEN, Step, step_of
+from tokenloom.scripts.bench.cases.kernels import CPU, DTYPE
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup, run_case
 from tokenloom.scripts.bench.workload import find_checkpoint
@@ -26,13 +27,12 @@ from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.models.load import load_model
 
-MAX_MODEL_LEN = 512
-CASES = {"1 row": ([1], [128]), "16 rows": ([1] * 16, [128] * 16), "prompt of 256": ([256], [256])}
+CASES = {"1 row": (1, 1), "16 rows": (16, 1), "prompt of 256": (1, 256)}  # rows, new tokens of each
 
 
-def difference(ours: Callable[[], object], theirs: Callable[[], object]) -> float:
+def difference(ours: Step, theirs: Step) -> float:
     """Compute a step of each and return how far their logits are apart."""
-    (_, expected), (_, logits) = ours(), theirs()  # type: ignore[misc]
+    expected, logits = ours().clone(), theirs()
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
@@ -47,10 +47,7 @@ def measure(setup: Setup) -> None:
     fallback = load_borrowed(folder, config, EngineConfig(skip_self_check=True), MAX_MODEL_LEN, dtype, CPU, ops)
     with torch.inference_mode():
         for case in options.cases or CASES:
-            steps = list[Callable[[], object]]()
-            for model in (native, fallback):
-                torch.manual_seed(0)  # the same noise in both pools
-                steps.append(step_of(model, *CASES[case]))
+            steps = [step_of(model, *CASES[case]) for model in (native, fallback)]
             took = in_turn(steps, setup)
             report.add(
                 case=case,

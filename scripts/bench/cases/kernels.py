@@ -66,7 +66,9 @@ def noisy_pool(spec: KVCacheSpec, num_blocks: int) -> Tensor:
     return pool
 
 
-def step_of(model: Model, counts: list[int], seq_lens: list[int], cache_dtype: torch.dtype) -> Callable[[], object]:
+def step_of(
+    model: Model, counts: list[int], seq_lens: list[int], cache_dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], object]:
     """Return a function that computes a step of different tokens, over rows whose blocks are scattered over a pool of
     noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,16 @@ ALIKE = [
     "lfm2",
     "lfm2_moe",
 ]  # others add in one rounding what their layers add in two
+SetThreads = Callable[[int], None]
 STEPS = [[SHORT], in_chunks(SHORT, 1), schedule(SHORT, seed=3)]
+
+
+@pytest.fixture
+def num_threads() -> Iterator[SetThreads]:
+    """Set the number of threads of the kernels; restored after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def load_pair(case: Case, level: str) -> tuple[DecoderModel, DecoderModel]:
@@ -61,6 +71,19 @@ def test_the_call_has_the_bits_of_the_layers(family: str, level: str, tmp_path: 
     assert fused.is_fused and not layered.is_fused
     for found, expected in zip(logits_of(case, fused), logits_of(case, layered), strict=True):
         assert all(torch.equal(found[name], expected[name]) for name in SHORT)
+
+
+@pytest.mark.parametrize("family", some(["qwen3_5", "falcon_h1_scaled", "lfm2_moe"], 1))
+def test_more_threads_than_cores_do_not_change_a_bit(family: str, tmp_path: Path, num_threads: SetThreads) -> None:
+    """Most of 16 threads arrive after a stage has ended, or lose their core during a piece."""
+    case = Case(tmp_path, family, SHORT)
+    model = load(case.folder, case.config)
+    assert model.is_fused
+    answers = []
+    for count in (1, 2, 16):
+        num_threads(count)
+        answers.append(run_schedule(PagedRun(model, 8), case.tokens, schedule(SHORT, seed=3)))
+    assert all(torch.equal(each[name], answers[0][name]) for each in answers[1:] for name in SHORT)
 
 
 @pytest.mark.parametrize(
