@@ -171,11 +171,17 @@ def _expert_parts(shard: ExpertsShard, expert: int) -> tuple[list[AdaptedPart], 
         return AdaptedPart(module, weight, first_output, outputs, inputs, None if is_single else expert)
 
     hidden, all_gates = range(hidden_size), (num_experts, 2 * size, hidden_size)
-    ups = [
-        part(gate, (size, hidden_size), 0, inner, hidden),
-        part(up, (size, hidden_size), len(inner), inner, hidden),
-        part("gate_up_proj", all_gates, 0, both, hidden),
-    ]
+    if shard.config.activation.is_gated:
+        ups = [
+            part(gate, (size, hidden_size), 0, inner, hidden),
+            part(up, (size, hidden_size), len(inner), inner, hidden),
+            part("gate_up_proj", all_gates, 0, both, hidden),
+        ]
+    else:
+        ups = [
+            part(up, (size, hidden_size), 0, inner, hidden),
+            part(up, (num_experts, size, hidden_size), 0, inner, hidden),
+        ]
     downs = [
         part(down, (hidden_size, size), 0, hidden, inner),
         part("down_proj", (num_experts, hidden_size, size), 0, hidden, inner),

@@ -1,5 +1,5 @@
 """Loading of a layer's experts: this rank's shard of each expert's gate_up [2 n, hidden], gates first, and down
-[hidden, n].
+[hidden, n]. Experts without gates, which are stored one by one, have up [n, hidden] in place of gate_up.
 
 Checkpoints store experts in one of four forms, in the block `experts`:
 
@@ -31,8 +31,8 @@ Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of e
 
 
 def load_experts(checkpoint: Checkpoint, shard: ExpertsShard, *, keeps_mxfp4: bool = False) -> Matrices:
-    """Read this rank's n elements of each expert's inner size; return each expert's gate_up [2 n, hidden] and down
-    [hidden, n]. `keeps_mxfp4`: keep MXFP4 as codes, except in `down` if the shard starts or ends inside a group."""
+    """Read this rank's n elements of each expert's inner size; return each expert's gate_up and down. `keeps_mxfp4`:
+    keep MXFP4 as codes, except in `down` if the shard starts or ends inside a group."""
     if f"{shard.path}.gate_up_proj_blocks" in checkpoint:
         return _load_mxfp4(checkpoint, shard, keeps_mxfp4)
     if shard.stacks[0] not in checkpoint:
@@ -63,7 +63,8 @@ def _load_each(checkpoint: Checkpoint, shard: ExpertsShard) -> Matrices:
         names = (f"{shard.path}.{expert}.{matrix}.weight" for matrix in matrices)
         return load_matrix(checkpoint, *(TensorSlice(name, shape, axis, shard.inner) for name in names))
 
-    gate_up = [load(expert, 0, (size, hidden_size), gate, up) for expert in numbers]
+    ups = (gate, up) if shard.config.activation.is_gated else (up,)
+    gate_up = [load(expert, 0, (size, hidden_size), *ups) for expert in numbers]
     return gate_up, [load(expert, 1, (hidden_size, size), down) for expert in numbers]
 
 

@@ -139,7 +139,8 @@ def _matrices_beside_experts(model: ModelConfig, experts: ExpertsConfig) -> Iter
     yield names.router, hidden, experts.num_experts
     if size and names.shared_expert:
         gate, up, down = names.expert_matrices
-        yield f"{names.shared_expert}.{gate}", hidden, size
+        if experts.activation.is_gated:
+            yield f"{names.shared_expert}.{gate}", hidden, size
         yield f"{names.shared_expert}.{up}", hidden, size
         yield f"{names.shared_expert}.{down}", size, hidden
     if experts.has_shared_gate:
@@ -152,11 +153,13 @@ def _expert_targets(model: ModelConfig, experts: ExpertsConfig, layer: int, bloc
     names, hidden, size = model.names, model.hidden_size, experts.intermediate_size
     gate, up, down = names.expert_matrices
     are_interleaved = names.are_experts_interleaved
+    is_gated = experts.activation.is_gated
     kinds: list[tuple[str, TargetKind, int, int, int]] = [
-        (gate, "experts_up", hidden, size, 0),
-        (up, "experts_up", hidden, size, size),
+        (up, "experts_up", hidden, size, size if is_gated else 0),
         (down, "experts_down", size, hidden, 0),
     ]
+    if is_gated:
+        kinds.insert(0, (gate, "experts_up", hidden, size, 0))
     for expert in range(experts.num_experts):
         for name, kind, num_inputs, num_outputs, first in kinds:
             yield AdapterTarget(
@@ -169,11 +172,11 @@ def _expert_targets(model: ModelConfig, experts: ExpertsConfig, layer: int, bloc
                 first_output=first,
             )
     yield AdapterTarget(
-        module=f"{block}gate_up_proj",
+        module=f"{block}gate_up_proj" if is_gated else f"{block}{up}",
         layer=layer,
         kind="experts_up",
         num_inputs=hidden,
-        num_outputs=2 * size,
+        num_outputs=(1 + is_gated) * size,
         num_experts=experts.num_experts,
         is_interleaved=are_interleaved,
         is_transposed=are_interleaved,

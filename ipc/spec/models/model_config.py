@@ -357,7 +357,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             if kind.has_mlp and (experts is None or not kind.has_experts or experts.is_beside_mlp):
                 total += (2 + own.activation.is_gated) * own.hidden_size * own.intermediate_size
             if experts is not None and kind.has_experts:
-                total += 3 * own.hidden_size * (experts.top_k * experts.intermediate_size + experts.shared_size)
+                inner_size = experts.top_k * experts.intermediate_size + experts.shared_size
+                total += (2 + experts.activation.is_gated) * own.hidden_size * inner_size
         return total
 
     @property

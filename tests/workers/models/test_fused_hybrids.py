@@ -26,6 +26,7 @@ ALIKE = [
     "qwen3_5",
     "bamba",
     "nemotron_h",
+    "nemotron_h_moe",
     "lfm2",
     "lfm2_moe",
 ]  # others add in one rounding what their layers add in two

@@ -99,7 +99,7 @@ def test_bits_of_deterministic_kernels_do_not_depend_on_chunks(family: str, tmp_
 
 RANKS = [
     *(("qwen3_next", 2), ("qwen3_5", 3), ("lfm2", 2), ("lfm2_moe", 2)),
-    *(("granite4", 2), ("bamba", 2), ("falcon_h1_scaled", 2), ("nemotron_h", 2)),
+    *(("granite4", 2), ("bamba", 2), ("falcon_h1_scaled", 2), ("nemotron_h", 2), ("nemotron_h_moe", 2)),
 ]
 
 

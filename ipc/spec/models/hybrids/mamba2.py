@@ -11,6 +11,7 @@ import msgspec
 from .. import family_rules as rules
 from .. import model_fields as fields
 from ..config_file import ConfigFile, is_number, shown
+from ..expert_families import sigmoid_experts
 from ..families import ATTENTION_BIAS, BIASES
 from ..family_rules import Family, Rule, activation, flag, number, rms, rope
 from ..model_config import ExpertsConfig, LayerConfig, NormConfig, RopeConfig, StateConfig, StateNames, TensorNames
@@ -157,6 +158,9 @@ def factor(name: str, index: int) -> Callable[[ConfigFile], float]:
     return lambda file: multipliers(file, name, 2)[index]
 
 
+nemotron_activation = activation("mlp_hidden_act", "relu2", is_gated=False)
+
+
 def nemotron_kinds(file: ConfigFile) -> list[str]:
     """Return the kind of each layer, from layers_block_type or from hybrid_override_pattern."""
     kinds = file.get("layers_block_type") or file.get("layer_types")
@@ -167,21 +171,35 @@ def nemotron_kinds(file: ConfigFile) -> list[str]:
         file.refuse(f"layers_block_type must be a list with the type of each layer, it is {shown(kinds)}")
     kinds = [OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
-        if kind == "moe":
-            file.refuse_native("layers_block_type moe has no native layers")
+        if kind == "moe" and file.get("moe_latent_size") is not None:
+            file.refuse_native("moe_latent_size, a projection before the experts, has no native layers")
+        if kind == "moe" and file.flag("mlp_bias"):
+            file.refuse_native("mlp_bias, biases in shared experts, has no native layers")
         if kind not in PATTERN.values():
             file.refuse(f"layers_block_type {kind!s:.100} is not supported, known are {', '.join(PATTERN.values())}")
     return kinds
 
 
 def nemotron_layers(file: ConfigFile) -> list[LayerConfig]:
-    """Return the layers, each of which is a mixer or an MLP alone. None has positions."""
+    """Return the layers, each of which is a mixer, an MLP or experts alone. None has positions."""
     own: dict[str, Any] = {
         MAMBA: {"mixer": "state", "has_mlp": False},
         ATTENTION: {"mixer": "attention", "has_mlp": False},
         "mlp": {"mixer": "none"},
+        "moe": {"mixer": "none", "has_experts": True},
     }
     return [LayerConfig(rope=None, **own[kind]) for kind in nemotron_kinds(file)]
+
+
+def nemotron_experts(file: ConfigFile) -> ExpertsConfig | None:
+    """Return the experts, which are chosen as DeepSeek-V3's are and have no gates; None if no layer has any."""
+    if "moe" not in nemotron_kinds(file):
+        return None
+    return msgspec.structs.replace(
+        sigmoid_experts(file),
+        activation=nemotron_activation(file),
+        shared_size=file.positive("moe_shared_expert_intermediate_size"),
+    )
 
 
 def nemotron_mamba(file: ConfigFile) -> StateConfig:
@@ -266,7 +284,8 @@ NEMOTRON: dict[str, Rule] = {
     "layers": nemotron_layers,
     "state": nemotron_mamba,
     "ropes": [],
-    "activation": activation("mlp_hidden_act", "relu2", is_gated=False),
+    "activation": nemotron_activation,
+    "experts": nemotron_experts,
     "has_mlp_bias": flag("mlp_bias"),
     "tie_word_embeddings": False,  # whatever the file says, as in transformers
     "names": TensorNames(
@@ -280,6 +299,7 @@ NEMOTRON: dict[str, Rule] = {
         output="mixer.o_proj",
         up="mixer.up_proj",
         down="mixer.down_proj",
+        experts="mixer",
         roots=["backbone."],
         ignored=["mtp."],
     ),
@@ -320,6 +340,11 @@ MAMBA_FAMILIES: dict[str, Family] = {
             "mamba_d_head": 64,
             "mamba_n_groups": 8,
             "mamba_d_state": 128,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
         },
         {
             "mamba_n_heads": "mamba_num_heads",

@@ -52,7 +52,11 @@ MIXERS = (".linear_attn.", ".mamba.", ".conv.", ".mixer.in_proj", ".mixer.out_pr
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_next", "qwen3_5", "lfm2", "granite4_dense", "bamba", "falcon_h1", "nemotron_h", "olmo_hybrid"]
+    "family",
+    [
+        *("qwen3_next", "qwen3_5", "lfm2", "granite4_dense", "bamba", "falcon_h1"),
+        *("nemotron_h", "nemotron_h_moe", "olmo_hybrid"),
+    ],
 )
 def test_targets_of_hybrids_are_all_matrices_but_those_of_mixers_with_a_state(family: str, tmp_path: Path) -> None:
     config = {**config_of(family), "pad_token_id": 0}

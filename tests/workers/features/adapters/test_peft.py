@@ -76,7 +76,9 @@ def test_logits_equal_pefts(family: str, kind: str, tmp_path: Path) -> None:
         check(run_schedule(run, tokens, [{"a": 30}, *[{"a": 1}] * 11])["a"], expected)
 
 
-@pytest.mark.parametrize("family", some(["qwen3_5", "qwen3_next", "falcon_h1_scaled", "granite4_dense"], 1))
+@pytest.mark.parametrize(
+    "family", some(["qwen3_5", "qwen3_next", "falcon_h1_scaled", "granite4_dense", "nemotron_h_moe"], 1)
+)
 def test_logits_of_hybrids_equal_pefts(family: str, tmp_path: Path) -> None:
     """Adapters update attention, with gates or without, and MLPs."""
     checkpoint = recurrent_checkpoint(tmp_path / "model", family)
