@@ -92,7 +92,7 @@ def _mixer_shapes(config: Mapping[str, Any], *, attends: bool) -> tuple[Shapes, 
     num_values = config["mamba_expand"] * hidden
     heads, states = num_values // config["mamba_d_head"], config["mamba_n_groups"] * config["mamba_d_state"]
     num_channels = num_values + 2 * states
-    matrices = {
+    matrices: Shapes = {
         "mamba.in_proj": (num_values + num_channels + heads, hidden),
         "mamba.conv1d": (num_channels, 1, config["mamba_d_conv"]),
         "mamba.out_proj": (hidden, num_values),
@@ -105,7 +105,7 @@ def _attention_shapes(config: Mapping[str, Any]) -> tuple[Shapes, dict[str, int]
     hidden, head_dim = config["hidden_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     is_lfm2, has_gate = config["model_type"] == "lfm2", config["model_type"] == "qwen3_5_text"
-    matrices = {
+    matrices: Shapes = {
         "self_attn.q_proj": (2 * query if has_gate else query, hidden),
         "self_attn.k_proj": (key, hidden),
         "self_attn.v_proj": (key, hidden),
@@ -119,7 +119,7 @@ def _delta_shapes(config: Mapping[str, Any]) -> tuple[Shapes, dict[str, int]]:
     hidden, heads, head_dim = config["hidden_size"], config["linear_num_value_heads"], config["linear_value_head_dim"]
     num_keys, num_values = config["linear_num_key_heads"] * config["linear_key_head_dim"], heads * head_dim
     num_channels = 2 * num_keys + num_values
-    matrices = {
+    matrices: Shapes = {
         "linear_attn.in_proj_qkv": (num_channels, hidden),
         "linear_attn.in_proj_z": (num_values, hidden),
         "linear_attn.in_proj_b": (heads, hidden),
