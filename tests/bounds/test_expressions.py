@@ -19,7 +19,8 @@ from tokenloom.frontend.forms.openai import response_body, schema
 from tokenloom.frontend.forms.openai.params import _SCHEMA
 from tokenloom.frontend.forms.parsers.joints import compile_joints
 from tokenloom.frontend.forms.parsers.json_calls import CallShape, compile_head
-from tokenloom.frontend.forms.parsers.literal_values import STRINGS
+from tokenloom.frontend.forms.parsers.literal_values import EXACT, LOOSE, ending_before
+from tokenloom.frontend.forms.parsers.literals import BEHIND_ARGUMENT
 from tokenloom.frontend.forms.parsers.markers import compile_markers
 from tokenloom.tests.bounds.expressions import ANYWHERE, Expression, expressions
 from tokenloom.tests.bounds.growth import fast_growth
@@ -136,8 +137,11 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/parsers/literal_values.py _FLOAT": MODEL,
     "frontend/forms/parsers/literal_values.py _INTEGER": MODEL,
     "frontend/forms/parsers/literal_values.py _SPACE": MODEL,
-    "frontend/forms/parsers/literal_values.py _strings#1": Read(
-        "an answer", (Hostile("'", "' "), Hostile("'", "\\"), Hostile("'", "'a")), "match", tuple(STRINGS.values())
+    "frontend/forms/parsers/literal_values.py strings#1": Read(
+        "an answer",
+        (Hostile("'", "' "), Hostile("'", "\\"), Hostile("'", "'a"), Hostile("'", "', a")),
+        "match",
+        (EXACT, LOOSE, ending_before(BEHIND_ARGUMENT.format(re.escape("=")))),
     ),
     "frontend/forms/parsers/custom.py _BEGIN": MODEL,
     "frontend/forms/parsers/custom.py _WHOLE": MODEL,

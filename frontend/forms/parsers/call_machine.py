@@ -232,11 +232,12 @@ class CallMachine:
 
     def _read_literal(self, text: str, is_last: bool) -> tuple[list[Part], str]:
         rest = self._scanner.append(text, is_last=is_last)
-        self._text.append(text[: len(text) - len(rest)])
+        self._text.append(text)
         if not self._scanner.is_over:
             return [], rest
         form = self._form.calls[self._now[0]]
         written = "".join(self._text)
+        written = written[: len(written) - len(rest)]
         arguments = read_arguments(written[:-1], form)
         if arguments is None or written[-1] != form.close.strip()[:1]:
             self.is_unread = self._name in self._schemas

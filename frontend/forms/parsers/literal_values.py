@@ -7,13 +7,14 @@ repeated keys, comments and expressions are none.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _SPACE = re.compile(r"\s*+")
 _BARE = re.compile(r"[\w.+-]++")
 _INTEGER = re.compile(r"[+-]?[0-9](?:_?[0-9])*+")
 _BASED = re.compile(r"[+-]?0(?:[xX](?:_?[0-9a-fA-F])++|[oO](?:_?[0-7])++|[bB](?:_?[01])++)")
 _FLOAT = re.compile(r"[+-]?(?:[0-9][0-9_]*+\.?[0-9_]*+|\.[0-9][0-9_]*+)(?:[eE][+-]?[0-9][0-9_]*+)?")
-_BEHIND = r"\s*+(?:[,:)\]}]|\Z)"  # stands behind each text that has quotes in it
+_BEHIND = r"\s*+(?:[,:)\]}]|\Z)"  # stands behind each text in a list or an object that has quotes in it
 _ESCAPE = re.compile(
     r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{1,3})|([\n\\'\"/abfnrtv]))", re.DOTALL
 )
@@ -22,7 +23,14 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def _strings(inner: str) -> re.Pattern[str]:
+@lru_cache(maxsize=64)
+def ending_before(behind: str) -> re.Pattern[str]:
+    """Return an expression for a text with its quotes, and quotes in it that `behind`, an expression, does not
+    follow."""
+    return strings(f"(?!{behind})")
+
+
+def strings(inner: str) -> re.Pattern[str]:
     """Return an expression for a text with its quotes. inner: what follows a quote that belongs to the text."""
     return re.compile(
         r"""([rRuU]?+)(?:"{3}((?:[^\\"]|\\.|"(?!""))*+)"{3}|'{3}((?:[^\\']|\\.|'(?!''))*+)'{3}"""
@@ -31,19 +39,20 @@ def _strings(inner: str) -> re.Pattern[str]:
     )
 
 
-STRINGS = {False: _strings("(?!)"), True: _strings(f"(?!{_BEHIND})")}
+EXACT = strings("(?!)")
+LOOSE = ending_before(_BEHIND)
 
 
 class LiteralReader:
     """Reader of values from a text. ValueError where it has another form."""
 
-    def __init__(self, text: str, quote: str, *, is_loose: bool) -> None:
-        """quote: of several characters, around texts beside those of Python; "" for none. is_loose: quotes that no
-        comma and no bracket follows belong to the text."""
+    def __init__(self, text: str, quote: str, texts: re.Pattern[str]) -> None:
+        """quote: of several characters, around texts beside those of Python; "" for none. texts: an expression for a
+        text, of those that are no part of a list or an object."""
         self._text = text
         self._at = 0
         self._quote = quote
-        self._pattern = STRINGS[is_loose]
+        self._pattern = texts
 
     def whole(self) -> object:
         """Read the text as one value."""
@@ -84,6 +93,15 @@ class LiteralReader:
                 return _WORDS[word]
             return _number(word)
         self._at += 1
+        outer = self._pattern
+        if outer is not EXACT:
+            self._pattern = LOOSE
+        value = self._inside(opening)
+        self._pattern = outer
+        return value
+
+    def _inside(self, opening: str) -> object:
+        """Read a list, an object, a set or a tuple behind its opening bracket."""
         if opening == "{" and not self._begins_set():
             return self._object()
         values: list[object] = []

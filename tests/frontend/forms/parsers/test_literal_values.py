@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.forms.answer_forms.form import CallForm
+from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
 from tokenloom.frontend.forms.answer_forms.named import FORMS
 from tokenloom.frontend.forms.parsers.literals import LiteralScanner, read_arguments
+from tokenloom.frontend.forms.parsers.machine import AnswerMachine
 from tokenloom.frontend.forms.parsers.parts import UnreadCall
 from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, parse, parts_of
 
@@ -43,7 +44,8 @@ def test_values_are_read_as_python_and_json_write_them(given: object) -> None:
     written = json.dumps(given)
     for text in (repr(given), written, json.dumps(given, ensure_ascii=False)):
         assert json.dumps(value(text)) == written
-        assert LiteralScanner(PYTHON).append(f"a={text}) b") == " b"
+        for behind in ("]", ", f(b=1)", ""):
+            assert LiteralScanner(PYTHON).append(f"a={text}){behind}", is_last=True) == behind
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,8 @@ def test_texts_are_read_as_python_reads_them(text: str) -> None:
         (r"'\d'", r"\d"),
         ("-08", -8),
         ("'it's, so'", "it's, so"),
+        ("'echo 'a', 'b''", "echo 'a', 'b'"),
+        ("'python -c \"print(f('x'))\"'", "python -c \"print(f('x'))\""),
         ("'it's so'", "it's so"),
         ("['it's', 'x' 'y']", ["it's", "x' 'y"]),
         ('"say "hi" now"', 'say "hi" now'),
@@ -92,3 +96,36 @@ def test_a_call_that_is_not_read_is_content_and_known_as_such(text: str, unread:
         parts = parts_of(call_parser("pythonic", {"f": {}}), pieces)
         assert [part.text for part in parts if isinstance(part, UnreadCall)] == unread
         assert parse(call_parser("pythonic", {"f": {}}), pieces) == ("", text, [])
+
+
+RAW = CallForm(
+    kind="literal", start="<|c|>[", next=", ", end="]<|e|>", mid="(", pair=", ", assign="=", close=")", quote="'"
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ("f(a='sed -n '3,5p' x')", [{"a": "sed -n '3,5p' x"}]),
+        ("f(a='print(g('x'))', b=['y', 'z'])", [{"a": "print(g('x'))", "b": ["y", "z"]}]),
+        ("f(a='g('x'), h('y')', b='1'), f(a='('2')')", [{"a": "g('x'), h('y')", "b": "1"}, {"a": "('2')"}]),
+        ("f(a=\"print(g(x, s='\\,'))\"), f()", [{"a": "print(g(x, s='\\,'))"}, {}]),
+        ("f(a='cd x && p -c \"q(s='\\,'))\"')", [{"a": "cd x && p -c \"q(s='\\,'))\""}]),
+        ("f(a='x',), f(a='y')", [{"a": "x"}, {"a": "y"}]),
+    ],
+)
+@pytest.mark.parametrize("end", ["]<|e|>", "<|e|>", "]"])
+def test_a_text_ends_before_the_next_argument_or_the_end_of_its_call(
+    calls: str, expected: list[object], end: str
+) -> None:
+    text = f"<|c|>[{calls}{end}"
+    for pieces in ([text], list(text)):
+        machine = AnswerMachine(AnswerForm(calls=(RAW,)), {})
+        assert parse(machine, pieces) == ("", "", [("f", each) for each in expected]), pieces
+
+
+@pytest.mark.parametrize("behind", ["", " \n", " and so on"])
+def test_a_text_of_a_call_without_an_end_ends_before_a_bracket(behind: str) -> None:
+    for pieces in ([f"<|c|>[f(a='x', b=['y'], c='it's'){behind}"], list(f"<|c|>[f(a='x', b=['y'], c='it's'){behind}")):
+        _, content, calls = parse(AnswerMachine(AnswerForm(calls=(RAW,)), {}), pieces)
+        assert (content.strip(), calls) == (behind.strip(), [("f", {"a": "x", "b": ["y"], "c": "it's"})])
