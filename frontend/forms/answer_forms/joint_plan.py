@@ -49,6 +49,7 @@ class JointPlan:
             "begun": lambda _: self._contents(),
             "thought": lambda _: [*self._thoughts("begun", 1), *self._starts * form.calls_end_thought],
             "outside": lambda _: [*self._starts, *self._opens],
+            "failed": lambda forms: [*self._starts, *self._opens, *self._further(forms)],
             "closing": self._closing,
             "opened": lambda _: self._interrupted(),
             "name": lambda forms: [*self._names(forms), *self._restarts()],
@@ -95,6 +96,14 @@ class JointPlan:
         """Yield the joints behind a call: of the next call, or markers of its end that come late."""
         yield from self._starts
         yield from self._opens
+        yield from self._further(forms)
+        for number in forms:
+            for joint in _parts(markers_of(self.form.calls[number].end), "late", number):
+                if _MARKER.fullmatch(markers_of(joint.text)[0]):
+                    yield joint
+
+    def _further(self, forms: Forms) -> Iterable[Joint]:
+        """Yield what begins a further call where it does not stand behind the end of the call before it."""
         for number in forms:
             call = self.form.calls[number]
             end = markers_of(call.end)
@@ -102,9 +111,6 @@ class JointPlan:
             tail = following[_num_common((end, following)) :]
             if tail and _MARKER.fullmatch(tail[0]):
                 yield Joint(" ".join(tail), "head", forms=(number,))
-            for joint in _parts(end, "late", number):
-                if _MARKER.fullmatch(markers_of(joint.text)[0]):
-                    yield joint
 
     def _interrupted(self) -> Iterable[Joint]:
         """Yield the joints that may follow the first marker of a start and other text."""

@@ -43,7 +43,8 @@ class CallMachine:
 
     Once it `is_over`, no call follows the text so far: `failed` is text that looked like the begin of one, and with
     `is_closed` the calls have all of their end. `is_unread`: that text is a call of a tool, whose arguments cannot be
-    read. `forms`: those of the last call; `has_begun`: a call's name is known; `is_behind`: a call is complete."""
+    read. `forms`: those of the last call, or of the one that failed first; `has_begun`: a call's name is known;
+    `is_behind`: a call is complete."""
 
     def __init__(self, form: AnswerForm, table: JointTable, schemas: Mapping[str, JsonObject]) -> None:
         self._form = form
@@ -98,6 +99,8 @@ class CallMachine:
 
     def _fail(self, *more: str) -> list[Part]:
         """End: the text so far is no call. `more`: the last of it."""
+        if not self.is_behind:
+            self.forms = self._now
         self.failed = "".join([*self._raw, *more])
         self.is_over = True
         return []

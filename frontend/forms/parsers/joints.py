@@ -33,6 +33,7 @@ _TAKING_SPACE = (
     "thought",
     "outside",
     "closing",
+    "failed",
 )  # states with text that loses white space before a joint that has some
 _OTHER = ""  # stands for all characters that no joint contains
 _SPACE = " "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -90,13 +90,13 @@ class LiteralScanner:
             return (quote,)
         if len(quote) > 1:
             return (quote, "\\")
-        behind = ",:)]}"
+        behind = tuple(",:)]}")
         if self._depth == 1 and not self._is_loose:
             behind = self._behind
         return (*(f"{quote} {each}" for each in behind), "\\")
 
 
-def _behind_arguments(form: CallForm) -> Sequence[str]:
+def _behind_arguments(form: CallForm) -> tuple[str, ...]:
     """Return the joints of which one stands behind an argument: a key, or the call's closing bracket and what may
     follow that, the end of all calls or another call."""
     close = form.close.strip()

@@ -23,7 +23,7 @@ _BEGUN = {"opening": "thought", "begin": "outside", "begun": "outside"}  # state
 # at all, and the states of other text
 _READERS = {  # by state
     **dict.fromkeys(_BEGUN, "_read_begin"),
-    **dict.fromkeys(("thought", "outside", "closing"), "_read_text"),
+    **dict.fromkeys(("thought", "outside", "closing", "failed"), "_read_text"),
     "opened": "_read_opened",
 }
 
@@ -193,6 +193,8 @@ class AnswerMachine:
         if self._call.failed:
             if self._call.is_behind:
                 self._outer = "closing"
+            elif self._outer != "thought":
+                self._outer = "failed"
             said = self._said(self._call.failed)
             if self._call.is_unread and self._outer != "thought":
                 said = [UnreadCall(self._call.failed)]

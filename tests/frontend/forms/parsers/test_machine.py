@@ -198,3 +198,26 @@ def test_texts_in_python_calls_may_hold_line_breaks_and_quotes() -> None:
     text = '<|c|>[f(a="one\ntwo "three" \\\\n", b=[\'x\', 2])]<|e|>'
     parsed = parse(AnswerMachine(AnswerForm(calls=(form,)), {}), list(text))
     assert parsed == ("", "", [("f", {"a": value, "b": ["x", 2]})]), json.dumps(parsed)
+
+
+def in_section(*calls: str) -> str:
+    """Return calls of a turn, each between its own markers, in a section."""
+    return "<|calls|>" + "".join(f"<|call|>{each}<|args|>{{}}<|end|>" for each in calls) + "<|/calls|>"
+
+
+@pytest.mark.parametrize(
+    ("calls", "names"),
+    [
+        (("no.0", "f:1"), ["f"]),
+        (("no.0", "no.1", "f:2", "g:3"), ["f", "g"]),
+        (("f:0", "no.1", "g:2"), ["f", "g"]),
+        (("no.0",), []),
+    ],
+)
+def test_a_call_that_fails_hides_no_further_one(calls: tuple[str, ...], names: list[str]) -> None:
+    start, following, end = "<|calls|><|call|>", "<|end|><|call|>", "<|end|><|/calls|>"
+    form = CallForm(kind="json", start=start, next=following, end=end, mid=":{INDEX}<|args|>")
+    for pieces in ([in_section(*calls)], list(in_section(*calls))):
+        _, content, found = parse(AnswerMachine(AnswerForm(calls=(form,)), {}), pieces)
+        assert [name for name, _ in found] == names
+        assert all(each in content for each in calls if each.startswith("no"))
